@@ -1,0 +1,193 @@
+"""Settings: default < config file < environment < flag, resolved once into a frozen Config.
+
+An unknown key or a bad value stops everything, with the line it stands on and
+the valid choices: a setting that is silently ignored is worse than none.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import units
+from cmdop_migrate.errors import BadConfig, Usage
+
+DEFAULT_FILE = "/etc/cmdop-migrate/config.toml"
+CONFIG_ENV = "CMDOP_MIGRATE_CONFIG"
+ENV_PREFIX = "CMDOP_MIGRATE_"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Config:
+    """One host's settings. Two configs with different dirs are two hosts, even on one machine."""
+
+    host: str
+    state_dir: Path
+    run_dir: Path
+    store: str
+    lease: str
+    lease_ttl: float
+    key_file: Path
+    relay: str | None
+    criu: str | None
+    ring_size: int
+    keep_exited: float
+    subnet: str
+
+    @property
+    def sessions_dir(self) -> Path:
+        return self.state_dir / "sessions"
+
+    @property
+    def log_file(self) -> Path:
+        return self.state_dir / "log" / "cmdop-migrate.log"
+
+
+def host_name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise Usage(f"not a host name: {text!r}", "Use letters, digits, '.', '_' and '-', at most 63.")
+    return text
+
+
+def _absolute(text: str) -> str:
+    if not os.path.isabs(text):
+        raise Usage(f"not an absolute path: {text!r}", "Start it with '/'.")
+    return os.path.normpath(text)
+
+
+def _url(*schemes: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
+            raise Usage(f"not an address: {text!r}", "Valid: " + ", ".join(f"{s}://…" for s in schemes) + ".")
+        return text
+
+    return check
+
+
+def _duration_text(text: str) -> str:
+    if units.duration(text) <= 0:
+        raise Usage(f"must be more than nothing: {text!r}", "Write it like 15s.")
+    return text
+
+
+def _ring(text: str) -> str:
+    if not 4096 <= units.size(text) <= 256 << 20:
+        raise Usage(f"out of range: {text!r}", "Between 4KiB and 256MiB.")
+    return text
+
+
+def _subnet(text: str) -> str:
+    import ipaddress
+
+    try:
+        net = ipaddress.IPv4Network(text)
+    except ValueError as error:
+        raise Usage(f"not an IPv4 network: {text!r} ({error})", "Write it like 100.64.0.0/10.") from error
+    if net.prefixlen > 24:
+        raise Usage(f"too small for sessions: {text!r}", "A /24 or larger; each session takes four addresses.")
+    return str(net)
+
+
+# key -> (default, check). STATE_DIR in a default is filled in last.
+_KEYS: dict[str, tuple[str | None, Callable[[str], str]]] = {
+    "host": (None, host_name),
+    "state_dir": ("/var/lib/cmdop-migrate", _absolute),
+    "run_dir": ("/run/cmdop-migrate", _absolute),
+    "store": ("file://STATE_DIR/store", _url("file", "s3")),
+    "lease": ("sqlite://STATE_DIR/lease.db", _url("sqlite", "s3", "etcd")),
+    "lease_ttl": ("15s", _duration_text),
+    "key_file": ("STATE_DIR/keys", _absolute),
+    "relay": (None, _url("wss", "ws")),
+    "criu": (None, _absolute),
+    "ring_size": ("1MiB", _ring),
+    "keep_exited": ("24h", _duration_text),
+    "subnet": ("100.64.0.0/10", _subnet),
+}
+
+
+def load(
+    path: str | None = None,
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Resolve all settings. `path` is --config; a file named explicitly must exist."""
+    environ = os.environ if environ is None else environ
+    chosen: dict[str, str] = {}
+    named = path or environ.get(CONFIG_ENV)
+    file = Path(named or DEFAULT_FILE)
+    if named or file.exists():
+        chosen.update(_from_file(file))
+    for key in _KEYS:
+        variable = ENV_PREFIX + key.upper()
+        if environ.get(variable):
+            chosen[key] = _checked(key, environ[variable], f"environment variable {variable}")
+    for key, value in (flags or {}).items():
+        chosen[key] = _checked(key, value, f"--{key.replace('_', '-')}")
+    return _build(chosen)
+
+
+def _build(chosen: Mapping[str, str]) -> Config:
+    def value(key: str) -> str | None:
+        text = chosen.get(key, _KEYS[key][0])
+        return text.replace("STATE_DIR", state_dir) if text and key not in chosen else text
+
+    def must(key: str) -> str:
+        text = value(key)
+        assert text is not None
+        return text
+
+    state_dir = chosen.get("state_dir") or str(_KEYS["state_dir"][0])
+    return Config(
+        host=value("host") or host_name(socket.gethostname().split(".")[0]),
+        state_dir=Path(state_dir),
+        run_dir=Path(must("run_dir")),
+        store=must("store"),
+        lease=must("lease"),
+        lease_ttl=units.duration(must("lease_ttl")),
+        key_file=Path(must("key_file")),
+        relay=value("relay"),
+        criu=value("criu"),
+        ring_size=units.size(must("ring_size")),
+        keep_exited=units.duration(must("keep_exited")),
+        subnet=must("subnet"),
+    )
+
+
+def _from_file(file: Path) -> dict[str, str]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadConfig(f"cannot read the config file {file}: {error}", "Check --config and its permissions.") from error
+    try:
+        table: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadConfig(f"{file}: not valid TOML: {error}", 'Write settings like: host = "host-a"') from error
+    return {key: _file_value(file, text, key, value) for key, value in table.items()}
+
+
+def _file_value(file: Path, text: str, key: str, value: object) -> str:
+    place = f"{file}:{_line_of(text, key)}"
+    if key not in _KEYS:
+        raise BadConfig(f"{place}: unknown key {key!r}", "Valid keys: " + ", ".join(sorted(_KEYS)) + ".")
+    if not isinstance(value, str):
+        raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{_KEYS[key][0]}"')
+    return _checked(key, value, place)
+
+
+def _line_of(text: str, key: str) -> int:
+    pattern = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}\b")
+    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+
+
+def _checked(key: str, value: str, place: str) -> str:
+    try:
+        return _KEYS[key][1](value)
+    except Usage as error:
+        raise BadConfig(f"{place}: {key}: {error.message}", error.hint) from error

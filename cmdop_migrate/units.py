@@ -1,0 +1,51 @@
+"""Durations (`90s`, `5m`, `24h`) and sizes (`64MiB`) as people write them, and the way back."""
+
+from __future__ import annotations
+
+import re
+
+from cmdop_migrate.errors import Usage
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def duration(text: str) -> float:
+    """`90s` -> 90.0. A bare number is seconds."""
+    match = _NUMBER.fullmatch(text.strip())
+    unit = (match[2] or "s") if match else ""
+    if match is None or unit not in _SECONDS:
+        raise Usage(f"not a duration: {text!r}", "Write it like 90s, 5m or 24h.")
+    return float(match[1]) * _SECONDS[unit]
+
+
+def size(text: str) -> int:
+    """`64MiB` -> 67108864. A bare number is bytes."""
+    match = _NUMBER.fullmatch(text.strip())
+    unit = (match[2] or "B") if match else ""
+    if match is None or unit not in _BYTES:
+        raise Usage(f"not a size: {text!r}", "Write it like 512KiB, 64MiB or 2GiB.")
+    return int(float(match[1]) * _BYTES[unit])
+
+
+def show_duration(seconds: float) -> str:
+    """For people: `12s`, `3m05s`, `2h07m`, `4d03h`."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def show_size(count: int) -> str:
+    """For people: `17 B`, `3.2 MiB`."""
+    value = float(count)
+    for unit in _BYTES:
+        if value < 1024 or unit == "TiB":
+            return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError
