@@ -1,0 +1,45 @@
+"""A store in this process's memory: for tests and dry runs, and the plainest reading of the contract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+
+from cmdop_migrate.clock import walltime
+from cmdop_migrate.storage.base import ObjectInfo, Store
+
+
+class MemoryStore(Store):
+    def __init__(self) -> None:
+        self.url = "memory://"
+        self._objects: dict[str, tuple[bytes, float]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+        with self._lock:
+            self._objects[name] = bytes(data), walltime()
+
+    def put_new(self, name: str, data: bytes | bytearray | memoryview) -> bool:
+        with self._lock:
+            if name in self._objects:
+                return False
+            self._objects[name] = bytes(data), walltime()
+            return True
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        data = self._objects[name][0]
+        return data[start:] if length is None else data[start : start + length]
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        found = self._objects.get(name)
+        return ObjectInfo(name, len(found[0]), found[1]) if found else None
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        with self._lock:
+            found = sorted((name, held) for name, held in self._objects.items() if name.startswith(prefix))
+        return iter([ObjectInfo(name, len(data), modified) for name, (data, modified) in found])
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._objects.pop(name, None)
