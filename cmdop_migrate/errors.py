@@ -172,3 +172,20 @@ class NotAdmitted(CmdopError):
 
     code = "not_admitted"
     exit = 12
+
+
+def all_errors() -> list[type[CmdopError]]:
+    """Every class of the tree, parents first."""
+    found: list[type[CmdopError]] = []
+    waiting: list[type[CmdopError]] = [CmdopError]
+    while waiting:
+        one = waiting.pop(0)
+        found.append(one)
+        waiting += one.__subclasses__()
+    return found
+
+
+def from_code(code: str, message: str, hint: str = "") -> CmdopError:
+    """The error another process named by its code. One we do not know is Unexpected."""
+    kind = next((one for one in all_errors() if one.code == code), Unexpected)
+    return kind(message, hint)

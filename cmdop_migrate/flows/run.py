@@ -1,0 +1,185 @@
+"""Start a session."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from cmdop_migrate import clock
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import Blocked, Usage
+from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
+from cmdop_migrate.session import cgroup, hostview, network
+from cmdop_migrate.session.records import Records
+from cmdop_migrate.session.start import Starter, make_stores, overlays
+
+INIT = "/usr/bin/tini-static"
+KEPT = ("LANG", "LANGUAGE", "TZ", "COLORTERM", "PATH")
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HOLDERS = "holders"
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the person asked for, before it is looked at."""
+
+    command: tuple[str, ...]
+    name: str | None = None
+    user: str | None = None
+    cwd: str | None = None
+    env: tuple[str, ...] = ()
+    net: NetMode = "private"
+    shares: tuple[str, ...] = ()
+    rows: int = 24
+    cols: int = 80
+
+
+def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) -> Record:
+    """The record of a session that now lives, or an error and nothing left behind."""
+    records = Records(config)
+    records.prepare()
+    spec = specify(wish, os.environ if environ is None else environ)
+    name = session_name(wish.name) if wish.name is not None else None
+    _check_init()
+    for _ in range(TRIES):
+        session = new_session_id()
+        link = network.choose(config.subnet) if spec.net == "private" else None
+        record = Record(
+            session, name or f"s-{session[:6]}", config.host, 1, "starting", spec, clock.walltime(), link=link
+        )
+        try:
+            started = _start(config, records, record, wish)
+        except network.LinkTaken:
+            continue
+        records.events.emit("started", session, name=started.name, token=started.token, pid=started.pid)
+        return started
+    raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
+
+
+def _start(config: Config, records: Records, record: Record, wish: Wish) -> Record:
+    lock = records.claim(record)
+    try:
+        order = _order(config, records, record, wish)
+        starter = Starter(order, lock, config.log_file.with_name("holder.log"))
+        try:
+            return _see_through(config, starter, order["record"])
+        except BaseException:
+            starter.abandon()  # the holder undoes what it made
+            raise
+    except BaseException:
+        os.close(lock)
+        lock = -1
+        records.sweep()  # what the holder could not undo, dead as it is now, goes here
+        raise
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _see_through(config: Config, starter: Starter, written: dict[str, Any]) -> Record:
+    record = Record.from_json(written)
+    pid = starter.expect()["pid"]
+    starter.expect()
+    if record.link is not None:
+        try:
+            network.connect(pid, record.link, config.subnet)
+        except Blocked:
+            starter.check()  # a session that fails on its own takes its network along: its own reason comes first
+            raise
+    starter.go()
+    starter.expect()
+    starter.close()
+    return replace(record, phase="live", pid=pid)
+
+
+def _order(config: Config, records: Records, record: Record, wish: Wish) -> dict[str, Any]:
+    """Everything the holder needs to know, and the directories it will mount."""
+    directory, group = records.directory(record.session), records.cgroup(record.session)
+    holders = os.path.join(os.path.dirname(group), HOLDERS)
+    cgroup.create(holders)
+    hidden = private_paths(config)
+    points = hostview.read_layers(hidden, record.spec.shares)
+    resolv = hostview.resolv_conf(record.link.gateway) if record.link else None
+    layers = overlays(points)
+    make_stores(directory, layers)
+    record = replace(record, layers=tuple(points), binds=record.spec.shares)
+    return {
+        "record": record.to_json(),
+        "dir": str(directory),
+        "root": str(directory / "root"),
+        "socket": str(records.socket(record.session)),
+        "cgroup": group,
+        "holders": holders,
+        "ring": config.ring_size,
+        "rows": wish.rows,
+        "cols": wish.cols,
+        "overlays": layers,
+        "hidden": hidden,
+        "resolv": resolv,
+        "binds": [[share, False] for share in record.binds],
+        "cwd_given": wish.cwd is not None,
+        "init": INIT,
+    }
+
+
+def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
+    """Checks what can be checked before anything is made."""
+    if not wish.command:
+        raise Usage("no command given", "Put it after --, for example: cmdop-migrate run -- bash")
+    user = wish.user or pwd.getpwuid(os.getuid()).pw_name
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError as error:
+        raise Usage(f"no such user: {user}", "See: getent passwd") from error
+    if wish.cwd is not None and not os.path.isdir(wish.cwd):
+        raise Usage(f"no such directory: {wish.cwd}", "Name a directory that exists, with --cwd.")
+    shares = []
+    for share in wish.shares:
+        if not os.path.isdir(share):
+            raise Usage(f"cannot share {share}: no such directory", "Give an existing directory to --share.")
+        shares.append(os.path.realpath(share))
+    values = {
+        "HOME": account.pw_dir,
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": account.pw_shell or "/bin/sh",
+        "PATH": DEFAULT_PATH,
+        "TERM": environ.get("TERM") if environ.get("TERM") not in (None, "dumb", "unknown") else "xterm-256color",
+        **{key: value for key, value in environ.items() if key in KEPT or key.startswith("LC_")},
+    }
+    for item in wish.env:
+        key, given, value = item.partition("=")
+        if not key or "\0" in item:
+            raise Usage(f"not an environment setting: {item!r}", "Write it like --env KEY=VALUE.")
+        values[key] = value if given else environ.get(key, "")
+    env = tuple((key, value) for key, value in values.items() if value is not None)
+    cwd = os.path.abspath(wish.cwd) if wish.cwd is not None else _here()
+    return Spec(wish.command, cwd, user, env, wish.net, tuple(shares))
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
+def private_paths(config: Config) -> list[str]:
+    """What no session may see: keys, other sessions, the store, the lease."""
+    paths = [str(config.state_dir), str(config.run_dir), str(config.key_file)]
+    for url in (config.store, config.lease):
+        parts = urlsplit(url)
+        if parts.scheme in ("file", "sqlite"):
+            paths.append(parts.path)
+    paths = [os.path.realpath(path) for path in paths]
+    return sorted({path for path in paths if not any(path != top and hostview.is_under(path, top) for top in paths)})
+
+
+def _check_init() -> None:
+    if not os.access(INIT, os.X_OK):
+        raise Blocked(f"{INIT} is missing: it is the first process of every session", "Run: cmdop-migrate doctor --fix")

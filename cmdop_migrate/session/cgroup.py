@@ -1,0 +1,108 @@
+"""One cgroup v2 group per session: freezing, counting and ending the whole tree at once.
+
+Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+
+def mount_point() -> str | None:
+    """Where cgroup v2 is mounted: /sys/fs/cgroup, or a sub-mount on machines that mix v1 and v2."""
+    with open("/proc/self/mounts", encoding="utf-8") as mounts:
+        for line in mounts:
+            fields = line.split()
+            if fields[2] == "cgroup2":
+                return fields[1]
+    return None
+
+
+def path_of(mount: str, host_id: str, session: str) -> str:
+    return f"{mount}/cmdop-migrate/{host_id}/{session}"
+
+
+def create(path: str) -> None:
+    os.makedirs(path, exist_ok=True)
+
+
+def join(path: str, pid: int = 0) -> None:
+    """Moves a process (0: the caller) in. Before its first fork, or CRIU meets a half-frozen tree."""
+    _write(f"{path}/cgroup.procs", str(pid))
+
+
+def pids(path: str) -> list[int]:
+    """Every process of the group, as this pid namespace counts them; empty when the group is gone."""
+    try:
+        with open(f"{path}/cgroup.procs", encoding="ascii") as procs:
+            return [int(line) for line in procs if line.strip() != "0"]
+    except FileNotFoundError:
+        return []
+
+
+def freeze(path: str, timeout: float = 10.0) -> bool:
+    """Stops every process and waits until all stand still. False when that takes longer than `timeout`."""
+    _write(f"{path}/cgroup.freeze", "1")
+    until = time.monotonic() + timeout
+    while not is_frozen(path):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def thaw(path: str) -> None:
+    _write(f"{path}/cgroup.freeze", "0")
+
+
+def is_frozen(path: str) -> bool:
+    return _event(path, "frozen")
+
+
+def is_populated(path: str) -> bool:
+    return _event(path, "populated")
+
+
+def kill(path: str) -> None:
+    """SIGKILL to all at once, forks in flight included. No error when the group is gone or empty."""
+    try:
+        _write(f"{path}/cgroup.kill", "1")
+    except FileNotFoundError:
+        for pid in pids(path):
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+
+
+def remove(path: str, timeout: float = 5.0) -> bool:
+    """Kills what is left and removes the group. False if it is still busy after `timeout`."""
+    until = time.monotonic() + timeout
+    while True:
+        kill(path)
+        try:
+            os.rmdir(path)
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.002)
+
+
+def _event(path: str, name: str) -> bool:
+    try:
+        with open(f"{path}/cgroup.events", encoding="ascii") as events:
+            return any(line.split() == [name, "1"] for line in events)
+    except OSError:
+        return False
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)

@@ -1,0 +1,106 @@
+"""A client's connection to a session's holder."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate.errors import SessionExited, TimedOut, Unexpected
+from cmdop_migrate.session import wire
+
+ANSWER_TIMEOUT = 10.0
+
+
+class HolderGone(Exception):
+    """The connection ended without a farewell: the session ended, or its holder did."""
+
+
+class Channel:
+    """Requests and output of one session. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.sock = wire.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise HolderGone from error
+        self._decoder = wire.Decoder()
+        self._frames: list[tuple[int, bytes]] = []
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def ask(self, timeout: float = ANSWER_TIMEOUT, **request: object) -> dict[str, Any]:
+        """One answer to one request; only before following output on this channel."""
+        self.sock.sendall(wire.control(request))
+        until = time.monotonic() + timeout
+        while True:
+            frame = self._next(until - time.monotonic())
+            if frame is None:
+                hint = "It may be stopped; see its state with: cmdop-migrate show"
+                raise TimedOut(f"the session's holder did not answer within {timeout:.0f} s", hint)
+            if frame[0] == wire.CONTROL:
+                return wire.parse_control(frame[1])
+
+    def type(self, data: bytes) -> None:
+        self.sock.sendall(wire.typed(data))
+
+    def resize(self, rows: int, cols: int) -> None:
+        self.sock.sendall(wire.control({"op": "resize", "rows": rows, "cols": cols}))
+
+    def follow(self, timeout: float | None = None) -> Iterator[tuple[int, bytes] | dict[str, Any]]:
+        """(seq, bytes) of output and dicts of events, until exit (its event is the last) or `timeout` runs out."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            frame = self._next(None if until is None else until - time.monotonic())
+            if frame is None:
+                return
+            message = self.read(frame)
+            yield message
+            if isinstance(message, dict) and message.get("event") == "exit":
+                return
+
+    def read(self, frame: tuple[int, bytes]) -> tuple[int, bytes] | dict[str, Any]:
+        kind, payload = frame
+        return wire.parse_output(payload) if kind == wire.OUTPUT else wire.parse_control(payload)
+
+    def pending(self) -> list[tuple[int, bytes]]:
+        """Frames that a readable socket brings now."""
+        self._receive()
+        frames, self._frames = self._frames, []
+        return frames
+
+    def _next(self, timeout: float | None) -> tuple[int, bytes] | None:
+        until = None if timeout is None else time.monotonic() + timeout
+        while not self._frames:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not select.select([self.sock], [], [], left)[0]:
+                return None
+            self._receive()
+        return self._frames.pop(0)
+
+    def _receive(self) -> None:
+        try:
+            data = self.sock.recv(256 << 10)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise HolderGone from error
+        if not data:
+            raise HolderGone
+        try:
+            self._frames += self._decoder.feed(data)
+        except wire.ProtocolError as error:
+            raise Unexpected(f"the holder speaks another protocol: {error}", "Is it of another version?") from error
+
+
+def exited(name: str, reason: str) -> SessionExited:
+    return SessionExited(f"session {name!r} is over: {reason}", "Its last output is kept: cmdop-migrate output " + name)
+
+

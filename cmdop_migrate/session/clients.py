@@ -1,0 +1,142 @@
+"""The holder's side of its clients: each reads the output at its own pace, from its own position.
+
+No client has a buffer that grows: a cursor into the ring is all a slow one
+costs, and when the ring has moved on it is told how much it missed. Stdlib
+only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+
+from cmdop_migrate.session import wire
+from cmdop_migrate.session.ring import Ring
+
+MAX_CLIENTS = 512
+MAX_UNSENT = 4 << 20
+
+
+class Client:
+    """One connection. `cursor` is None until it asks for output."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.decoder = wire.Decoder()
+        self.unsent = bytearray()
+        self.cursor: int | None = None
+        self.actor = ""
+        self.read_only = False
+        self.attached = False
+        self.blocked = False
+
+
+class Clients:
+    def __init__(self, epoll: select.epoll, ring: Ring) -> None:
+        self._epoll, self._ring = epoll, ring
+        self._all: dict[int, Client] = {}
+
+    def get(self, fd: int) -> Client | None:
+        return self._all.get(fd)
+
+    def attached(self) -> int:
+        return sum(client.attached for client in self._all.values())
+
+    def accept(self, listener: socket.socket) -> None:
+        sock, _ = listener.accept()
+        if len(self._all) >= MAX_CLIENTS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        self._all[sock.fileno()] = Client(sock)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def read(self, client: Client) -> list[tuple[int, bytes]]:
+        """Whole frames that have arrived; drops the client at its end or on nonsense."""
+        try:
+            data = client.sock.recv(64 << 10)
+            if data:
+                return client.decoder.feed(data)
+        except BlockingIOError:
+            return []
+        except (OSError, wire.ProtocolError):
+            pass
+        self.drop(client)
+        return []
+
+    def say(self, client: Client, message: dict[str, object]) -> None:
+        client.unsent += wire.control(message)
+        self.pump(client)
+
+    def pump_all(self) -> None:
+        for client in list(self._all.values()):
+            if client.cursor is not None:
+                self.pump(client)
+
+    def pump(self, client: Client) -> None:
+        """Sends what the client takes now and no more; asks to be woken for the rest."""
+        try:
+            while self._refill(client):
+                sent = client.sock.send(client.unsent)
+                del client.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.drop(client)
+            return
+        if len(client.unsent) > MAX_UNSENT:
+            self.drop(client)  # asks and asks, and never reads an answer
+            return
+        self._watch(client)
+
+    def _refill(self, client: Client) -> bool:
+        if not client.unsent and client.cursor is not None:
+            if client.cursor < self._ring.start:
+                lost = {"event": "lost", "bytes": self._ring.start - client.cursor, "from": client.cursor}
+                client.unsent += wire.control(lost)
+                client.cursor = self._ring.start
+            data = self._ring.read(client.cursor, wire.OUTPUT_STEP)
+            if data:
+                client.unsent += wire.output(client.cursor, data)
+                client.cursor += len(data)
+        return bool(client.unsent)
+
+    def _watch(self, client: Client) -> None:
+        events = (0 if client.blocked else select.EPOLLIN) | (select.EPOLLOUT if client.unsent else 0)
+        self._epoll.modify(client.sock.fileno(), events)
+
+    def block(self, client: Client) -> None:
+        """Stops reading a client that types faster than the session reads; the socket holds the rest."""
+        client.blocked = True
+        self._watch(client)
+
+    def unblock(self) -> None:
+        for client in self._all.values():
+            if client.blocked:
+                client.blocked = False
+                self._watch(client)
+
+    def drop(self, client: Client) -> None:
+        if self._all.pop(client.sock.fileno(), None) is not None:
+            self._epoll.unregister(client.sock.fileno())
+            client.sock.close()
+
+    def farewell(self, message: dict[str, object], seconds: float) -> None:
+        """The last output and this message to everyone who reads within `seconds`."""
+        until = time.monotonic() + seconds
+        waiting = list(self._all.values())
+        while waiting and time.monotonic() < until:
+            for client in waiting:
+                client.sock.setblocking(False)
+                self.pump(client)
+            waiting = [one for one in waiting if one.sock.fileno() >= 0 and (one.unsent or not self._caught_up(one))]
+            if waiting:
+                select.select([], [one.sock for one in waiting], [], 0.05)
+        for client in list(self._all.values()):
+            client.unsent += wire.control(message)
+            self.pump(client)
+            self.drop(client)
+
+    def _caught_up(self, client: Client) -> bool:
+        return client.cursor is None or client.cursor >= self._ring.end

@@ -1,0 +1,276 @@
+"""The process beside one session: keeps its terminal, its output, its inputs and its cgroup.
+
+It must outlive the command line, the terminal and the agent, and stay small:
+stdlib only, and no import that is not needed to keep a session. One thread;
+nothing here blocks on a client.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+import time
+
+from cmdop_migrate.session import cgroup, files, launch, wire
+from cmdop_migrate.session.clients import Client, Clients
+from cmdop_migrate.session.inputs import Inputs, Journal
+from cmdop_migrate.session.ring import Ring
+
+READ_SIZE = 64 << 10
+FAREWELL = 2.0  # seconds that slow clients get to read the last output
+Message = dict[str, object]
+
+
+class Holder:
+    """One session's keeper. `order` is what the starter asked for; `order['record']` is kept on disk by us alone."""
+
+    def __init__(self, order: Message, control: socket.socket) -> None:
+        record = order["record"]
+        assert isinstance(record, dict)
+        self.order, self.control = order, control
+        self.record: Message = record
+        self.dir, self.cgroup = str(order["dir"]), str(order["cgroup"])
+        self.ring = self._ring()
+        self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
+        self.epoll = select.epoll()
+        self.clients = Clients(self.epoll, self.ring)
+        self.master = -1
+        self.pid = 0
+        self.last_output = time.time()
+        self.kill_at: float | None = None
+        self.exit_status: int | None = None
+        self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _ring(self) -> Ring:
+        size = int(str(self.order["ring"]))
+        try:
+            with open(f"{self.dir}/output.ring", "rb") as saved:
+                return Ring.load(saved.read(), size)
+        except FileNotFoundError:
+            return Ring(size)
+
+    def adopt(self, pid: int, master: int) -> None:
+        """From here on the session is ours: its terminal is read, its death is noticed, it is on record."""
+        self.pid, self.master = pid, master
+        os.set_blocking(master, False)
+        self.set_size(int(str(self.order["rows"])), int(str(self.order["cols"])))
+        listener = wire.listen(str(self.order["socket"]))
+        self.listener = listener
+        for fd in (master, listener.fileno(), self.wake):
+            self.epoll.register(fd, select.EPOLLIN)
+        self.record.update(phase="live", pid=pid)
+        self.save()
+
+    def save(self) -> None:
+        files.replace_json(f"{self.dir}/session.json", self.record)
+
+    def set_size(self, rows: int, cols: int) -> None:
+        if 0 < rows < 4096 and 0 < cols < 4096:
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def loop(self) -> None:
+        """Until the session has ended."""
+        while self.exit_status is None:
+            timeout = -1.0 if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            for fd, events in self.epoll.poll(timeout):
+                if fd == self.master:
+                    self.on_terminal(events)
+                elif fd == self.listener.fileno():
+                    self.clients.accept(self.listener)
+                elif fd == self.wake:
+                    self.on_signal()
+                else:
+                    self.on_client(fd, events)
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self.kill_at = None
+                cgroup.kill(self.cgroup)
+
+    def on_terminal(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self.feed_terminal()
+        if events & ~select.EPOLLOUT and not self.read_terminal():
+            self.epoll.unregister(self.master)  # the slave side is gone; the tree's end is told by SIGCHLD
+
+    def read_terminal(self) -> bool:
+        """Takes what the session printed, at once, whoever is or is not listening. False at its end."""
+        try:
+            data = os.read(self.master, READ_SIZE)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.ring.append(data)
+        self.last_output = time.time()
+        self.clients.pump_all()
+        return bool(data)
+
+    def feed_terminal(self) -> None:
+        self.inputs.flush(self.master)
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self.inputs.waiting else 0)
+        try:
+            self.epoll.modify(self.master, wanted)
+        except OSError:
+            return  # already unregistered: the session is ending
+        if not self.inputs.waiting:
+            self.clients.unblock()
+
+    def on_signal(self) -> None:
+        numbers = os.read(self.wake, 512)
+        if signal.SIGTERM in numbers:
+            self.end(signal.SIGTERM, 5.0)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.exit_status = status
+
+    def on_client(self, fd: int, events: int) -> None:
+        client = self.clients.get(fd)
+        if client is None:
+            return
+        if events & select.EPOLLOUT:
+            self.clients.pump(client)
+        if events & ~select.EPOLLOUT:
+            for kind, payload in self.clients.read(client):
+                try:
+                    if kind == wire.INPUT:
+                        self.on_typed(client, payload)
+                    else:
+                        self.clients.say(client, self.answer(client, wire.parse_control(payload)))
+                except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
+                    self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
+                    self.clients.drop(client)
+                    return
+
+    def on_typed(self, client: Client, data: bytes) -> None:
+        if client.read_only:
+            return
+        self.inputs.add(client.actor, data, self.master)
+        self.feed_terminal()
+        if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
+            self.clients.block(client)
+
+    def answer(self, client: Client, message: Message) -> Message:
+        """One request, one answer."""
+        op = message["op"]
+        if op == "attach":
+            return self.on_attach(client, message)
+        if op == "resize":
+            self.set_size(int(str(message["rows"])), int(str(message["cols"])))
+            return {"re": op}
+        if op == "send":
+            return self.on_send(message)
+        if op == "status":
+            return {"re": op, **self.status()}
+        if op == "kill":
+            self.end(int(str(message["signal"])), float(str(message["grace"])))
+            return {"re": op}
+        raise ValueError(f"unknown request {op!r}")
+
+    def on_attach(self, client: Client, message: Message) -> Message:
+        client.actor, client.read_only = str(message["actor"]), bool(message.get("read_only"))
+        wanted = message.get("from")
+        seq = self.ring.start if wanted is None else int(str(wanted))
+        if seq > self.ring.end or seq < 0:
+            return {"re": "attach", "error": "range", "start": self.ring.start, "end": self.ring.end}
+        # A number the ring has left behind: pump() tells the client how much it missed.
+        client.cursor = seq
+        client.attached = bool(message.get("terminal"))
+        if message.get("rows") and not client.read_only:
+            self.set_size(int(str(message["rows"])), int(str(message["cols"])))
+        return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
+
+    def on_send(self, message: Message) -> Message:
+        data = str(message["data"]).encode("latin-1")
+        if not self.inputs.has_room(len(data)):
+            return {"re": "send", "error": "full"}
+        at = self.ring.end
+        seq = self.inputs.add(str(message["actor"]), data, self.master)
+        self.feed_terminal()
+        return {"re": "send", "seq": seq, "at": at}
+
+    def status(self) -> Message:
+        last = max(self.last_output, self.inputs.last)
+        return {
+            "record": self.record,
+            "frozen": cgroup.is_frozen(self.cgroup),
+            "clients": self.clients.attached(),
+            "start": self.ring.start,
+            "end": self.ring.end,
+            "idle": max(0.0, time.time() - last),
+            "holder": os.getpid(),
+        }
+
+    def end(self, number: int, grace: float) -> None:
+        """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
+        cgroup.thaw(self.cgroup)
+        asked = [number]
+        if number == signal.SIGTERM:
+            asked += [signal.SIGHUP, signal.SIGCONT]  # an interactive shell ignores TERM; HUP is its word for the end
+        for pid in cgroup.pids(self.cgroup):
+            for one in asked:
+                try:
+                    os.kill(pid, one)
+                except ProcessLookupError:
+                    break
+        self.kill_at = time.monotonic() + grace
+
+    def finish(self) -> None:
+        """The session is over: keep its last words and how it ended, leave nothing running or mounted."""
+        while self.read_all():
+            pass
+        cgroup.remove(self.cgroup)
+        status = self.exit_status
+        assert status is not None
+        code = os.waitstatus_to_exitcode(status)
+        reason = f"exited {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        code = code if code >= 0 else 128 - code
+        ended = {"code": code, "reason": reason, "at": time.time()}
+        self.record.update(phase="exited", exit=ended, pid=None)
+        files.replace(f"{self.dir}/output.ring", self.ring.save())
+        self.save()
+        os.unlink(str(self.order["socket"]))
+        self.clients.farewell({"event": "exit", **ended}, FAREWELL)
+
+    def read_all(self) -> bool:
+        before = self.ring.end
+        return self.read_terminal() and self.ring.end > before
+
+
+def main() -> None:
+    """argv: the package's home, the starter's socket, and the lock that says this session has a keeper:
+    it stays open, and so held, until we are gone."""
+    control = socket.socket(fileno=int(sys.argv[2]))
+    lock = int(sys.argv[3])
+    for fd in (control.fileno(), lock):
+        os.set_inheritable(fd, False)
+    order = wire.parse_control(control.recv(1 << 20))
+    os.umask(0o077)
+    holder: Holder | None = None
+    try:
+        cgroup.join(str(order["holders"]))
+        holder = Holder(order, control)
+        pid, master = launch.start(order, control)
+        holder.adopt(pid, master)
+        launch.tell(control, {"ok": True, "pid": pid, "holder": os.getpid()})
+    except Exception as error:  # noqa: BLE001 - a supervisor: whatever it was, the starter hears it and nothing stays
+        launch.give_up(order, control, error)
+        sys.exit(1)
+    control.close()
+    holder.loop()
+    holder.finish()

@@ -1,0 +1,116 @@
+"""What goes into a session: one order of attributed inputs, journalled as they are committed.
+
+Bytes are staged with their author until someone commits them by Enter (or an
+interrupt); the journal line then names who committed and everyone whose bytes
+are in it. Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import termios
+import time
+
+COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
+LINE_LIMIT = 4096
+QUEUE_LIMIT = 256 << 10
+
+
+class Journal:
+    """Append-only JSON lines in the session's directory. Numbers go on where the file ends."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.next = self._last() + 1
+
+    def _last(self) -> int:
+        """The highest number written; a line cut by a crash is ended so that the next one stands alone."""
+        size = os.fstat(self._fd).st_size
+        tail = os.pread(self._fd, 64 << 10, max(0, size - (64 << 10)))
+        if tail and not tail.endswith(b"\n"):
+            os.write(self._fd, b"\n")
+        for line in reversed(tail.splitlines()):
+            try:
+                return int(json.loads(line)["seq"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return 0
+
+    def write(self, line: dict[str, object]) -> int:
+        seq = self.next
+        os.write(self._fd, json.dumps({"seq": seq, **line}, separators=(",", ":")).encode() + b"\n")
+        self.next += 1
+        return seq
+
+
+class Inputs:
+    """Orders, stages, journals and feeds the terminal without ever blocking on it."""
+
+    def __init__(self, journal: Journal, token: int) -> None:
+        self.journal = journal
+        self.token = token
+        self.last = 0.0
+        self._queue = bytearray()
+        self._staged = bytearray()
+        self._authors: list[str] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def has_room(self, count: int) -> bool:
+        return len(self._queue) + count <= QUEUE_LIMIT
+
+    def add(self, actor: str, data: bytes, master: int) -> int:
+        """Takes one actor's bytes; returns the number under which they are, or will be, journalled."""
+        secret = _is_secret(master)
+        seq = self.journal.next
+        for byte in data:
+            if actor not in self._authors:
+                self._authors.append(actor)
+            self._staged.append(byte)
+            if byte in COMMIT or len(self._staged) >= LINE_LIMIT:
+                seq = self._commit(actor, secret)
+        self._queue += data
+        self.flush(master)
+        return seq
+
+    def flush(self, master: int) -> None:
+        """Writes what the terminal takes now; the rest waits, in order."""
+        while self._queue:
+            try:
+                written = os.write(master, self._queue[:4096])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._queue.clear()  # nobody will ever read it: the slave side is gone
+                return
+            del self._queue[:written]
+
+    def _commit(self, actor: str, secret: bool) -> int:
+        text = None if secret else self._staged.decode("utf-8", "replace")
+        self.last = time.time()
+        seq = self.journal.write(
+            {
+                "time": round(self.last, 3),
+                "actor": actor,
+                "originators": list(self._authors),
+                "token": self.token,
+                "bytes": len(self._staged),
+                "text": text,
+            }
+        )
+        self._staged.clear()
+        self._authors.clear()
+        return seq
+
+
+def _is_secret(master: int) -> bool:
+    """A line mode terminal that does not echo is asking for a password: its bytes are not written down."""
+    try:
+        local = termios.tcgetattr(master)[3]
+    except termios.error:
+        return True
+    return bool(local & termios.ICANON) and not local & termios.ECHO

@@ -1,0 +1,119 @@
+"""A session's private network: a veth pair, one /30 of the configured range, NAT to the outside.
+
+The interface's name is made from the number of the /30, and the kernel allows
+a name once: two sessions, of whatever host on this machine, never share one.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.model import Link
+
+PREFIX = "cmdop"
+INSIDE = "eth0"
+TABLE = "cmdop_migrate"
+_BITS = 30
+_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+def link_at(subnet: str, number: int) -> Link:
+    """Pure: the link of the `number`-th /30."""
+    first = int(ipaddress.IPv4Network(subnet).network_address) + 4 * number
+    return Link(
+        veth=f"{PREFIX}{number:x}",
+        gateway=str(ipaddress.IPv4Address(first + 1)),
+        address=str(ipaddress.IPv4Address(first + 2)),
+        prefix=_BITS,
+    )
+
+
+def rules(subnet: str) -> str:
+    """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart."""
+    return f"""
+        add table ip {TABLE}
+        add chain ip {TABLE} out {{ type nat hook postrouting priority 100; }}
+        flush chain ip {TABLE} out
+        add rule ip {TABLE} out ip saddr {subnet} ip daddr != {subnet} masquerade
+        add chain ip {TABLE} between {{ type filter hook forward priority 0; }}
+        flush chain ip {TABLE} between
+        add rule ip {TABLE} between ip saddr {subnet} ip daddr {subnet} drop
+    """
+
+
+class LinkTaken(Exception):
+    """Another session got this /30 first."""
+
+
+def choose(subnet: str) -> Link:
+    """A /30 nobody on this machine uses now. Random, not ascending: a session keeps its address when it
+    moves, so hosts should not all pick the same ones."""
+    total = ipaddress.IPv4Network(subnet).num_addresses // 4
+    taken = set(os.listdir("/sys/class/net"))
+    source = random.SystemRandom()
+    for _ in range(1000):
+        link = link_at(subnet, source.randrange(1, total))
+        if link.veth not in taken:
+            return link
+    raise Blocked(f"no free /30 left in {subnet}", "Set a larger `subnet`, or end sessions you no longer need.")
+
+
+def connect(pid: int, link: Link, subnet: str) -> None:
+    """Gives the network namespace of `pid` a cable to the outside, which vanishes with the namespace.
+    Raises LinkTaken when the name, and so the /30, is no longer free."""
+    from pyroute2 import NetlinkError
+
+    let_out(subnet)
+    with _netlink() as host:
+        try:
+            host.link("add", kind="veth", ifname=link.veth, peer={"ifname": INSIDE, "net_ns_pid": pid})
+        except NetlinkError as error:
+            if error.code == errno.EEXIST:
+                raise LinkTaken(link.veth) from error
+            raise Blocked(f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host.") from error
+        raise_outer_end(host, link)
+    with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
+        inside.link("set", index=1, state="up")
+        inner = inside.link_lookup(ifname=INSIDE)[0]
+        inside.addr("add", index=inner, address=link.address, prefixlen=link.prefix)
+        inside.link("set", index=inner, state="up")
+        inside.route("add", dst="default", gateway=link.gateway)
+
+
+def raise_outer_end(host: Any, link: Link) -> None:
+    outer = host.link_lookup(ifname=link.veth)[0]
+    host.addr("replace", index=outer, address=link.gateway, prefixlen=link.prefix)
+    host.link("set", index=outer, state="up")
+
+
+def let_out(subnet: str) -> None:
+    if _FORWARD.read_text().strip() != "1":
+        _FORWARD.write_text("1")
+    nft = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if nft is None:
+        raise Blocked("nft is not installed: a private network needs NAT", "Run: cmdop-migrate doctor --fix")
+    done = subprocess.run([nft, "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20)
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no reason given"])[0]
+        raise Blocked(f"cannot set up NAT: {last}", "See: cmdop-migrate doctor; or run with --net host.")
+
+
+@contextmanager
+def _netlink(**options: str) -> Iterator[Any]:
+    from pyroute2 import IPRoute, NetNS
+
+    sock = NetNS(**options) if options else IPRoute()
+    try:
+        yield sock
+    finally:
+        sock.close()

@@ -1,0 +1,198 @@
+"""The sessions of this host, as its state directory tells them.
+
+    STATE_DIR/host-id                 names this host's cgroups
+    STATE_DIR/lock                    taken while sessions are created or swept
+    STATE_DIR/sessions/ID/session.json    the record; written by the starter, then by the holder alone
+    STATE_DIR/sessions/ID/holder.lock     held as long as the starter or the holder lives
+    STATE_DIR/sessions/ID/…               upper and work of each overlay, inputs.jsonl, output.ring
+
+Whether a session lives is not written down anywhere: the kernel knows it, by
+that lock. A record that says otherwise is stale and is put right by `sweep`,
+which every command runs first.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from cmdop_migrate import clock, log
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, Unexpected, Usage
+from cmdop_migrate.events import Events
+from cmdop_migrate.model import Exit, Record
+from cmdop_migrate.session import cgroup, files
+
+_log = log.get("session")
+
+
+class Records:
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.events = Events(config.state_dir, config.host)
+
+    def prepare(self) -> None:
+        """Makes this host's directories. BadConfig when they cannot be written."""
+        for directory in (self.config.state_dir, self.config.sessions_dir, self.config.run_dir):
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if not os.access(directory, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "not writable", str(directory))
+            except OSError as error:
+                hint = "Set state_dir and run_dir to directories root can write to."
+                raise BadConfig(f"cannot use {directory}: {error.strerror}", hint) from error
+        try:
+            files_id = os.open(self.config.state_dir / "host-id", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        except OSError as error:
+            hint = "Set state_dir to a directory root can write to."
+            raise BadConfig(f"cannot write in {self.config.state_dir}: {error.strerror}", hint) from error
+        with os.fdopen(files_id, "w") as file:
+            file.write(secrets.token_hex(4))
+
+    def host_id(self) -> str:
+        return (self.config.state_dir / "host-id").read_text(encoding="ascii").strip()
+
+    def directory(self, session: str) -> Path:
+        return self.config.sessions_dir / session
+
+    def socket(self, session: str) -> Path:
+        return self.config.run_dir / f"{session}.sock"
+
+    def cgroup(self, session: str) -> str:
+        mount = cgroup.mount_point()
+        if mount is None:
+            raise Blocked("cgroup v2 is not mounted", "Mount it: mount -t cgroup2 none /sys/fs/cgroup")
+        return cgroup.path_of(mount, self.host_id(), session)
+
+    def load(self, session: str) -> Record | None:
+        """None for a directory without a readable record: a start that was cut off, or damage."""
+        try:
+            return Record.from_json(json.loads((self.directory(session) / "session.json").read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError, ValueError) as error:
+            _log.warning("record of session %s cannot be read: %s", session, error)
+            return None
+
+    def save(self, record: Record) -> None:
+        files.replace_json(str(self.directory(record.session) / "session.json"), record.to_json())
+
+    def all(self) -> list[Record]:
+        """Every readable record, oldest first."""
+        try:
+            names = os.listdir(self.config.sessions_dir)
+        except FileNotFoundError:
+            return []
+        records = [record for record in map(self.load, names) if record is not None]
+        return sorted(records, key=lambda record: (record.created, record.session))
+
+    def find(self, reference: str) -> Record:
+        """By name, id, or unique prefix of the id. A name means the session that has it now, not one that ended."""
+        records = self.all()
+        by_name = [record for record in records if record.name == reference]
+        for group in ([one for one in by_name if one.phase != "exited"], by_name[-1:]):
+            if group:
+                return group[0]
+        by_id = [record for record in records if reference and record.session.startswith(reference)]
+        if len(by_id) == 1:
+            return by_id[0]
+        if by_id:
+            some = ", ".join(f"{record.session[:12]} ({record.name})" for record in by_id[:5])
+            raise Usage(f"{reference!r} is the start of several session ids: {some}", "Give more of the id, or the name.")
+        known = ", ".join(record.name for record in records if record.phase != "exited") or "none"
+        raise SessionNotFound(f"no session {reference!r} on {self.config.host}", f"Sessions here: {known}. See: cmdop-migrate ls")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One creator or sweeper at a time on this host."""
+        fd = os.open(self.config.state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def take(self, session: str) -> int | None:
+        """The session's holder lock, or None when somebody lives who has it."""
+        path = self.directory(session) / "holder.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None  # swept by someone else meanwhile
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return fd
+
+    def is_held(self, session: str) -> bool:
+        fd = self.take(session)
+        if fd is None:
+            return True
+        os.close(fd)
+        return False
+
+    def claim(self, record: Record) -> int:
+        """Makes the session's directory under its name and id -> its holder lock, ours. Blocked when the name is taken."""
+        with self.locked():
+            for other in self.all():
+                if other.name == record.name and other.phase != "exited":
+                    hint = "Choose another --name, or see: cmdop-migrate ls"
+                    raise Blocked(f"a session named {record.name!r} exists already ({other.session[:12]})", hint)
+            self.directory(record.session).mkdir(mode=0o700)
+            fd = self.take(record.session)
+            if fd is None:
+                raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
+            self.save(record)
+            return fd
+
+    def sweep(self) -> None:
+        """Puts stale records right: half-made sessions go, a lost holder is said, old ended ones are forgotten."""
+        if not self.config.sessions_dir.exists():
+            return
+        with self.locked():
+            for session in os.listdir(self.config.sessions_dir):
+                record = self.load(session)
+                if record is None or record.phase in ("starting", "live", "restoring"):
+                    self._sweep_unfinished(session, record)
+                elif record.phase == "exited" and record.exit is not None:
+                    if clock.walltime() - record.exit.at > self.config.keep_exited:
+                        self.forget(session)
+
+    def _sweep_unfinished(self, session: str, record: Record | None) -> None:
+        fd = self.take(session)
+        if fd is None:
+            return
+        try:
+            # Taken: starter and holder are dead. Read again: the holder may have ended it properly just now.
+            record = self.load(session)
+            if record is not None and record.phase in ("parked", "exited"):
+                return
+            cgroup.remove(self.cgroup(session))
+            self.socket(session).unlink(missing_ok=True)
+            if record is None or record.phase != "live":
+                shutil.rmtree(self.directory(session), ignore_errors=True)
+                self.events.emit("start_undone", session)
+                return
+            ended = Exit(code=None, reason="its holder died", at=clock.walltime())
+            self.save(replace(record, phase="exited", exit=ended, pid=None))
+            self.events.emit("holder_lost", session, name=record.name, token=record.token)
+            _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
+        finally:
+            os.close(fd)
+
+    def forget(self, session: str) -> None:
+        """Removes every trace of a session that is not alive here."""
+        self.socket(session).unlink(missing_ok=True)
+        shutil.rmtree(self.directory(session), ignore_errors=True)

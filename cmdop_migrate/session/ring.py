@@ -1,0 +1,89 @@
+"""What a session printed: the last bytes of it, under absolute sequence numbers.
+
+Byte N of the output keeps number N for ever, across clients, restarts and
+hosts. Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+_SAVED = struct.Struct(">8sQQ")
+_MAGIC = b"cmdring1"
+_PRIVATE_MODE = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])")
+_CARRY = 48  # longest mode sequence that may be cut by an eviction
+
+
+class Modes:
+    """Which DEC private modes (alternate screen, mouse, bracketed paste …) were on at the ring's start.
+
+    Without it a client that attaches after the bytes that switched them on were
+    evicted would replay a full-screen program onto the wrong screen.
+    """
+
+    def __init__(self, on: frozenset[int] = frozenset()) -> None:
+        self._on = set(on)
+        self._carry = b""
+
+    def feed(self, evicted: bytes) -> None:
+        data = self._carry + evicted
+        for numbers, action in _PRIVATE_MODE.findall(data):
+            for number in numbers.split(b";"):
+                if number:
+                    (self._on.add if action == b"h" else self._on.discard)(int(number))
+        escape = data.rfind(b"\x1b", max(0, len(data) - _CARRY))
+        self._carry = data[escape:] if escape >= 0 else b""
+
+    def on(self) -> list[int]:
+        return sorted(self._on)
+
+
+class Ring:
+    """Holds [start, end) of the output, at most `size` bytes of it."""
+
+    def __init__(self, size: int, start: int = 0, data: bytes = b"", modes: Modes | None = None) -> None:
+        self.size = size
+        self.start = start
+        self.modes = modes or Modes()
+        self._data = bytearray(data)
+        self._head = 0  # bytes of _data already evicted: compacted only now and then
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self._data) - self._head
+
+    def append(self, data: bytes) -> None:
+        self._data += data
+        over = self.end - self.start - self.size
+        if over > 0:
+            self.modes.feed(bytes(self._data[self._head : self._head + over]))
+            self._head += over
+            self.start += over
+            if self._head >= max(self.size // 4, 65536):
+                del self._data[: self._head]
+                self._head = 0
+
+    def read(self, seq: int, limit: int) -> bytes:
+        """At most `limit` bytes from `seq`, which must lie within [start, end]."""
+        offset = self._head + seq - self.start
+        return bytes(self._data[offset : offset + limit])
+
+    def save(self) -> bytes:
+        body = bytes(self._data[self._head :])
+        modes = ",".join(map(str, self.modes.on())).encode()
+        return _SAVED.pack(_MAGIC, self.start, len(modes)) + modes + body
+
+    @classmethod
+    def load(cls, saved: bytes, size: int) -> Ring:
+        """Raises ValueError on anything `save` did not write."""
+        if len(saved) < _SAVED.size:
+            raise ValueError("saved output is too short")
+        magic, start, length = _SAVED.unpack_from(saved)
+        body = _SAVED.size + length
+        if magic != _MAGIC or length > 4096 or len(saved) < body:
+            raise ValueError("not saved output")
+        modes = frozenset(int(number) for number in saved[_SAVED.size : body].split(b",") if number)
+        ring = cls(size, start, b"", Modes(modes))
+        ring.append(saved[body:])
+        return ring

@@ -1,0 +1,101 @@
+"""Frames between a holder and whoever talks to it, over a unix stream socket.
+
+    kind (1 byte) | length (4 bytes, big-endian) | payload
+
+    CONTROL   a JSON object
+    OUTPUT    8 bytes sequence number of the first byte, then what the session printed
+    INPUT     bytes typed by the actor named in `attach`
+
+Both sides refuse a frame above MAX_PAYLOAD. Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+
+PROTOCOL = 1
+CONTROL, OUTPUT, INPUT = 0, 1, 2
+MAX_PAYLOAD = 1 << 20
+OUTPUT_STEP = 32 << 10
+_HEADER = struct.Struct(">BI")
+_SEQ = struct.Struct(">Q")
+
+
+class ProtocolError(Exception):
+    """The other side sent what no frame looks like. The connection is not usable any more."""
+
+
+def control(message: dict[str, object]) -> bytes:
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    return _HEADER.pack(CONTROL, len(payload)) + payload
+
+
+def output(seq: int, data: bytes | memoryview) -> bytes:
+    return _HEADER.pack(OUTPUT, _SEQ.size + len(data)) + _SEQ.pack(seq) + data
+
+
+def typed(data: bytes) -> bytes:
+    return _HEADER.pack(INPUT, len(data)) + data
+
+
+def parse_output(payload: bytes) -> tuple[int, bytes]:
+    return _SEQ.unpack_from(payload)[0], payload[_SEQ.size :]
+
+
+def parse_control(payload: bytes) -> dict[str, object]:
+    try:
+        message = json.loads(payload)
+    except ValueError as error:
+        raise ProtocolError(f"not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError("not a JSON object")
+    return message
+
+
+class Decoder:
+    """Bytes in, whole frames out."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        self._buffer += data
+        frames: list[tuple[int, bytes]] = []
+        position = 0
+        while len(self._buffer) - position >= _HEADER.size:
+            kind, length = _HEADER.unpack_from(self._buffer, position)
+            if kind > INPUT or length > MAX_PAYLOAD or (kind == OUTPUT and length < _SEQ.size):
+                raise ProtocolError(f"frame of kind {kind}, {length} bytes")
+            end = position + _HEADER.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append((kind, bytes(self._buffer[position + _HEADER.size : end])))
+            position = end
+        del self._buffer[:position]
+        return frames
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path`, however long the path is (sun_path holds only 107 bytes)."""
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        sock.listen(64)
+        return sock
+    finally:
+        os.close(directory)
+
+
+def connect(path: str) -> socket.socket:
+    """Raises FileNotFoundError or ConnectionRefusedError when nobody is there."""
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+        return sock
+    finally:
+        os.close(directory)
