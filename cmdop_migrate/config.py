@@ -164,7 +164,9 @@ def _from_file(file: Path) -> dict[str, str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"cannot read the config file {file}: {error}", "Check --config and its permissions.") from error
+        raise BadConfig(
+            f"cannot read the config file {file}: {error}", "Check --config and its permissions."
+        ) from error
     try:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

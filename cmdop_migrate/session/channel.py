@@ -38,7 +38,7 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def ask(self, timeout: float = ANSWER_TIMEOUT, **request: object) -> dict[str, Any]:
+    def ask(self, *, timeout: float = ANSWER_TIMEOUT, **request: Any) -> dict[str, Any]:
         """One answer to one request; only before following output on this channel."""
         self.sock.sendall(wire.control(request))
         until = time.monotonic() + timeout
@@ -102,5 +102,3 @@ class Channel:
 
 def exited(name: str, reason: str) -> SessionExited:
     return SessionExited(f"session {name!r} is over: {reason}", "Its last output is kept: cmdop-migrate output " + name)
-
-

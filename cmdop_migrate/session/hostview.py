@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REAL = frozenset(
-    "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs vfat exfat ntfs3 nfs nfs4 cifs smb3 9p virtiofs ceph overlay tmpfs "
-    "erofs squashfs".split()
+    "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs vfat exfat ntfs3 overlay tmpfs".split()
+    + "nfs nfs4 cifs smb3 9p virtiofs ceph erofs squashfs".split()
 )
 SPECIAL = ("/proc", "/sys", "/dev", "/run")
 RESOLV = "/etc/resolv.conf"
@@ -116,7 +116,9 @@ def resolv_conf(gateway: str) -> str | None:
 
 
 def _servers(text: str) -> list[str]:
-    return [line.split()[1] for line in text.splitlines() if line.split()[:1] == ["nameserver"] and len(line.split()) > 1]
+    return [
+        line.split()[1] for line in text.splitlines() if line.split()[:1] == ["nameserver"] and len(line.split()) > 1
+    ]
 
 
 def _is_loopback(address: str) -> bool:

@@ -80,7 +80,9 @@ def connect(pid: int, link: Link, subnet: str) -> None:
         except NetlinkError as error:
             if error.code == errno.EEXIST:
                 raise LinkTaken(link.veth) from error
-            raise Blocked(f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host.") from error
+            raise Blocked(
+                f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host."
+            ) from error
         raise_outer_end(host, link)
     with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
         inside.link("set", index=1, state="up")
@@ -102,7 +104,9 @@ def let_out(subnet: str) -> None:
     nft = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if nft is None:
         raise Blocked("nft is not installed: a private network needs NAT", "Run: cmdop-migrate doctor --fix")
-    done = subprocess.run([nft, "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20)
+    done = subprocess.run(
+        [nft, "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20
+    )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[0]
         raise Blocked(f"cannot set up NAT: {last}", "See: cmdop-migrate doctor; or run with --net host.")

@@ -108,9 +108,13 @@ class Records:
             return by_id[0]
         if by_id:
             some = ", ".join(f"{record.session[:12]} ({record.name})" for record in by_id[:5])
-            raise Usage(f"{reference!r} is the start of several session ids: {some}", "Give more of the id, or the name.")
+            raise Usage(
+                f"{reference!r} is the start of several session ids: {some}", "Give more of the id, or the name."
+            )
         known = ", ".join(record.name for record in records if record.phase != "exited") or "none"
-        raise SessionNotFound(f"no session {reference!r} on {self.config.host}", f"Sessions here: {known}. See: cmdop-migrate ls")
+        raise SessionNotFound(
+            f"no session {reference!r} on {self.config.host}", f"Sessions here: {known}. See: cmdop-migrate ls"
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -144,7 +148,7 @@ class Records:
         return False
 
     def claim(self, record: Record) -> int:
-        """Makes the session's directory under its name and id -> its holder lock, ours. Blocked when the name is taken."""
+        """Makes the session's directory -> its holder lock, now ours. Blocked when the name is taken."""
         with self.locked():
             for other in self.all():
                 if other.name == record.name and other.phase != "exited":
@@ -165,12 +169,11 @@ class Records:
             for session in os.listdir(self.config.sessions_dir):
                 record = self.load(session)
                 if record is None or record.phase in ("starting", "live", "restoring"):
-                    self._sweep_unfinished(session, record)
-                elif record.phase == "exited" and record.exit is not None:
-                    if clock.walltime() - record.exit.at > self.config.keep_exited:
-                        self.forget(session)
+                    self._sweep_unfinished(session)
+                elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
+                    self.forget(session)
 
-    def _sweep_unfinished(self, session: str, record: Record | None) -> None:
+    def _sweep_unfinished(self, session: str) -> None:
         fd = self.take(session)
         if fd is None:
             return

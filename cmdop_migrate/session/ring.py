@@ -22,7 +22,7 @@ class Modes:
     evicted would replay a full-screen program onto the wrong screen.
     """
 
-    def __init__(self, on: frozenset[int] = frozenset()) -> None:
+    def __init__(self, on: frozenset[int] = frozenset({7, 25})) -> None:  # a terminal starts wrapping, cursor shown
         self._on = set(on)
         self._carry = b""
 

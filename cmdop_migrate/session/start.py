@@ -95,5 +95,3 @@ def make_stores(directory: Path, layers: list[dict[str, str]]) -> None:
         os.chmod(store / "upper", info.st_mode & 0o7777)
     for name in ("root", "host"):
         (directory / name).mkdir(mode=0o700)
-
-

@@ -1,0 +1,70 @@
+"""What every command shares: settings, the JSON switch, and the checks made before anything else."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from cmdop_migrate import config as settings
+from cmdop_migrate import log
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import NotRoot
+from cmdop_migrate.session.records import Records
+
+
+class App:
+    """One invocation. The config is read on first use, so that --help works with a broken one."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.verbosity = 0
+        self.config_path: str | None = None
+        self.flags: dict[str, str] = {}
+        self._config: Config | None = None
+
+    @property
+    def config(self) -> Config:
+        if self._config is None:
+            self._config = settings.load(self.config_path, self.flags)
+            log.set_up(self._config.log_file if os.geteuid() == 0 else None, self.verbosity)
+        return self._config
+
+    def records(self) -> Records:
+        """This host's sessions, stale ones put right first."""
+        if os.geteuid() != 0:
+            raise NotRoot("sessions need root", "Run it with sudo.")
+        records = Records(self.config)
+        records.prepare()
+        records.sweep()
+        return records
+
+
+pass_app = click.make_pass_decorator(App, ensure=True)
+
+
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Hands the App over and adds --json, valid before and after the command's name."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
+    @pass_app
+    @functools.wraps(function)
+    def wrapped(app: App, /, as_json: bool, **arguments: Any) -> Any:
+        app.json = app.json or as_json
+        return function(app, **arguments)
+
+    return wrapped
+
+
+def actor_name(given: str | None) -> str:
+    """Who acts, when not said: the person behind sudo, else the login name."""
+    if given:
+        return given
+    try:
+        return os.environ.get("SUDO_USER") or getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

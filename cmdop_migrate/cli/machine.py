@@ -1,0 +1,3 @@
+"""doctor."""
+
+from __future__ import annotations

@@ -1,0 +1,108 @@
+"""The entry point: finds the command, and is the one place where errors become words and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from cmdop_migrate import __version__, log
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App
+from cmdop_migrate.errors import CmdopError, Unexpected, Usage
+
+# command -> (module, function). Modules load only when their command is used: starting a session is quick.
+COMMANDS = {
+    "run": ("sessions", "run"),
+    "ls": ("sessions", "ls"),
+    "show": ("sessions", "show"),
+    "attach": ("talk", "attach"),
+    "send": ("talk", "send"),
+    "output": ("talk", "output"),
+    "wait": ("talk", "wait"),
+    "kill": ("sessions", "kill"),
+    "events": ("talk", "events"),
+    "doctor": ("machine", "doctor"),
+}
+
+
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name]
+        found = getattr(importlib.import_module(f"cmdop_migrate.cli.{module}"), function)
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="cmdop-migrate")
+@click.option("--config", "config_path", metavar="PATH", help="Settings file [/etc/cmdop-migrate/config.toml].")
+@click.option("--state-dir", metavar="DIR", help="Where sessions are kept [/var/lib/cmdop-migrate].")
+@click.option("--run-dir", metavar="DIR", help="Where sockets are kept [/run/cmdop-migrate].")
+@click.option("--host", metavar="NAME", help="This host's name [the machine's].")
+@click.option("--store", metavar="URL", help="Where checkpoints go [file://STATE_DIR/store].")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
+@click.option("-v", "--verbose", count=True, help="More of what is going on; twice for all of it.")
+@click.pass_context
+def cli(ctx: click.Context, /, config_path: str | None, as_json: bool, verbose: int, **flags: str | None) -> None:
+    """Live sessions that outlive their clients and their hosts.
+
+    \b
+    cmdop-migrate run --name work -- bash     start a session and attach to it
+    cmdop-migrate attach work                 come back to it; detach with Ctrl-\\ d
+    cmdop-migrate ls                          what runs here
+    """
+    app = ctx.ensure_object(App)
+    app.config_path, app.json, app.verbosity = config_path, as_json, verbose
+    app.flags = {key: value for key, value in flags.items() if value is not None}
+
+
+def main() -> None:
+    app = App()
+    as_json = "--json" in sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
+    try:
+        status = cli.main(prog_name="cmdop-migrate", obj=app, standalone_mode=False)
+    except CmdopError as error:
+        status = _fail(error, app.json or as_json)
+    except click.exceptions.Abort:
+        status = 130
+    except click.ClickException as error:
+        status = _fail(_usage(error), app.json or as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output left: nothing more to say, nothing wrong
+        status = 0
+    except KeyboardInterrupt:
+        status = 130
+    except Exception:  # noqa: BLE001 - the boundary: a bug becomes one line and a log file
+        status = _fail(_unexpected(app), app.json or as_json)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _fail(error: CmdopError, as_json: bool) -> int:
+    render.failure(error, as_json)
+    return error.exit
+
+
+def _usage(error: click.ClickException) -> Usage:
+    ctx = getattr(error, "ctx", None)
+    path = ctx.command_path if ctx else "cmdop-migrate"
+    return Usage(error.format_message(), f"See: {path} --help")
+
+
+def _unexpected(app: App) -> Unexpected:
+    kind, value, _ = sys.exc_info()
+    words = f"{kind.__name__ if kind else 'error'}: {value}"
+    try:
+        file = app.config.log_file
+    except CmdopError:
+        return Unexpected(words, traceback.format_exc())
+    log.get("cli").error("unexpected", exc_info=True)
+    return Unexpected(words, f"This is a bug. The details are in {file}")

@@ -1,0 +1,47 @@
+"""The only module that prints: tables for people, one JSON object for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cmdop_migrate.errors import CmdopError
+
+
+def answer(value: dict[str, Any]) -> None:
+    """The one JSON object of a command."""
+    print(json.dumps(value), flush=True)
+
+
+def line(text: str) -> None:
+    print(text, flush=True)
+
+
+def note(text: str) -> None:
+    """For the person only: never mixes with what a program reads."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def raw(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns as wide as they need to be; the last one is not padded."""
+    lines = [list(headings), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    for cells in lines:
+        padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
+        print("  ".join([*padded, cells[-1]]).rstrip())
+
+
+def failure(error: CmdopError, as_json: bool) -> None:
+    if as_json:
+        answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
+        return
+    print(f"cmdop-migrate: {error.message}", file=sys.stderr)
+    if error.hint:
+        print(f"  {error.hint}", file=sys.stderr)

@@ -1,0 +1,171 @@
+"""attach, send, output, wait, events."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from typing import Any
+
+import click
+
+from cmdop_migrate import units
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App, actor_name, command
+from cmdop_migrate.errors import Usage
+from cmdop_migrate.flows import talk
+from cmdop_migrate.session import terminal
+from cmdop_migrate.session.records import Records
+
+
+@click.command()
+@click.argument("session")
+@click.option("--read-only", is_flag=True, help="Watch; what you type goes nowhere.")
+@click.option("--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="Go on after this byte of output.")
+@click.option("--actor", metavar="NAME", help="Who is typing [you].")
+@command
+def attach(app: App, session: str, read_only: bool, start: int | None, actor: str | None) -> None:
+    """Your terminal on a session. Leave it with Ctrl-\\ d: the session goes on.
+
+    \b
+    cmdop-migrate attach work
+    cmdop-migrate attach work --read-only
+    """
+    if app.json:
+        raise Usage("attach is for terminals", "Programs use: send, output, wait")
+    attach_to(app.records(), session, actor_name(actor), read_only, start)
+
+
+def attach_to(records: Records, session: str, actor: str, read_only: bool, start: int | None) -> None:
+    record, channel = talk.open_channel(records, session)
+    with channel:
+        outcome = terminal.attach(channel, actor, read_only, start, sys.stdin.fileno(), sys.stdout.fileno())
+    if outcome.kind == "exited":
+        render.note(f"[{record.name}: {outcome.detail.get('reason', 'ended')}]")
+    elif outcome.kind == "lost":
+        records.sweep()
+        after = records.load(record.session)
+        reason = after.exit.reason if after and after.exit else "the connection to it was lost"
+        render.note(f"[{record.name}: {reason}]")
+    else:
+        render.note(
+            f"[detached from {record.name} at byte {outcome.seq}; come back with: cmdop-migrate attach {record.name}]"
+        )
+
+
+@click.command()
+@click.argument("session")
+@click.argument("text")
+@click.option("--enter", is_flag=True, help="Press Enter after it.")
+@click.option("--actor", metavar="NAME", help="Who says it [you].")
+@command
+def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> None:
+    """One input to a session; it arrives whole, in order.
+
+    \b
+    cmdop-migrate send work 'make test' --enter
+    """
+    data = text.encode("utf-8", "surrogateescape") + (b"\r" if enter else b"")
+    if not data:
+        raise Usage("nothing to send", "Give some text, or --enter.")
+    if len(data) > 128 << 10:
+        raise Usage(f"too long for one input: {len(data)} bytes", "Send at most 128 KiB at once.")
+    result = talk.send(app.records(), session, data, actor_name(actor))
+    if app.json:
+        render.answer(result)
+
+
+@click.command()
+@click.argument("session")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="From this byte on [all that is kept]."
+)
+@click.option("--follow", is_flag=True, help="Go on as it prints.")
+@command
+def output(app: App, session: str, start: int | None, follow: bool) -> None:
+    """What a session printed, also after its end.
+
+    \b
+    cmdop-migrate output work | tail -20
+    cmdop-migrate output work --from 4096 --json
+    """
+    records = app.records()
+    if not follow:
+        got = talk.output(records, session, start)
+        if app.json:
+            render.answer(_as_json(got))
+        else:
+            if got.lost:
+                render.note(f"[{got.lost} bytes before this are no longer kept]")
+            render.raw(got.data)
+        return
+    for piece in talk.follow(records, session, start):
+        if isinstance(piece, dict):
+            if app.json:
+                render.answer(piece)
+            elif piece.get("event") == "lost":
+                render.note(f"[{piece['bytes']} bytes were too much to keep]")
+        elif app.json:
+            render.answer(_as_json(piece))
+        else:
+            render.raw(piece.data)
+
+
+def _as_json(got: talk.Output) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "data": got.data.decode("utf-8", "replace"),
+        "from": got.start,
+        "to": got.end,
+        "lost": got.lost,
+    }
+    try:
+        got.data.decode("utf-8")
+    except UnicodeDecodeError:
+        answer["data_base64"] = base64.b64encode(got.data).decode()
+    return answer
+
+
+@click.command()
+@click.argument("session")
+@click.option("--for", "pattern", metavar="REGEX", help="Until it has printed this.")
+@click.option(
+    "--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="Look from this byte on [all that is kept]."
+)
+@click.option("--timeout", type=units.duration, metavar="TIME", default="30s", show_default=True)
+@command
+def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float) -> None:
+    """Until a session exits, or prints something.
+
+    \b
+    cmdop-migrate wait work --for 'listening on .*' --timeout 2m
+    """
+    result = talk.wait(app.records(), session, pattern, timeout, start)
+    if app.json:
+        render.answer(result)
+    elif "matched" in result:
+        render.line(result["matched"])
+    else:
+        render.line(result["reason"])
+
+
+@click.command()
+@click.argument("session", required=False)
+@click.option("--follow", is_flag=True, help="Go on as things happen.")
+@command
+def events(app: App, session: str | None, follow: bool) -> None:
+    """The record of what happened here, one JSON line each.
+
+    \b
+    cmdop-migrate events work
+    """
+    records = app.records()
+    wanted = records.find(session).session if session else None
+    shown = 0
+    while True:
+        lines = list(records.events.read(wanted))
+        for line in lines[shown:] if len(lines) >= shown else lines:
+            render.answer(line)
+        shown = len(lines)
+        if not follow:
+            return
+        time.sleep(0.5)

@@ -1,0 +1,91 @@
+"""What a terminal needs around a session's raw output: replay without side effects, and a clean way out.
+
+Pure: bytes in, bytes out.
+"""
+
+from __future__ import annotations
+
+import re
+
+from cmdop_migrate.session.ring import Modes
+
+PREFIX = 0x1C  # Ctrl-\
+_ALTERNATE = {47, 1047, 1049}
+# Modes worth re-creating for a client whose replay starts after they were set.
+_RESTORED = {1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004}
+_ON_BY_DEFAULT = {7, 25}
+
+# Questions to the terminal. Asked once by the session, long ago; asked again by a replay, the terminal's
+# answers would be typed into the session.
+_QUESTIONS = re.compile(
+    rb"\x1b\[[?>=]?[0-9;]*c"  # device attributes
+    rb"|\x1b\[\??[0-9;]*n"  # status and cursor reports
+    rb"|\x1b\[(?:1[1-9]|2[01])(?:;[0-9]+)*t"  # window reports
+    rb"|\x1b\[\??[0-9;]*\$p"  # mode requests
+    rb"|\x1b\[>[0-9;]*q|\x1b\[\?u|\x1b\[[0-9;]*x"  # version, keyboard and parameter requests
+    rb"|\x1b\][0-9;]*(?:[^\x07\x1b]*;)?\?(?:\x07|\x1b\\)"  # colours, clipboard
+    rb"|\x1bP[+$]q[^\x1b]*\x1b\\"  # capabilities, settings
+    rb"|\x05"
+)
+_UNFINISHED = re.compile(rb"\x1b(?:\[[0-9;?>=$]*|\][^\x07\x1b]{0,512}\x1b?|P[^\x1b]{0,512}\x1b?)?\Z")
+
+
+class Replay:
+    """Old output, safe to show again."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        data = self._held + data
+        cut = _UNFINISHED.search(data)
+        self._held = data[cut.start() :] if cut else b""
+        return _QUESTIONS.sub(b"", data[: cut.start()] if cut else data)
+
+    def end(self) -> bytes:
+        """What was held back: the live stream goes on from there."""
+        held, self._held = self._held, b""
+        return held
+
+
+def set_modes(on: list[int]) -> bytes:
+    """Brings a fresh terminal into the modes that were on where the replay begins."""
+    codes = [b"\x1b[?%dh" % mode for mode in on if mode in _RESTORED - _ON_BY_DEFAULT]
+    codes += [b"\x1b[?%dl" % mode for mode in _ON_BY_DEFAULT if mode not in on]
+    return b"".join(codes)
+
+
+def reset(modes: Modes) -> bytes:
+    """Undoes whatever the session left the terminal in."""
+    on = set(modes.on())
+    codes = [b"\x1b[?%dl" % mode for mode in sorted(on & (_RESTORED - _ON_BY_DEFAULT))]
+    codes += [b"\x1b[?%dh" % mode for mode in sorted(_ON_BY_DEFAULT - on)]
+    return b"".join(codes) + b"\x1b>\x1b[0m"
+
+
+def is_full_screen(modes: Modes) -> bool:
+    return bool(_ALTERNATE & set(modes.on()))
+
+
+class Keys:
+    """What is typed, with the detach key taken out: Ctrl-\\ d leaves, Ctrl-\\ Ctrl-\\ is one Ctrl-\\."""
+
+    def __init__(self) -> None:
+        self._pending = False
+
+    def feed(self, data: bytes) -> tuple[bytes, bool]:
+        """-> (for the session, whether to detach now)."""
+        out = bytearray()
+        for byte in data:
+            if not self._pending and byte == PREFIX:
+                self._pending = True
+            elif self._pending:
+                self._pending = False
+                if byte in b"dD":
+                    return bytes(out), True
+                if byte != PREFIX:
+                    out.append(PREFIX)
+                out.append(byte)
+            else:
+                out.append(byte)
+        return bytes(out), False

@@ -1,0 +1,213 @@
+"""`attach`: a person's terminal on a session, and that terminal given back sane whatever happens."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import termios
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cmdop_migrate.errors import Usage
+from cmdop_migrate.session import screen
+from cmdop_migrate.session.channel import Channel, HolderGone
+from cmdop_migrate.session.ring import Modes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attach ended; `seq` is where the next one may go on."""
+
+    kind: Literal["detached", "exited", "lost", "hangup"]
+    seq: int
+    lost: int
+    detail: dict[str, Any]
+
+
+def size_of(fd: int) -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(fd)
+    except OSError:
+        return 24, 80
+    return size.lines or 24, size.columns or 80
+
+
+def attach(channel: Channel, actor: str, read_only: bool, start: int | None, keyboard: int, display: int) -> Outcome:
+    """Joins terminal and session until detach, exit, or the end of either."""
+    if not os.isatty(keyboard) or not os.isatty(display):
+        raise Usage("attach needs a terminal", "From a script, use: cmdop-migrate send / output / wait")
+    rows, cols = size_of(display)
+    request: dict[str, Any] = {"actor": actor, "read_only": read_only, "from": start, "terminal": True}
+    request |= {"rows": rows, "cols": cols}
+    answer = channel.ask(op="attach", **request)
+    if answer.get("error") == "range":
+        raise Usage(f"no output has number {start} yet", f"Give a number from {answer['start']} to {answer['end']}.")
+    with _Terminal(keyboard, display) as terminal:
+        return _Attachment(channel, terminal, answer, start, read_only).run()
+
+
+class _Attachment:
+    def __init__(
+        self, channel: Channel, terminal: _Terminal, answer: dict[str, Any], start: int | None, read_only: bool
+    ) -> None:
+        self.channel, self.terminal, self.read_only = channel, terminal, read_only
+        self.live_from: int = answer["end"]
+        self.seq: int = answer["start"] if start is None else start
+        self.lost = 0
+        self.replay: screen.Replay | None = screen.Replay()
+        self.keys = screen.Keys()
+        if start is None:
+            terminal.show(screen.set_modes(answer["modes"]))
+
+    def run(self) -> Outcome:
+        self._maybe_live()
+        with _signals(signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP) as wake:
+            while True:
+                ready: list[Any] = select.select([self.channel.fileno(), self.terminal.keyboard, wake], [], [])[0]
+                for outcome in self._serve(ready, wake):
+                    if outcome is not None:
+                        return outcome
+
+    def _serve(self, ready: list[Any], wake: int) -> Iterator[Outcome | None]:
+        if wake in ready:
+            numbers = os.read(wake, 64)
+            if signal.SIGTERM in numbers or signal.SIGHUP in numbers:
+                yield self._outcome("hangup")
+            self._resize()
+        if self.channel.fileno() in ready:
+            yield self._from_session()
+        if self.terminal.keyboard in ready:
+            yield self._from_person()
+
+    def _from_session(self) -> Outcome | None:
+        try:
+            frames = self.channel.pending()
+        except HolderGone:
+            return self._outcome("lost")
+        for frame in frames:
+            message = self.channel.read(frame)
+            if isinstance(message, tuple):
+                self._show(*message)
+            elif message.get("event") == "lost":
+                self.lost += message["bytes"]
+                self.seq = message["from"] + message["bytes"]
+                self.terminal.show(b"\r\n[%d bytes of output were too much to keep]\r\n" % message["bytes"])
+            elif message.get("event") == "exit":
+                return self._outcome("exited", message)
+        return None
+
+    def _show(self, seq: int, data: bytes) -> None:
+        self.seq = seq + len(data)
+        if self.replay is not None:
+            old = data[: max(0, self.live_from - seq)]
+            self.terminal.show(self.replay.feed(old))
+            data = data[len(old) :]
+            self._maybe_live()
+        self.terminal.show(data)
+
+    def _maybe_live(self) -> None:
+        if self.replay is not None and self.seq >= self.live_from:
+            self.terminal.show(self.replay.end())
+            self.replay = None
+            if screen.is_full_screen(self.terminal.modes) and not self.read_only:
+                # A full-screen program paints itself anew when its window changes: change it, and back.
+                rows, cols = size_of(self.terminal.display)
+                self.channel.resize(max(1, rows - 1), cols)
+                self.channel.resize(rows, cols)
+
+    def _from_person(self) -> Outcome | None:
+        data = os.read(self.terminal.keyboard, 4096)
+        if not data:
+            return self._outcome("hangup")
+        typed, leave = self.keys.feed(data)
+        try:
+            if typed and not self.read_only:
+                self.channel.type(typed)
+        except OSError:
+            return self._outcome("lost")
+        return self._outcome("detached") if leave else None
+
+    def _resize(self) -> None:
+        if not self.read_only:
+            self.channel.resize(*size_of(self.terminal.display))
+
+    def _outcome(self, kind: Literal["detached", "exited", "lost", "hangup"], detail: Any = None) -> Outcome:
+        return Outcome(kind, self.seq, self.lost, detail or {})
+
+
+class _Terminal:
+    """Raw while inside; as it was before afterwards, even when this process is killed: a guard puts it right then."""
+
+    def __init__(self, keyboard: int, display: int) -> None:
+        self.keyboard, self.display = keyboard, display
+        self.modes = Modes()
+        self._known = self.modes.on()
+        self._before = termios.tcgetattr(keyboard)
+
+    def __enter__(self) -> _Terminal:
+        watched, self._guard = os.pipe()
+        self._guard_pid = os.fork()
+        if self._guard_pid == 0:
+            _guard(watched, self._guard, self.keyboard, self.display, self._before)
+        os.close(watched)
+        tty.setraw(self.keyboard, termios.TCSADRAIN)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
+        self._write(screen.reset(self.modes) + b"\r\n")
+        os.write(self._guard, b"all is well\n")
+        os.close(self._guard)
+        os.waitpid(self._guard_pid, 0)
+
+    def show(self, data: bytes) -> None:
+        if not data:
+            return
+        self.modes.feed(data)
+        if self.modes.on() != self._known:
+            self._known = self.modes.on()
+            os.write(self._guard, screen.reset(self.modes).hex().encode() + b"\n")
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.display, view) :]
+
+
+def _guard(watched: int, ours: int, keyboard: int, display: int, before: list[Any]) -> None:
+    """A child that outlives a killed attach by an instant, to give the terminal back."""
+    try:
+        for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
+            signal.signal(number, signal.SIG_IGN)
+        os.close(ours)
+        undo = b""
+        with os.fdopen(watched, "rb") as lines:
+            for line in lines:
+                if line == b"all is well\n":
+                    return
+                undo = bytes.fromhex(line.decode())
+        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+        os.write(display, undo + b"\r\n")
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def _signals(*numbers: signal.Signals) -> Iterator[int]:
+    """A descriptor from which the numbers of arriving signals are read."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
