@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REAL = frozenset(
-    "ext2 ext3 ext4 xfs btrfs zfs f2fs bcachefs vfat exfat ntfs3 overlay tmpfs".split()
-    + "nfs nfs4 cifs smb3 9p virtiofs ceph erofs squashfs".split()
+    ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3", "overlay", "tmpfs"]
+    + ["nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs"]
 )
 SPECIAL = ("/proc", "/sys", "/dev", "/run")
 RESOLV = "/etc/resolv.conf"
