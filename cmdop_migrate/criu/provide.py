@@ -126,11 +126,11 @@ def fetch(prefix: Path, say: Say) -> Criu:
             f"cannot write to {prefix}: {error.strerror}", "Run as root, or set `state_dir` elsewhere."
         ) from error
     with _locked(prefix, say):
+        for left in prefix.glob("work-*"):
+            shutil.rmtree(left, ignore_errors=True)
         found = _working_private(prefix)
         if found:
             return found
-        for left in prefix.glob("work-*"):
-            shutil.rmtree(left, ignore_errors=True)
         work = Path(tempfile.mkdtemp(prefix="work-", dir=prefix))
         work.chmod(0o755)
         try:
