@@ -28,7 +28,7 @@ _READ_AT_ONCE = 1 << 30  # Linux gives at most 2 GiB - 4 KiB per read
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
-_MISUSED = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EXDEV}
+_MISUSED = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EXDEV}
 
 
 class LocalStore(Store):

@@ -64,9 +64,6 @@ class S3Store(Store):
         self._place = place
         self._client = _client(place, limits or S3Limits())
         self._root = f"{place.prefix}/" if place.prefix else ""
-        # Over http the signature covers a SHA-256 of the body; over https it does not, so there an MD5 goes along.
-        # Either way the server refuses a body that changed on its way.
-        self._send_md5 = self._client.meta.endpoint_url.startswith("https:")
         self._lock = threading.Lock()
         self._bucket_seen = False
         self._batch_delete = True
@@ -76,7 +73,7 @@ class S3Store(Store):
         with self._failures(f"store {name}"):
             if len(data) <= SINGLE_PUT_MAX:
                 body = _body(data)
-                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, **self._digest(body))
+                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body))
             else:
                 self._put_parts(key, data)
 
@@ -89,7 +86,7 @@ class S3Store(Store):
         try:
             with self._failures(f"store {name}"):
                 self._client.put_object(
-                    Bucket=self._place.bucket, Key=key, Body=body, IfNoneMatch="*", **self._digest(body)
+                    Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body), IfNoneMatch="*"
                 )
             return True
         except StoreUnreachable as error:
@@ -191,7 +188,7 @@ class S3Store(Store):
                 raise StoreUnreachable(f"{key}: another part failed")
             body = bytes(part)
             answer = self._client.upload_part(
-                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, **self._digest(body)
+                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=_md5(body)
             )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -229,11 +226,6 @@ class S3Store(Store):
         check_name(name)
         return self._root + name
 
-    def _digest(self, body: bytes) -> dict[str, Any]:
-        if not self._send_md5:
-            return {}
-        return {"ContentMD5": base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()}
-
     def _check_bucket(self) -> None:
         """Once per store: some servers make a missing bucket on the first write, and none says in a HEAD which of the
         two is missing. Not allowed to ask (403) is no answer: the request itself will tell."""
@@ -262,6 +254,13 @@ class S3Store(Store):
 
 def _body(data: Data) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
+
+
+def _md5(body: bytes) -> str:
+    """Goes with every upload, so that the server refuses what was damaged or cut on its way. The SHA-256 in the
+    signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
+    the connection is cut between the headers and the body."""
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def _client(place: S3Place, limits: S3Limits) -> S3Client:
