@@ -43,9 +43,10 @@ def open_reliable(url: str) -> Store:
 def _directory(url: str) -> Path:
     # Taken as it stands, nothing decoded: the setting's default is made of the state dir's plain path.
     path = url.removeprefix("file://")
-    if not os.path.isabs(path) or "\0" in path or os.path.normpath(path) == "/":
+    clean = "/" + os.path.normpath(path).strip("/")  # normpath keeps a double slash at the start
+    if not os.path.isabs(path) or "\0" in path or clean == "/":
         raise BadConfig(f"not the address of a directory: {url!r}", _HINT)
-    return Path(os.path.normpath(path))
+    return Path(clean)
 
 
 def s3_place(url: str) -> S3Place:

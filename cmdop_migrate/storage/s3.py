@@ -64,7 +64,6 @@ class S3Store(Store):
         self._place = place
         self._client = _client(place, limits or S3Limits())
         self._root = f"{place.prefix}/" if place.prefix else ""
-        self._lock = threading.Lock()
         self._bucket_seen = False
         self._batch_delete = True
 
@@ -119,7 +118,8 @@ class S3Store(Store):
             with contextlib.closing(answer["Body"]) as body:
                 data = cast(bytes, body.read())
         if len(data) != answer["ContentLength"]:
-            raise StoreUnreachable(f"{self.url} cut {name} short: {len(data)} of {answer['ContentLength']} bytes")
+            short = f"{self.url} cut {name} short: {len(data)} of {answer['ContentLength']} bytes"
+            raise StoreUnreachable(short, "Check the network and any proxy on the way, then try again.")
         if whole or "ContentRange" in answer:
             return data
         return data[start:] if length is None else data[start : start + length]  # a server without ranges sent it all
