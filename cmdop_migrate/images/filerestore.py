@@ -11,12 +11,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
+from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import Blocked, CmdopError, ImageRefused, Unexpected
 from cmdop_migrate.images.files import ChunkSource
 from cmdop_migrate.images.filestats import Stat, Stats, settled, stat_of
@@ -60,18 +61,19 @@ def restore(
             f"the session's files contain device nodes of the host: {names}",
             "If you trust this image, allow device nodes for this restore.",
         )
-    pool = ThreadPoolExecutor(readers, thread_name_prefix="files-restore")
     try:
-        cursor, source_cursor = Cursor(target), Cursor(target)
+        cursor = Cursor(target)
+        links = Cursor(target)
+    except OSError as error:
+        raise Blocked(f"cannot fill {target}: {error.strerror}", "Restore files into a new directory.") from error
+    with closing(cursor), closing(links):
+        if os.listdir(cursor.fd):
+            raise Blocked(f"{target} is not empty", "Restore files into a new directory.")
+        pool = ThreadPoolExecutor(readers, thread_name_prefix="files-restore")
         try:
-            if os.listdir(cursor.fd):
-                raise Blocked(f"{target} is not empty", "Restore files into a new directory.")
-            return _Maker(table, _ReadAhead(source, table, pool), cursor, source_cursor).run()
+            return _Maker(table, _ReadAhead(source, table, pool), cursor, links).run()
         finally:
-            cursor.close()
-            source_cursor.close()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _ReadAhead:
@@ -138,7 +140,7 @@ class _Maker:
                 self._finish_directory()
         except OSError as error:
             raise _explained(path, error) from error
-        now = time.time_ns()
+        now = int(walltime() * 1e9)
         return tuple(settled(seen, now) for seen in self._stats)
 
     def _make(self, path: bytes, entry: Entry) -> None:

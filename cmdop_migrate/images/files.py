@@ -13,14 +13,15 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 import zlib
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import Blocked, Unexpected
 from cmdop_migrate.images.fileread import on_tmpfs, parts, segments, standing_still
 from cmdop_migrate.images.filestats import Stat, Stats, settled, stat_of
@@ -98,22 +99,22 @@ def capture(
     read every time. `live`: the session runs; what changes meanwhile is
     recorded as empty and the table is marked unfit for a restore.
     """
-    if previous is not None and on_tmpfs(root):
-        previous = None  # on tmpfs no write through a mapping ever moves a timestamp
-    work = _Work(root, sink, previous, present, live)
+    path = b""
     try:
-        work.distrust(mapped)
-        for node in walk(root, frozenset(exclude), live=live):
-            work.visit(node)
-        work.end_pack()
-        chunks = tuple(slot if isinstance(slot, str) else slot.result() for slot in work.slots)
+        if previous is not None and on_tmpfs(root):
+            previous = None  # on tmpfs no write through a mapping ever moves a timestamp
+        with closing(_Work(root, sink, previous, present, live)) as work:
+            work.distrust(mapped)
+            for node in walk(root, frozenset(exclude), live=live):
+                path = node.path
+                work.visit(node)
+            work.end_pack()
+            chunks = tuple(slot if isinstance(slot, str) else slot.result() for slot in work.slots)
     except OSError as error:
         raise Unexpected(
-            f"cannot read {os.fsdecode(work.path)} of the session's files: {error.strerror}",
+            f"cannot read the session's files in {root}, at {os.fsdecode(path) or 'the root'}: {error.strerror}",
             "The session goes on. Look at the disk (`dmesg`), then checkpoint again.",
         ) from error
-    finally:
-        work.close()
     return Capture(FileTable(tuple(work.entries), chunks, live), tuple(work.stats))
 
 
@@ -140,10 +141,9 @@ class _Work:
         self.entries: list[Entry] = []
         self.stats: list[Stat | None] = []
         self.slots: list[Future[str] | str] = []
-        self.path = b""
         self._sink = sink
         self._live = live
-        self._began = time.time_ns()
+        self._began = int(walltime() * 1e9)
         self._links: dict[int, int] = {}
         self._mapped: set[int] = set()
         self._pack: list[_Member] = []
@@ -172,7 +172,6 @@ class _Work:
 
     def visit(self, node: Node) -> None:
         """Add one name to the table."""
-        self.path = node.path
         found = node.stat
         kind = _KINDS[stat.S_IFMT(found.st_mode)]
         if kind == CHAR and found.st_rdev == 0:
@@ -219,7 +218,6 @@ class _Work:
     def _read_pack(self) -> bytes:
         data = bytearray()
         for member in self._pack:
-            self.path = member.node.path
             start = len(data)
             try:
                 with standing_still(member.node):

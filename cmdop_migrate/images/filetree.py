@@ -139,6 +139,37 @@ def _names(fd: int) -> Iterator[bytes]:
     return iter(sorted(map(os.fsencode, os.listdir(fd))))
 
 
+def remove_tree(root: Path) -> None:
+    """Delete a tree of any depth, for which shutil.rmtree recurses too deep. No error when it is not there."""
+    try:
+        cursor = Cursor(root)
+    except FileNotFoundError:
+        return
+    try:
+        while True:
+            below = None
+            for name in _names(cursor.fd):
+                if stat.S_ISDIR(os.stat(name, dir_fd=cursor.fd, follow_symlinks=False).st_mode):
+                    try:
+                        os.rmdir(name, dir_fd=cursor.fd)
+                    except OSError as error:
+                        if error.errno != errno.ENOTEMPTY:
+                            raise
+                        below = name
+                        break
+                else:
+                    os.unlink(name, dir_fd=cursor.fd)
+            if below is not None:
+                cursor.enter(below)
+            elif cursor.path:
+                cursor.leave()
+            else:
+                break
+    finally:
+        cursor.close()
+    os.rmdir(root)
+
+
 def read_xattrs(node: Node) -> Xattrs:
     """The extended attributes that travel, by name. Blocked when the layer depends on names or data below it."""
     found = []

@@ -1,4 +1,4 @@
-"""The file layer through a real overlay: change everything in a session's view, capture, re-create, compare the views."""
+"""The file layer through a real overlay: change everything, capture, re-create, compare the merged views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cmdop_migrate.errors import Blocked
 from cmdop_migrate.images.filerestore import restore
 from cmdop_migrate.images.files import capture
 from cmdop_migrate.images.filetable import WHITEOUT, parse
-from cmdop_migrate.images.filetree import measure, snapshot
+from cmdop_migrate.images.filetree import measure, remove_tree, snapshot
 from tests.filechunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
@@ -43,6 +43,8 @@ def overlay(tmp_path: Path) -> Iterator[Mount]:
     yield mount
     for view in reversed(mounted):
         subprocess.run(["umount", view], check=True)
+    for place in tmp_path.iterdir():  # pytest's own clean-up cannot delete a tree this deep
+        remove_tree(place)
 
 
 def _lower(root: Path) -> None:
@@ -79,7 +81,13 @@ def _change(view: Path) -> None:
     # user::rwx user:1000:r-- group::r-x mask::r-x other::---
     acl = struct.pack("<I", 2) + b"".join(
         struct.pack("<HHI", tag, perm, who)
-        for tag, perm, who in ((1, 7, 2**32 - 1), (2, 4, 1000), (4, 5, 2**32 - 1), (16, 5, 2**32 - 1), (32, 0, 2**32 - 1))
+        for tag, perm, who in (
+            (1, 7, 2**32 - 1),
+            (2, 4, 1000),
+            (4, 5, 2**32 - 1),
+            (16, 5, 2**32 - 1),
+            (32, 0, 2**32 - 1),
+        )
     )
     os.setxattr(new, "system.posix_acl_default", acl)
     (new / "inherits").write_text("acl")
