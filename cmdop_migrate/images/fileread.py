@@ -5,34 +5,49 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from cmdop_migrate.images.filestats import stat_of
 from cmdop_migrate.images.filetable import CHUNK
 from cmdop_migrate.images.filetree import Node, changed
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME | os.O_CLOEXEC
 
 
-@contextmanager
-def standing_still(node: Node) -> Iterator[None]:
-    """A file that vanished, or is something else now, changed while it was read."""
+Segments = tuple[tuple[int, int], ...]
+_GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ESTALE)
+
+
+def open_met(directory: int, node: Node) -> int:
+    """Open the very file that the walk met. Fails if it has changed since."""
     try:
-        yield
+        fd = os.open(node.name, _READ_FLAGS, dir_fd=directory)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ESTALE):
+        if error.errno in _GONE:
             raise changed(node.path) from error
         raise
+    if not _unchanged(fd, node):
+        os.close(fd)
+        raise changed(node.path)
+    return fd
 
 
-def segments(node: Node) -> list[tuple[int, int]]:
+def _unchanged(fd: int, node: Node) -> bool:
+    now, met = os.fstat(fd), node.stat
+    return (
+        now.st_ctime_ns == met.st_ctime_ns
+        and now.st_mtime_ns == met.st_mtime_ns
+        and now.st_size == met.st_size
+        and now.st_ino == met.st_ino
+    )
+
+
+def segments(node: Node) -> Segments:
     """Where a file has data, as (offset, length)."""
     size = node.stat.st_size
     if node.stat.st_blocks * 512 >= size:
-        return [(0, size)] if size else []
+        return ((0, size),) if size else ()
     found = []
-    fd = os.open(node.name, _READ_FLAGS, dir_fd=node.fd)
+    fd = open_met(node.fd, node)
     try:
         end = 0
         while end < size:
@@ -45,16 +60,14 @@ def segments(node: Node) -> list[tuple[int, int]]:
             raise
     finally:
         os.close(fd)
-    return found
+    return tuple(found)
 
 
-def parts(directory: int, node: Node, segments: list[tuple[int, int]]) -> Iterator[tuple[int, bytes]]:
+def parts(directory: int, node: Node, where: Segments) -> Iterator[tuple[int, bytes]]:
     """The data of a file in pieces that do not cross a 1 MiB boundary. Fails if it is not the file that was met."""
-    fd = os.open(node.name, _READ_FLAGS, dir_fd=directory)
+    fd = open_met(directory, node)
     try:
-        if stat_of(os.fstat(fd)) != stat_of(node.stat):
-            raise changed(node.path)
-        for start, length in segments:
+        for start, length in where:
             offset = start
             while offset < start + length:
                 want = min(start + length - offset, CHUNK - offset % CHUNK)
@@ -63,10 +76,22 @@ def parts(directory: int, node: Node, segments: list[tuple[int, int]]) -> Iterat
                     raise changed(node.path)
                 yield offset, data
                 offset += want
-        if stat_of(os.fstat(fd)) != stat_of(node.stat):
+        if not _unchanged(fd, node):
             raise changed(node.path)
     finally:
         os.close(fd)
+
+
+def whole(directory: int, node: Node, where: Segments) -> bytes:
+    """All the data of a small file."""
+    fd = open_met(directory, node)
+    try:
+        data = [os.pread(fd, length, offset) for offset, length in where]
+        if not _unchanged(fd, node) or any(len(part) != want[1] for part, want in zip(data, where, strict=True)):
+            raise changed(node.path)
+    finally:
+        os.close(fd)
+    return data[0] if len(data) == 1 else b"".join(data)
 
 
 def on_tmpfs(root: Path) -> bool:

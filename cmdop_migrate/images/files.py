@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import Blocked, Unexpected
-from cmdop_migrate.images.fileread import on_tmpfs, parts, segments, standing_still
+from cmdop_migrate.images.fileread import Segments, on_tmpfs, parts, segments, whole
 from cmdop_migrate.images.filestats import Stat, Stats, settled, stat_of
 from cmdop_migrate.images.filetable import (
     BLOCK,
@@ -42,11 +42,12 @@ from cmdop_migrate.images.filetable import (
     Extent,
     FileTable,
 )
-from cmdop_migrate.images.filetree import Cursor, Node, read_xattrs, walk
+from cmdop_migrate.images.filetree import Cursor, Node, changed, read_xattrs, walk
 
 SMALL = 64 << 10
 _PACK_LEAST = 128 << 10
 _PACK_ENDS_AT_ONE_IN = 8
+_NO_DEVICE = (0, 0)
 _KINDS = {
     stat.S_IFDIR: DIRECTORY,
     stat.S_IFREG: FILE,
@@ -123,7 +124,7 @@ class _Member(NamedTuple):
 
     entry: int
     node: Node
-    segments: list[tuple[int, int]]
+    segments: Segments
     known: Entry | None
 
 
@@ -181,20 +182,12 @@ class _Work:
         if linked and found.st_ino in self._links:
             self._add(Entry(HARDLINK, depth, node.name, link=self._links[found.st_ino]))
             return
-        known = self._known(node) if kind == FILE else None
+        seen = stat_of(found) if kind == FILE and found.st_ino not in self._mapped else None
+        known = self._known(node.path, seen) if seen is not None else None
+        extents: tuple[Extent, ...] | None = ()
         try:
-            entry = Entry(
-                kind,
-                depth,
-                node.name,
-                0o777 if kind == SYMLINK else stat.S_IMODE(found.st_mode),
-                found.st_uid,
-                found.st_gid,
-                found.st_mtime_ns,
-                read_xattrs(node) if known is None else known.xattrs,
-                target=os.readlink(node.name, dir_fd=node.fd) if kind == SYMLINK else b"",
-                rdev=(os.major(found.st_rdev), os.minor(found.st_rdev)) if kind in (CHAR, BLOCK) else (0, 0),
-            )
+            xattrs = read_xattrs(node) if known is None else known.xattrs
+            target = os.readlink(node.name, dir_fd=node.fd) if kind == SYMLINK else b""
         except OSError as error:
             if self._live and error.errno in (errno.ENOENT, errno.ENODATA) and kind != DIRECTORY:
                 return
@@ -202,9 +195,27 @@ class _Work:
         if linked:
             self._links[found.st_ino] = len(self.entries)
         if kind == FILE:
-            self._file(node, entry._replace(size=found.st_size), known)
-        else:
-            self._add(entry)
+            extents = self._file(node, known)
+        entry = Entry(
+            kind,
+            depth,
+            node.name,
+            0o777 if kind == SYMLINK else stat.S_IMODE(found.st_mode),
+            found.st_uid,
+            found.st_gid,
+            found.st_mtime_ns,
+            xattrs,
+            found.st_size if kind == FILE else 0,
+            extents or (),
+            target,
+            -1,
+            (os.major(found.st_rdev), os.minor(found.st_rdev)) if kind in (CHAR, BLOCK) else _NO_DEVICE,
+        )
+        self._add(entry, seen)
+        if extents is None:
+            self._forget(-1)
+        if self._pack_size >= _PACK_LEAST and zlib.crc32(self._pack[-1].node.name) % _PACK_ENDS_AT_ONE_IN == 0:
+            self.end_pack()
 
     def end_pack(self) -> None:
         """Send the small files gathered so far as one chunk, or reuse the chunk they had."""
@@ -216,20 +227,17 @@ class _Work:
         self._pack_size = 0
 
     def _read_pack(self) -> bytes:
-        data = bytearray()
+        data = []
         for member in self._pack:
-            start = len(data)
             try:
-                with standing_still(member.node):
-                    self._cursor.go(member.node.directory)
-                    for _, part in parts(self._cursor.fd, member.node, member.segments):
-                        data += part
-            except Blocked:
+                self._cursor.go(member.node.directory)
+                data.append(whole(self._cursor.fd, member.node, member.segments))
+            except (Blocked, FileNotFoundError, NotADirectoryError) as error:
                 if not self._live:
-                    raise
+                    raise changed(member.node.path) from error
                 self._forget(member.entry)
-                data += bytes(start + sum(length for _, length in member.segments) - len(data))
-        return bytes(data)
+                data.append(bytes(sum(length for _, length in member.segments)))
+        return b"".join(data)
 
     def _add(self, entry: Entry, known_by: Stat | None = None) -> None:
         self.entries.append(entry)
@@ -240,29 +248,24 @@ class _Work:
         self.entries[number] = self.entries[number]._replace(size=0, extents=())
         self.stats[number] = None
 
-    def _file(self, node: Node, entry: Entry, known: Entry | None) -> None:
-        if entry.size > MAX_SIZE:
+    def _file(self, node: Node, known: Entry | None) -> tuple[Extent, ...] | None:
+        """Where the data of a file is, or will be when its pack ends. None: it changed, in a live capture."""
+        if node.stat.st_size > MAX_SIZE:
             raise Blocked(f"{os.fsdecode(node.path)} is larger than an image can hold", "Truncate or remove it.")
-        number = len(self.entries)
         slots = len(self.slots)
-        self._add(entry, None if node.stat.st_ino in self._mapped else stat_of(node.stat))
         try:
-            with standing_still(node):
-                where = [part[:2] for part in known.extents] if known else segments(node)
-                size = sum(length for _, length in where)
-                if 0 < size < SMALL:
-                    self._gather(_Member(number, node, where, known), size)
-                elif known is not None:
-                    self._reuse(number, known)
-                elif size:
-                    self._cut(number, node, where)
+            where = segments(node) if known is None else tuple((part.offset, part.length) for part in known.extents)
+            size = sum(length for _, length in where)
+            if 0 < size < SMALL:
+                return self._gather(_Member(len(self.entries), node, where, known), size)
+            return self._cut(node, where) if known is None else self._reuse(known)
         except Blocked:
             if not self._live:
                 raise
-            self._forget(number)
             del self.slots[slots:]
+            return None
 
-    def _gather(self, member: _Member, size: int) -> None:
+    def _gather(self, member: _Member, size: int) -> tuple[Extent, ...]:
         if self._pack_size + size > CHUNK:
             self.end_pack()
         if not self._pack:
@@ -272,12 +275,10 @@ class _Work:
         for offset, length in member.segments:
             extents.append(Extent(offset, length, self._pack_slot, self._pack_size))
             self._pack_size += length
-        self.entries[member.entry] = self.entries[member.entry]._replace(extents=tuple(extents))
         self._pack.append(member)
-        if self._pack_size >= _PACK_LEAST and zlib.crc32(member.node.name) % _PACK_ENDS_AT_ONE_IN == 0:
-            self.end_pack()
+        return tuple(extents)
 
-    def _cut(self, number: int, node: Node, where: list[tuple[int, int]]) -> None:
+    def _cut(self, node: Node, where: Segments) -> tuple[Extent, ...]:
         """One chunk for each 1 MiB of the file that has any data."""
         extents: list[Extent] = []
         window = -1
@@ -292,13 +293,13 @@ class _Work:
             held.append(part)
             at += len(part)
         self._send(held)
-        self.entries[number] = self.entries[number]._replace(extents=tuple(extents))
+        return tuple(extents)
 
     def _send(self, held: list[bytes]) -> None:
         if held:
             self.slots[-1] = self._sink.submit(held[0] if len(held) == 1 else b"".join(held))
 
-    def _reuse(self, number: int, known: Entry) -> None:
+    def _reuse(self, known: Entry) -> tuple[Extent, ...]:
         extents = []
         last = -1
         for part in known.extents:
@@ -306,7 +307,7 @@ class _Work:
                 self.slots.append(self._old_chunks[part.chunk])
                 last = part.chunk
             extents.append(part._replace(chunk=len(self.slots) - 1))
-        self.entries[number] = self.entries[number]._replace(extents=tuple(extents))
+        return tuple(extents)
 
     def _pack_before(self) -> str | None:
         """The chunk that holds exactly these small files, unchanged, in this order; None when they must be read."""
@@ -333,8 +334,6 @@ class _Work:
             if seen is not None and entry.kind == FILE and all(usable[part.chunk] for part in entry.extents):
                 self._old[path] = seen, entry
 
-    def _known(self, node: Node) -> Entry | None:
-        seen = self._old.get(node.path)
-        if seen is None or node.stat.st_ino in self._mapped or seen[0] != stat_of(node.stat):
-            return None
-        return seen[1]
+    def _known(self, path: bytes, now: Stat) -> Entry | None:
+        seen = self._old.get(path)
+        return seen[1] if seen is not None and seen[0] == now else None
