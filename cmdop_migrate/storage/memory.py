@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from cmdop_migrate.clock import walltime
-from cmdop_migrate.storage.base import ObjectInfo, Store
+from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range
 
 
 class MemoryStore(Store):
@@ -15,11 +15,13 @@ class MemoryStore(Store):
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._lock = threading.Lock()
 
-    def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
+    def put(self, name: str, data: Data) -> None:
+        check_name(name)
         with self._lock:
             self._objects[name] = bytes(data), walltime()
 
-    def put_new(self, name: str, data: bytes | bytearray | memoryview) -> bool:
+    def put_new(self, name: str, data: Data) -> bool:
+        check_name(name)
         with self._lock:
             if name in self._objects:
                 return False
@@ -27,19 +29,23 @@ class MemoryStore(Store):
             return True
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        check_name(name)
+        check_range(start, length)
         data = self._objects[name][0]
         return data[start:] if length is None else data[start : start + length]
 
     def stat(self, name: str) -> ObjectInfo | None:
-        found = self._objects.get(name)
+        found = self._objects.get(check_name(name))
         return ObjectInfo(name, len(found[0]), found[1]) if found else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
         with self._lock:
             found = sorted((name, held) for name, held in self._objects.items() if name.startswith(prefix))
         return iter([ObjectInfo(name, len(data), modified) for name, (data, modified) in found])
 
     def delete(self, names: Iterable[str]) -> None:
+        checked = [check_name(name) for name in names]
         with self._lock:
-            for name in names:
+            for name in checked:
                 self._objects.pop(name, None)

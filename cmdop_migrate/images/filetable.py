@@ -1,0 +1,322 @@
+"""The table of a file layer: what an overlay's upper directory held, as it travels in an image.
+
+The entries are a walk of the tree, parents before children, siblings in byte
+order. An entry carries its name and its depth, never a path, so a table that
+parses cannot point outside the tree or through a symlink: an entry one level
+deeper than its predecessor needs that predecessor to be a directory.
+
+On the wire: JSON lines in ASCII. A header, one line per chunk id, one line per
+entry. Raw bytes in names are written as Python's surrogate escapes. Everything
+that is not exactly this is refused; see docs/image-format.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+from cmdop_migrate.errors import ImageRefused
+
+FORMAT = "cmdop-files"
+VERSION = 1
+CHUNK = 1 << 20
+MAX_DEPTH = 4096
+MAX_SIZE = 1 << 53
+
+DIRECTORY, FILE, SYMLINK, FIFO, SOCKET = "d", "f", "l", "p", "s"
+WHITEOUT, CHAR, BLOCK, HARDLINK = "w", "c", "b", "h"
+LINKABLE = frozenset((FILE, SYMLINK, FIFO, SOCKET))
+
+# Pseudo-devices that every session's own /dev has as well: a node of them opens nothing of the host.
+HARMLESS = frozenset(((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)))
+
+_REF = re.compile(r"[0-9a-f]{16,128}")
+_ACLS = ("system.posix_acl_access", "system.posix_acl_default")
+_OVERLAY = "trusted.overlay."
+# `overlay.` is how overlayfs stores the marks of an overlay nested inside the session: they are its data.
+_OVERLAY_KEPT = ("opaque", "whiteout", "protattr", "overlay.")
+_OVERLAY_HOST_BOUND = ("origin", "impure", "nlink", "upper", "uuid")
+
+Xattrs = tuple[tuple[str, bytes], ...]
+
+
+class Extent(NamedTuple):
+    """`length` bytes of a file at `offset` are in chunk number `chunk`, from `at` on."""
+
+    offset: int
+    length: int
+    chunk: int
+    at: int
+
+
+class Entry(NamedTuple):
+    """One name in the tree. A tuple, not a dataclass: there may be hundreds of thousands of them.
+
+    `extents` are the parts of a FILE that are not holes; `link` is the number
+    of the entry a HARDLINK is another name of (it has no metadata of its own).
+    """
+
+    kind: str
+    depth: int
+    name: bytes
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    xattrs: Xattrs = ()
+    size: int = 0
+    extents: tuple[Extent, ...] = ()
+    target: bytes = b""
+    link: int = -1
+    rdev: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class FileTable:
+    """A whole layer. `live`: taken while the session ran, good for finding what changed, never for a restore."""
+
+    entries: tuple[Entry, ...]
+    chunks: tuple[str, ...]
+    live: bool = False
+
+    @property
+    def data_bytes(self) -> int:
+        """What a restore will write: ask for this much disk before."""
+        return sum(part.length for entry in self.entries for part in entry.extents)
+
+    @property
+    def devices(self) -> tuple[bytes, ...]:
+        """Paths of device nodes that reach something of the host, so that a plan can name them."""
+        return tuple(
+            path for path, entry in self.paths() if entry.kind in (CHAR, BLOCK) and not harmless(entry.kind, entry.rdev)
+        )
+
+    def paths(self) -> Iterator[tuple[bytes, Entry]]:
+        """Every entry with its path relative to the root of the layer (b"" is the root)."""
+        parents: list[bytes] = []
+        for entry in self.entries:
+            del parents[entry.depth :]
+            path = parents[-1] + entry.name if parents else b""
+            yield path, entry
+            if entry.kind == DIRECTORY:
+                parents.append(path + b"/" if path else b"")
+
+    def serialise(self) -> bytes:
+        """The bytes `parse` reads. The same tree gives the same bytes."""
+        header = {
+            "format": FORMAT,
+            "version": VERSION,
+            "live": self.live,
+            "chunks": len(self.chunks),
+            "entries": len(self.entries),
+        }
+        encode = json.JSONEncoder(separators=(",", ":")).encode
+        lines = [
+            encode(header),
+            *(encode(ref) for ref in self.chunks),
+            *(encode(_row(entry)) for entry in self.entries),
+        ]
+        return ("\n".join(lines) + "\n").encode("ascii")
+
+
+def harmless(kind: str, rdev: tuple[int, int]) -> bool:
+    """Is this device node one that may always be made?"""
+    return kind == CHAR and rdev in HARMLESS
+
+
+def xattr_kept(name: str) -> bool | None:
+    """Does this extended attribute of the upper layer travel? None: it must not exist at all.
+
+    Overlayfs keeps its own notes there. Marks of what was hidden travel; notes
+    about this host's lower files do not; what would make the layer depend on
+    other names or on the data of lower files (redirect, metacopy, and any note
+    not known here) is refused. Namespaces of one filesystem (btrfs., …) stay behind.
+    """
+    if not name.startswith(_OVERLAY):
+        return name.startswith(("user.", "security.", "trusted.")) or name in _ACLS
+    note = name.removeprefix(_OVERLAY)
+    if note in _OVERLAY_KEPT[:3] or note.startswith(_OVERLAY_KEPT[3]):
+        return True
+    return False if note in _OVERLAY_HOST_BOUND else None
+
+
+def parse(data: bytes) -> FileTable:
+    """Read a table that someone else may have written. Whatever is wrong with it: ImageRefused, and nothing else."""
+    lines = data.split(b"\n")
+    if len(lines) < 2 or lines.pop():
+        _refuse(0, "it is cut short")
+    header = _load(0, lines[0])
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        _refuse(0, "it is not a file table")
+    if header.get("version") != VERSION:
+        raise ImageRefused(
+            f"the file table has format version {header.get('version')!r}, this tool reads {VERSION}",
+            "Restore it with the version of cmdop-migrate that made it, or a newer one.",
+        )
+    if set(header) != {"format", "version", "live", "chunks", "entries"} or type(header["live"]) is not bool:
+        _refuse(0, "its header has other fields than this version knows")
+    count = _int(0, header["chunks"], len(lines), "number of chunks")
+    if _int(0, header["entries"], len(lines), "number of entries") + count + 1 != len(lines):
+        _refuse(0, "it has more or fewer lines than its header says")
+    chunks = []
+    for number, line in enumerate(lines[1 : count + 1], 1):
+        ref = _load(number, line)
+        if not isinstance(ref, str) or not _REF.fullmatch(ref):
+            _refuse(number, "not a chunk id")
+        chunks.append(ref)
+    return FileTable(tuple(_entries(lines[count + 1 :], count)), tuple(chunks), header["live"])
+
+
+def _entries(lines: list[bytes], chunks: int) -> list[Entry]:
+    """Check the shape of the tree; `_entry` checks each line by itself."""
+    entries: list[Entry] = []
+    shared: dict[Xattrs, Xattrs] = {}
+    last: list[bytes] = []  # last[n]: the latest name seen at depth n + 1 in the directories now open
+    for number, line in enumerate(lines, chunks + 1):
+        entry = _entry(number, _load(number, line), chunks)
+        if not entries:
+            if entry.depth or entry.name or entry.kind != DIRECTORY:
+                _refuse(number, "the first entry is not the root directory")
+        else:
+            if not 1 <= entry.depth <= len(last):
+                _refuse(number, "its parent is not a directory")
+            del last[entry.depth :]
+            if entry.name <= last[-1]:
+                _refuse(number, "a name is empty, twice there, or out of order")
+            last[-1] = entry.name
+        if entry.kind == DIRECTORY:
+            last.append(b"")
+        if entry.kind == HARDLINK and (entry.link >= len(entries) or entries[entry.link].kind not in LINKABLE):
+            _refuse(number, "a hard link to something that is not an earlier file")
+        if entry.xattrs:
+            entry = entry._replace(xattrs=shared.setdefault(entry.xattrs, entry.xattrs))
+        entries.append(entry)
+    if not entries:
+        _refuse(0, "it has no root directory")
+    return entries
+
+
+def _entry(number: int, row: Any, chunks: int) -> Entry:
+    if not isinstance(row, list) or len(row) < 4 or type(row[0]) is not str:
+        _refuse(number, "not an entry")
+    kind = row[0]
+    depth = _int(number, row[1], MAX_DEPTH, "depth")
+    name = _bytes(number, row[2], 255)
+    if b"/" in name or name in (b".", b".."):
+        _refuse(number, "a name that is a path")
+    if kind == HARDLINK:
+        if len(row) != 4:
+            _refuse(number, "a hard link with other fields than its target")
+        return Entry(HARDLINK, depth, name, link=_int(number, row[3], 1 << 40, "link"))
+    extra = {DIRECTORY: 0, FILE: 2, SYMLINK: 1, FIFO: 0, SOCKET: 0, WHITEOUT: 0, CHAR: 2, BLOCK: 2}.get(kind)
+    if extra is None or len(row) != 8 + extra:
+        _refuse(number, "unknown kind of entry, or wrong number of fields")
+    entry = Entry(
+        kind,
+        depth,
+        name,
+        _int(number, row[3], 0o7777, "mode"),
+        _int(number, row[4], (1 << 32) - 2, "uid"),
+        _int(number, row[5], (1 << 32) - 2, "gid"),
+        _int(number, row[6], (1 << 34) * 10**9, "mtime", least=-(1 << 31) * 10**9),
+        _xattrs(number, row[7]),
+    )
+    if kind == FILE:
+        size = _int(number, row[8], MAX_SIZE, "size")
+        return entry._replace(size=size, extents=_extents(number, row[9], size, chunks))
+    if kind == SYMLINK:
+        target = _bytes(number, row[8], 4095)
+        return entry._replace(target=target) if target else _refuse(number, "a symlink to nothing")
+    if kind in (CHAR, BLOCK):
+        rdev = _int(number, row[8], (1 << 12) - 1, "major"), _int(number, row[9], (1 << 20) - 1, "minor")
+        if kind == CHAR and rdev == (0, 0):
+            _refuse(number, "a whiteout written as a device")
+        return entry._replace(rdev=rdev)
+    return entry
+
+
+def _extents(number: int, row: Any, size: int, chunks: int) -> tuple[Extent, ...]:
+    if not isinstance(row, list) or len(row) % 4:
+        _refuse(number, "extents that are no list of fours")
+    found = []
+    end = 0
+    for index in range(0, len(row), 4):
+        offset = _int(number, row[index], size, "offset", least=end)
+        length = _int(number, row[index + 1], min(CHUNK, size - offset), "length", least=1)
+        chunk = _int(number, row[index + 2], chunks - 1, "chunk")
+        found.append(Extent(offset, length, chunk, _int(number, row[index + 3], CHUNK - length, "place in the chunk")))
+        end = offset + length
+    return tuple(found)
+
+
+def _xattrs(number: int, row: Any) -> Xattrs:
+    if not isinstance(row, list) or len(row) % 2:
+        _refuse(number, "extended attributes that are no list of pairs")
+    found: list[tuple[str, bytes]] = []
+    for name, text in zip(row[::2], row[1::2], strict=True):
+        raw = _bytes(number, name, 255)
+        if not xattr_kept(name) or (found and name <= found[-1][0]) or not isinstance(text, str):
+            _refuse(number, f"extended attribute {name!r} is not allowed, twice there, or out of order")
+        try:
+            value = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            _refuse(number, "an extended attribute that is not base64")
+        if len(value) > 1 << 16:
+            _refuse(number, "an extended attribute that is too long")
+        found.append((raw.decode("utf-8", "surrogateescape"), value))
+    return tuple(found)
+
+
+def _row(entry: Entry) -> list[Any]:
+    name = _text(entry.name)
+    if entry.kind == HARDLINK:
+        return [HARDLINK, entry.depth, name, entry.link]
+    xattrs = [part for key, value in entry.xattrs for part in (key, base64.b64encode(value).decode())]
+    row: list[Any] = [entry.kind, entry.depth, name, entry.mode, entry.uid, entry.gid, entry.mtime_ns, xattrs]
+    if entry.kind == FILE:
+        row += [entry.size, [part for extent in entry.extents for part in extent]]
+    elif entry.kind == SYMLINK:
+        row.append(_text(entry.target))
+    elif entry.kind in (CHAR, BLOCK):
+        row += entry.rdev
+    return row
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _load(number: int, line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        _refuse(number, "not JSON")
+
+
+def _int(number: int, value: Any, most: int, what: str, least: int = 0) -> int:
+    # `type is`: JSON's true would pass as the integer 1.
+    if type(value) is not int or not least <= value <= most:
+        _refuse(number, f"{what} is out of range")
+    return value
+
+
+def _bytes(number: int, value: Any, most: int) -> bytes:
+    try:
+        raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else b"\0"
+    except UnicodeEncodeError:
+        raw = b"\0"
+    if b"\0" in raw or len(raw) > most:
+        _refuse(number, "a name that no file can have")
+    return raw
+
+
+def _refuse(number: int, why: str) -> NoReturn:
+    raise ImageRefused(
+        f"the file table is damaged at line {number + 1}: {why}",
+        "Restore an older checkpoint: `cmdop-migrate checkpoints ls`. Nothing was started from this one.",
+    )

@@ -1,0 +1,94 @@
+"""A store that counts what goes through it, for reports.
+
+Under RetryStore it counts every try, above it every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.errors import CmdopError
+from cmdop_migrate.storage.base import Data, ObjectInfo, Store
+
+
+@dataclass(frozen=True)
+class Count:
+    """One kind of request. `seconds` adds up over threads, so it may be more than the time that passed."""
+
+    requests: int = 0
+    failed: int = 0
+    sent: int = 0
+    received: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Count) -> Count:
+        return Count(
+            self.requests + other.requests,
+            self.failed + other.failed,
+            self.sent + other.sent,
+            self.received + other.received,
+            self.seconds + other.seconds,
+        )
+
+
+class MeterStore(Store):
+    """Kinds are the names of the six methods. A missing object or a lost `put_new` is no failure."""
+
+    def __init__(self, inner: Store) -> None:
+        self.url = inner.url
+        self._inner = inner
+        self._lock = threading.Lock()
+        self._counts: dict[str, Count] = {}
+
+    def counts(self) -> Mapping[str, Count]:
+        """By kind, as of now."""
+        with self._lock:
+            return dict(self._counts)
+
+    def total(self) -> Count:
+        return sum(self.counts().values(), Count())
+
+    def put(self, name: str, data: Data) -> None:
+        with self._timed("put", Count(sent=len(data))):
+            self._inner.put(name, data)
+
+    def put_new(self, name: str, data: Data) -> bool:
+        with self._timed("put_new", Count(sent=len(data))):
+            return self._inner.put_new(name, data)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        with self._timed("get"):
+            data = self._inner.get(name, start, length)
+        self._add("get", Count(received=len(data)))
+        return data
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        with self._timed("stat"):
+            return self._inner.stat(name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        with self._timed("list"):
+            return self._inner.list(prefix)
+
+    def delete(self, names: Iterable[str]) -> None:
+        with self._timed("delete"):
+            self._inner.delete(names)
+
+    def _add(self, kind: str, more: Count) -> None:
+        with self._lock:
+            self._counts[kind] = self._counts.get(kind, Count()) + more
+
+    @contextlib.contextmanager
+    def _timed(self, kind: str, sent: Count = Count()) -> Iterator[None]:  # noqa: B008 - frozen
+        began, failed = boottime(), 0
+        try:
+            yield
+        except CmdopError:
+            failed = 1
+            raise
+        finally:
+            self._add(kind, replace(sent, requests=1, failed=failed, seconds=boottime() - began))

@@ -1,0 +1,94 @@
+"""From the `store` setting to a store."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlsplit
+
+from cmdop_migrate.errors import BadConfig
+from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.local import LocalStore
+from cmdop_migrate.storage.retry import RetryStore
+
+if TYPE_CHECKING:
+    from cmdop_migrate.storage.s3 import S3Place
+
+FORMS = "file:///dir, s3://bucket/prefix?endpoint=http://host:port&region=name&ca=/file"
+_HINT = f"Valid forms: {FORMS}."
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_PREFIX = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_OPTIONS = ("endpoint", "region", "ca")
+
+
+def open_store(url: str) -> Store:
+    """The store at `url`, bare: every failure is seen at once. Nothing is asked of it yet."""
+    if url.startswith("file://"):
+        return LocalStore(_directory(url))
+    if url.startswith("s3://"):
+        place = s3_place(url)
+        from cmdop_migrate.storage.s3 import S3Store
+
+        return S3Store(place)
+    raise BadConfig(f"not a store: {_shown(url)!r}", _HINT)
+
+
+def open_reliable(url: str) -> Store:
+    """The store at `url`, trying again for about a minute while it does not answer."""
+    return RetryStore(open_store(url))
+
+
+def _directory(url: str) -> Path:
+    # Taken as it stands, nothing decoded: the setting's default is made of the state dir's plain path.
+    path = url.removeprefix("file://")
+    clean = "/" + os.path.normpath(path).strip("/")  # normpath keeps a double slash at the start
+    if not os.path.isabs(path) or "\0" in path or clean == "/":
+        raise BadConfig(f"not the address of a directory: {url!r}", _HINT)
+    return Path(clean)
+
+
+def s3_place(url: str) -> S3Place:
+    """What an `s3://` address says. The lease speaks the same form."""
+    try:
+        parts = urlsplit(url)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise BadConfig(f"not the address of a bucket: {_shown(url)!r} ({error})", _HINT) from error
+    if "@" in parts.netloc:
+        hint = "Give them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE: addresses end up in logs."
+        raise BadConfig(f"credentials in the address of a store: {_shown(url)!r}", hint)
+    prefix = parts.path.strip("/")
+    if not _BUCKET.fullmatch(parts.netloc):
+        raise BadConfig(f"not a bucket name: {parts.netloc!r} in {url!r}", _HINT)
+    if parts.fragment or (prefix and not _PREFIX.fullmatch(prefix)):
+        raise BadConfig(f"not a prefix of names: {prefix!r} in {url!r}", "Use letters, digits, '.', '_', '-' and '/'.")
+    options = dict(pairs)
+    for key, value in pairs:
+        if key not in _OPTIONS:
+            raise BadConfig(f"unknown option {key!r} in {_shown(url)!r}", f"Valid options: {', '.join(_OPTIONS)}.")
+        if not value or [other for other, _ in pairs].count(key) > 1:
+            raise BadConfig(f"option {key!r} must be given once, with a value, in {url!r}", _HINT)
+    if "endpoint" in options:
+        _check_endpoint(options["endpoint"])
+    if "ca" in options and not os.path.isfile(options["ca"]):
+        raise BadConfig(f"no such file: ca={options['ca']} in {url!r}", "Name the PEM file of the server's authority.")
+    from cmdop_migrate.storage.s3 import S3Place
+
+    return S3Place(url, parts.netloc, prefix, **options)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port > 0)
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or "@" in parts.netloc:
+        raise BadConfig(f"not an endpoint: {_shown(endpoint)!r}", "Write it like endpoint=http://host:port.")
+
+
+def _shown(url: str) -> str:
+    """The address without what may be a password."""
+    return re.sub(r"//[^/@]*@", "//…@", url)

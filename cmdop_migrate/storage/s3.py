@@ -1,0 +1,290 @@
+"""A store in a bucket of any S3-compatible server. The one module here that knows boto3; the registry imports it
+only for an `s3://` address, so nobody else pays for loading it.
+
+botocore's own retries are off: a second try it makes by itself would turn the
+answer to a conditional write into a lie. `retry.RetryStore` tries again.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import boto3.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
+
+from cmdop_migrate import log
+from cmdop_migrate.errors import BadConfig, StoreUnreachable
+from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range, is_name
+from cmdop_migrate.storage.s3errors import error_code, http_status, translated
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+SINGLE_PUT_MAX = 16 << 20
+PART_SIZE = 8 << 20
+PART_THREADS = 4
+PUT_NEW_MAX = 5 << 30  # what S3 takes in one PUT
+DELETE_BATCH = 1000
+# Servers answer a batch they do not know, or whose checksum they do not know, in many ways; none of them is a "no".
+_NO_BATCH = {400, 405, 411, 501}
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """Where the objects are. Credentials are not here: boto3 finds them (environment, files, instance role)."""
+
+    url: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
+class S3Limits:
+    """How long to wait, in seconds of silence, and how many connections to keep."""
+
+    connect: float = 5.0
+    read: float = 30.0
+    connections: int = 32
+
+
+class S3Store(Store):
+    def __init__(self, place: S3Place, limits: S3Limits | None = None) -> None:
+        self.url = place.url
+        self._place = place
+        self._client = _client(place, limits or S3Limits())
+        self._root = f"{place.prefix}/" if place.prefix else ""
+        self._bucket_seen = False
+        self._batch_delete = True
+
+    def put(self, name: str, data: Data) -> None:
+        key = self._key(name)
+        with self._failures(f"store {name}"):
+            if len(data) <= SINGLE_PUT_MAX:
+                body = _body(data)
+                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body))
+            else:
+                self._put_parts(key, data)
+
+    def put_new(self, name: str, data: Data) -> bool:
+        # Always one PUT: servers are known to let two win where the condition stands on the end of a multipart upload.
+        key = self._key(name)
+        if len(data) > PUT_NEW_MAX:
+            raise ValueError(f"{name}: {len(data)} bytes are more than one conditional write takes")
+        body = _body(data)
+        try:
+            with self._failures(f"store {name}"):
+                self._client.put_object(
+                    Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body), IfNoneMatch="*"
+                )
+            return True
+        except StoreUnreachable as error:
+            if http_status(error.__cause__) == 412:
+                return False
+            if isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError):
+                raise  # never sent
+            # Not known: stored and the answer lost, or another was first (some servers answer 409 or 500 then).
+            if (found := self._find(name)) is None:
+                raise
+            return found == body
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        key = self._key(name)
+        check_range(start, length)
+        if length == 0:  # no range of HTTP says this
+            if self.stat(name) is None:
+                raise KeyError(name)
+            return b""
+        whole = start == 0 and length is None
+        last = "" if length is None else str(start + length - 1)
+        wanted: dict[str, Any] = {} if whole else {"Range": f"bytes={start}-{last}"}
+        with self._failures(f"read {name}", missing=name):
+            try:
+                answer = cast(dict[str, Any], self._client.get_object(Bucket=self._place.bucket, Key=key, **wanted))
+            except ClientError as error:
+                if http_status(error) == 416:  # begins at the end or past it
+                    return b""
+                raise
+            with contextlib.closing(answer["Body"]) as body:
+                data = cast(bytes, body.read())
+        if len(data) != answer["ContentLength"]:
+            short = f"{self.url} cut {name} short: {len(data)} of {answer['ContentLength']} bytes"
+            raise StoreUnreachable(short, "Check the network and any proxy on the way, then try again.")
+        if whole or "ContentRange" in answer:
+            return data
+        return data[start:] if length is None else data[start : start + length]  # a server without ranges sent it all
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        key = self._key(name)
+        try:
+            with self._failures(f"look at {name}", missing=name):
+                found = self._client.head_object(Bucket=self._place.bucket, Key=key)
+        except KeyError:
+            return None
+        return ObjectInfo(name, found["ContentLength"], found["LastModified"].timestamp())
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        found: list[ObjectInfo] = []
+        with self._failures("list the store"):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._root + prefix):
+                for entry in page.get("Contents", []):
+                    name = entry["Key"].removeprefix(self._root)
+                    if is_name(name):
+                        found.append(ObjectInfo(name, entry["Size"], entry["LastModified"].timestamp()))
+        # SeaweedFS and S3's directory buckets list folder by folder (`a/x` before `a-b`).
+        found.sort(key=lambda info: info.name)
+        return iter(found)
+
+    def delete(self, names: Iterable[str]) -> None:
+        keys = [self._key(name) for name in names]
+        for start in range(0, len(keys), DELETE_BATCH):
+            some = keys[start : start + DELETE_BATCH]
+            if len(some) == 1 or not self._delete_batch(some):
+                for key in some:
+                    with self._failures(f"delete {key}"), contextlib.suppress(self._client.exceptions.NoSuchKey):
+                        self._client.delete_object(Bucket=self._place.bucket, Key=key)
+
+    def _delete_batch(self, keys: Sequence[str]) -> bool:
+        """False: this server has no such request, delete them one by one."""
+        if not self._batch_delete:
+            return False
+        objects: Any = [{"Key": key} for key in keys]
+        with self._failures(f"delete {len(keys)} objects"):
+            try:
+                answer = self._client.delete_objects(
+                    Bucket=self._place.bucket, Delete={"Objects": objects, "Quiet": True}
+                )
+            except ClientError as error:
+                if http_status(error) not in _NO_BATCH:
+                    raise
+                log.get("storage").info("%s deletes one by one: %s", self.url, error)
+                self._batch_delete = False
+                return False
+            for failed in answer.get("Errors", []):
+                if failed.get("Code") != "NoSuchKey":
+                    raise ClientError({"Error": cast(Any, failed)}, "DeleteObjects")
+        return True
+
+    def _put_parts(self, key: str, data: Data) -> None:
+        """Parts in parallel; nothing is under the name before the last request, and nothing stays of a failure."""
+        bucket = self._place.bucket
+        upload = self._client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+        failed = threading.Event()
+
+        def send(number: int, part: memoryview) -> Any:
+            if failed.is_set():
+                raise StoreUnreachable(f"{key}: another part failed")
+            body = bytes(part)
+            answer = self._client.upload_part(
+                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=_md5(body)
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"]}
+
+        try:
+            with memoryview(data).cast("B") as view, ThreadPoolExecutor(PART_THREADS, "s3-part") as pool:
+                size = max(PART_SIZE, -(-len(view) // 10_000))
+                parts = (view[at : at + size] for at in range(0, len(view), size))
+                sent = [pool.submit(send, number, part) for number, part in enumerate(parts, 1)]
+                try:
+                    done = [future.result() for future in sent]
+                except BaseException:
+                    failed.set()
+                    raise
+            self._client.complete_multipart_upload(
+                Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": done}
+            )
+        except BaseException:
+            self._abort(key, upload)
+            raise
+
+    def _abort(self, key: str, upload: str) -> None:
+        try:
+            self._client.abort_multipart_upload(Bucket=self._place.bucket, Key=key, UploadId=upload)
+        except (BotoCoreError, ClientError) as error:
+            # The first failure is the one to report; parts left behind are what a bucket's lifecycle rule is for.
+            log.get("storage").warning("parts of %s stay in %s: %s", key, self.url, error)
+
+    def _find(self, name: str) -> bytes | None:
+        try:
+            return self.get(name)
+        except (KeyError, StoreUnreachable):
+            return None
+
+    def _key(self, name: str) -> str:
+        check_name(name)
+        return self._root + name
+
+    def _check_bucket(self) -> None:
+        """Once per store: some servers make a missing bucket on the first write, and none says in a HEAD which of the
+        two is missing. Not allowed to ask (403) is no answer: the request itself will tell."""
+        if self._bucket_seen:
+            return
+        try:
+            self._client.head_bucket(Bucket=self._place.bucket)
+        except ClientError as error:
+            if http_status(error) == 404:
+                error.response["Error"]["Code"] = "NoSuchBucket"
+            if http_status(error) != 403:
+                raise
+        self._bucket_seen = True
+
+    @contextlib.contextmanager
+    def _failures(self, what: str, missing: str | None = None) -> Iterator[None]:
+        """Errors of botocore, as the contract names them; with `missing`, a 404 is KeyError(missing)."""
+        try:
+            self._check_bucket()
+            yield
+        except (BotoCoreError, ClientError) as error:
+            if missing is not None and http_status(error) == 404 and error_code(error) != "NoSuchBucket":
+                raise KeyError(missing) from None
+            raise translated(error, what, self.url, self._place.bucket) from error
+
+
+def _body(data: Data) -> bytes:
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def _md5(body: bytes) -> str:
+    """Goes with every upload, so that the server refuses what was damaged or cut on its way. The SHA-256 in the
+    signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
+    the connection is cut between the headers and the body."""
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def _client(place: S3Place, limits: S3Limits) -> S3Client:
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path"},
+        # Newer checksums are refused by many servers, over https as a trailer: FINDINGS, docs/reference/stores.md.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=limits.connect,
+        read_timeout=limits.read,
+        max_pool_connections=limits.connections,
+        tcp_keepalive=True,
+    )
+    try:
+        session = boto3.session.Session()
+        return session.client(
+            "s3",
+            endpoint_url=place.endpoint,
+            region_name=place.region or session.region_name or "us-east-1",
+            verify=place.ca,
+            config=config,
+        )
+    except (BotoCoreError, ValueError) as error:
+        hint = "Check the address of the store, AWS_PROFILE, and the AWS config file."
+        raise BadConfig(f"cannot use the store {place.url}: {error}", hint) from error

@@ -1,0 +1,80 @@
+"""Backends for the contract suites; the S3 server is real and shared by a whole run."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.memory import MemoryStore
+from cmdop_migrate.storage.meter import MeterStore
+from cmdop_migrate.storage.registry import open_store
+from cmdop_migrate.storage.retry import RetryStore
+from tests.proxy import Proxy
+from tests.servers import S3Server, seaweed
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with seaweed(tmp_path_factory.mktemp("s3"), tls=True) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared_bucket(shared_server: S3Server) -> str:
+    return shared_server.new_bucket()
+
+
+@pytest.fixture
+def s3_server(shared_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The shared server, with its credentials in the environment. Do not stop this one."""
+    for key, value in shared_server.environ().items():
+        monkeypatch.setenv(key, value)
+    return shared_server
+
+
+@pytest.fixture
+def s3_url(s3_server: S3Server, shared_bucket: str) -> str:
+    """A place of this test's own in the shared server."""
+    return s3_server.url(shared_bucket, f"t-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server that the test may kill."""
+    with seaweed(tmp_path) as server:
+        for key, value in server.environ().items():
+            monkeypatch.setenv(key, value)
+        yield server
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    """In front of the shared server."""
+    with Proxy(s3_server.port) as made:
+        yield made
+
+
+@pytest.fixture(params=["file", "s3"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty store that several processes can open."""
+    if request.param == "file":
+        return f"file://{tmp_path}/store"
+    return str(request.getfixturevalue("s3_url"))
+
+
+@pytest.fixture(params=["memory", "decorated", "file", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of every kind. `decorated` shows that the decorators keep the contract."""
+    match request.param:
+        case "memory":
+            return MemoryStore()
+        case "decorated":
+            return RetryStore(MeterStore(MemoryStore()))
+        case "file":
+            return open_store(f"file://{tmp_path}/store")
+        case _:
+            return open_store(request.getfixturevalue("s3_url"))

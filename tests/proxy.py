@@ -1,0 +1,123 @@
+"""A TCP proxy for tests that does one bad thing at a given byte: cut the connection, flip a bit, call something.
+
+with Proxy(server.port) as proxy:
+    proxy.after("up", 1 << 20)                      # cut when 1 MiB more has gone to the server
+    proxy.after("down", 0, then=server.stop)        # kill the server at its next answer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+Way = Literal["up", "down"]
+
+
+@dataclass
+class _Trap:
+    """Springs once, at the first byte past `left`."""
+
+    left: int
+    then: Callable[[], object] | None
+    flip: bool
+    sprung: threading.Event = field(default_factory=threading.Event)
+
+
+class Proxy:
+    """Listens on a loopback port of its own and hands everything on to `port`."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._traps: dict[Way, _Trap] = {}
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def after(
+        self, way: Way, count: int, then: Callable[[], object] | None = None, flip: bool = False
+    ) -> threading.Event:
+        """Once `count` more bytes went this way: `then` is called and the connection cut, or with `flip` a bit of the
+        next piece is turned and all goes on. The event tells that it happened."""
+        trap = _Trap(count, then, flip)
+        with self._lock:
+            self._traps[way] = trap
+        return trap.sprung
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # shutdown wakes the thread that waits in accept; close alone does not
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            held = list(self._sockets)
+        for one in held:
+            _reset(one)
+        self._thread.join(5)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self._target), 5)
+            except OSError:
+                _reset(client)
+                continue
+            with self._lock:
+                self._sockets |= {client, server}
+            threading.Thread(target=self._pump, args=(client, server, "up"), daemon=True).start()
+            threading.Thread(target=self._pump, args=(server, client, "down"), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, way: Way) -> None:
+        try:
+            while data := source.recv(65536):
+                passed, trap = self._through(way, data)
+                sink.sendall(passed)
+                if trap is not None:
+                    if trap.then is not None:
+                        trap.then()
+                    trap.sprung.set()
+                    _reset(source)
+                    _reset(sink)
+                    return
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            _reset(source)
+            _reset(sink)
+
+    def _through(self, way: Way, data: bytes) -> tuple[bytes, _Trap | None]:
+        """What is handed on, and the trap that springs after it."""
+        with self._lock:
+            trap = self._traps.get(way)
+            if trap is None:
+                return data, None
+            if len(data) <= trap.left:
+                trap.left -= len(data)
+                return data, None
+            del self._traps[way]
+        if trap.flip:
+            trap.sprung.set()
+            return data[:-1] + bytes([data[-1] ^ 1]), None
+        return data[: trap.left], trap
+
+
+def _reset(one: socket.socket) -> None:
+    """Close with RST, as a dead host or a cut wire looks from here; also wakes a thread that reads from it."""
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        one.close()

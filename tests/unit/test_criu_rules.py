@@ -1,0 +1,161 @@
+"""Which CRIU serves which kernel, and how what is known about one is remembered."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.criu import provide
+from cmdop_migrate.criu.verdicts import Verdict, Verdicts
+from cmdop_migrate.errors import Blocked
+
+RELEASE = os.uname().release
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Version: 4.2.1\nGitID: v4.2.1\n", (4, 2, 1)),
+        ("Version: 4.2\n", (4, 2, 0)),
+        ("Version: 3.17.1\n", (3, 17, 1)),
+        ("4.2.1-1", (4, 2, 1)),
+        ("1:4.1.1-1ubuntu2~24.04", (4, 1, 1)),
+        ("v4.0", (4, 0, 0)),
+        ("command not found", None),
+        ("", None),
+    ],
+)
+def test_versions_are_read_as_criu_and_packages_write_them(text: str, version: tuple[int, int, int] | None) -> None:
+    assert provide.parse_version(text) == version
+
+
+@pytest.mark.parametrize(
+    ("version", "release", "usable"),
+    [
+        ((3, 17, 1), "6.1.0-37-amd64", True),
+        ((4, 1, 1), "6.15.9", True),
+        ((4, 1, 1), "6.16.0", False),
+        ((4, 1, 99), "7.0.0-rc1", False),
+        ((4, 2, 0), "6.16.0", True),
+        ((4, 2, 1), "6.18.44-cloud", True),
+        ((5, 0, 0), "7.3", True),
+        ((3, 17, 1), "unreadable", True),
+    ],
+)
+def test_before_4_2_no_criu_serves_kernels_from_6_16_on(
+    version: tuple[int, int, int], release: str, usable: bool
+) -> None:
+    assert (provide.too_old(version, release) is None) is usable
+
+
+def test_os_release_is_read_with_and_without_quotes() -> None:
+    text = "# comment\nNAME=\"Debian GNU/Linux\"\nID=debian\nVERSION_CODENAME=bookworm\nID_LIKE='a b'\n\n"
+    assert provide.parse_os_release(text) == {
+        "NAME": "Debian GNU/Linux",
+        "ID": "debian",
+        "VERSION_CODENAME": "bookworm",
+        "ID_LIKE": "a b",
+    }
+
+
+def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
+    assert provide.read_os_release(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("release", "says"),
+    [
+        ({"ID": "fedora"}, "dnf install criu"),
+        ({"ID": "rocky", "ID_LIKE": "rhel centos fedora"}, "dnf install criu"),
+        ({"ID": "manjaro", "ID_LIKE": "arch"}, "pacman -S criu"),
+        ({"ID": "opensuse-leap", "ID_LIKE": "suse opensuse"}, "zypper install criu"),
+        ({}, "package criu"),
+    ],
+)
+def test_elsewhere_the_hint_names_the_package(release: dict[str, str], says: str) -> None:
+    assert says in provide.install_hint(release)
+
+
+def fake(path: Path, version: str, check: int, counter: Path) -> Path:
+    """A program that answers as CRIU does, and counts how often it is asked."""
+    path.write_text(
+        f'#!/bin/sh\necho "$1" >> {counter}\n'
+        f'case "$1" in --version) echo "Version: {version}";; check) echo "Error: no such luck"; exit {check};; esac\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a_configured_criu_that_works_is_used_and_asked_once(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    binary = fake(tmp_path / "criu", "4.9.1", 0, asked)
+    first = provide.find(str(binary), tmp_path / "prefix")
+    assert first == provide.Criu((str(binary),), (4, 9, 1), "configured")
+    if os.geteuid() != 0:
+        pytest.skip("verdicts are only kept for root")
+    assert provide.find(str(binary), tmp_path / "prefix") == first
+    assert asked.read_text().split() == ["--version", "check"]
+
+
+def test_a_configured_criu_that_fails_is_refused_with_its_words_and_asked_again(tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    binary = fake(tmp_path / "criu", "4.9.1", 1, asked)
+    for _ in range(2):
+        with pytest.raises(Blocked, match="no such luck") as caught:
+            provide.find(str(binary), tmp_path / "prefix")
+        assert "criu" in caught.value.hint
+    # A new file at the same path is another CRIU.
+    fake(binary, "4.9.2", 0, asked)
+    found = provide.find(str(binary), tmp_path / "prefix")
+    assert found is not None and found.version == (4, 9, 2)
+
+
+def test_a_configured_criu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Blocked, match="No such file"):
+        provide.find(str(tmp_path / "none"), tmp_path / "prefix")
+
+
+def test_a_verdict_holds_for_one_kernel_and_one_file(tmp_path: Path) -> None:
+    binary = tmp_path / "criu"
+    binary.write_text("one")
+    verdicts = Verdicts(tmp_path)
+    verdict = Verdict((4, 2, 1), "")
+    verdicts.put("6.18.1", binary, verdict)
+    assert verdicts.get("6.18.1", binary) == verdict
+    assert verdicts.get("6.18.2", binary) is None
+    os.utime(binary, ns=(1, 1))
+    assert verdicts.get("6.18.1", binary) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\x00"])
+def test_a_damaged_cache_counts_as_none_and_is_replaced(tmp_path: Path, text: str) -> None:
+    binary = tmp_path / "criu"
+    binary.write_text("one")
+    (tmp_path / "verdicts.json").write_text(text)
+    verdicts = Verdicts(tmp_path)
+    assert verdicts.get("6.18.1", binary) is None
+    verdicts.put("6.18.1", binary, Verdict((4, 2, 1), "bad"))
+    assert Verdicts(tmp_path).get("6.18.1", binary) == Verdict((4, 2, 1), "bad")
+
+
+def test_what_a_killed_fetch_left_is_never_a_candidate(tmp_path: Path) -> None:
+    half = tmp_path / "work-abc" / "sid" / "tree" / "usr" / "sbin"
+    half.mkdir(parents=True)
+    fake(half / "criu", "9.9.9", 0, tmp_path / "asked")
+    found = provide.find(None, tmp_path)
+    assert found is None or found.source == "system"
+    assert not (tmp_path / "asked").exists()
+
+
+def test_the_private_one_runs_by_its_own_loader(tmp_path: Path) -> None:
+    tree = tmp_path / "criu-4.2.1-1"
+    libraries = tree / "usr/lib/some-linux-gnu"
+    libraries.mkdir(parents=True)
+    (libraries / "ld-linux-some.so.2").touch()
+    candidate = provide.private_candidate(tree)
+    assert candidate.argv[0] == str(libraries / "ld-linux-some.so.2")
+    assert candidate.argv[1] == "--library-path"
+    assert str(libraries) in candidate.argv[2].split(":")
+    assert candidate.argv[3] == str(tree / "usr/sbin/criu")

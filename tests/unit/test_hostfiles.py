@@ -1,0 +1,178 @@
+"""Host files: build-ids of real and of damaged ELF files, digests made once, verdicts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.images import hostfiles
+from cmdop_migrate.images.filestats import TICK_NS
+from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, read_build_id
+
+
+def _files(cache: Path, scheme: str = "sha256") -> HostFiles:
+    return HostFiles(cache, hashlib.sha256, scheme)
+
+
+def _elf(build_id: bytes, *, wide: bool = True, order: str = "<") -> bytes:
+    """The least ELF file with one note segment, another note before the wanted one."""
+    notes = struct.pack(order + "III", 4, 5, 1) + b"GNU\0" + b"other\0\0\0"
+    notes += struct.pack(order + "III", 4, len(build_id), 3) + b"GNU\0" + build_id
+    head, part = (64, 56) if wide else (52, 32)
+    data = bytearray(head + part) + notes
+    data[:6] = b"\x7fELF" + bytes([2 if wide else 1, 1 if order == "<" else 2])
+    struct.pack_into(order + ("Q" if wide else "I"), data, 32 if wide else 28, head)
+    struct.pack_into(order + "HH", data, 54 if wide else 42, part, 1)
+    struct.pack_into(order + "I", data, head, 4)
+    place, length = (8, 32) if wide else (4, 16)
+    struct.pack_into(order + ("Q" if wide else "I"), data, head + place, head + part)
+    struct.pack_into(order + ("Q" if wide else "I"), data, head + length, len(notes))
+    return bytes(data)
+
+
+def _build_id(path: Path) -> str | None:
+    with path.open("rb") as file:
+        return read_build_id(file.fileno(), path.stat().st_size)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_build_ids_of_every_class_and_byte_order(tmp_path: Path, wide: bool, order: str) -> None:
+    (tmp_path / "elf").write_bytes(_elf(b"\x01\xab" * 10, wide=wide, order=order))
+    assert _build_id(tmp_path / "elf") == "01ab" * 10
+
+
+def test_build_id_of_a_real_program() -> None:
+    tool = shutil.which("readelf") or shutil.which("file")
+    if tool is None:
+        pytest.skip("needs readelf or file to compare with")
+    program = Path("/bin/sh").resolve()
+    said = subprocess.run(
+        [tool, *(["-n"] if tool.endswith("readelf") else []), program], capture_output=True, text=True
+    )
+    found = _build_id(program)
+    assert found is not None and found in said.stdout
+
+
+@settings(max_examples=200, deadline=None)
+@given(at=st.integers(0, 200), put=st.binary(max_size=9), cut=st.integers(0, 60))
+def test_a_damaged_elf_has_no_build_id_or_one(
+    tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes, cut: int
+) -> None:
+    whole = _elf(bytes(20))
+    path = tmp_path_factory.getbasetemp() / "damaged"
+    path.write_bytes((whole[:at] + put + whole[at + len(put) :])[: len(whole) - cut])
+    found = _build_id(path)
+    assert found is None or 2 <= len(found) <= 128
+
+
+def test_a_digest_is_made_once_and_again_when_the_file_changes(tmp_path: Path) -> None:
+    library, cache = tmp_path / "lib.so", tmp_path / "state" / "cache"
+    library.write_bytes(_elf(bytes(20)) + bytes(3 << 20))
+    time.sleep(2 * TICK_NS / 1e9)
+    first = _files(cache)
+    seen = first.describe(str(library))
+    assert seen is not None
+    assert seen.digest == hashlib.sha256(library.read_bytes()).hexdigest()
+    assert seen.build_id == "00" * 20
+    first.save()
+    assert cache.stat().st_mode & 0o777 == 0o600
+
+    second = _files(cache)
+    assert second.describe(str(library)) == seen and second.hashed == 0
+    with library.open("rb") as file:
+        assert second.describe(str(library), file.fileno()) == seen and second.hashed == 0
+    assert _files(cache, "another key").describe(str(library)) == seen
+    library.write_bytes(library.read_bytes()[:-1] + b"x")
+    renewed = second.describe(str(library))
+    assert second.hashed == 1 and renewed is not None and renewed.digest != seen.digest
+
+
+def test_a_file_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = _files(tmp_path / "cache")
+    (tmp_path / "hot").write_bytes(b"1")
+    written = (tmp_path / "hot").stat().st_ctime_ns
+    monkeypatch.setattr(hostfiles, "walltime", lambda: (written + TICK_NS // 2) / 1e9)
+    for _ in range(2):
+        files.describe(str(tmp_path / "hot"))
+    assert files.hashed == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": "cmdop-host-files-1", "scheme": "sha256"}', b"\xff"])
+def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "cache").write_bytes(damage)
+    files = _files(tmp_path / "cache")
+    assert files.describe(sys.executable) is not None
+    assert files.hashed == 1
+
+
+def test_what_is_no_file_is_not_described(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    files = _files(tmp_path / "cache")
+    for path in (tmp_path / "gone", tmp_path, tmp_path / "fifo", tmp_path / "fifo" / "below", Path("/dev/null")):
+        assert files.describe(str(path)) is None
+
+
+def _host(size: int = 10, build_id: str | None = None, digest: str | None = None, path: str = "/lib/x") -> HostFile:
+    return HostFile(path, size, 1, build_id, digest)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "verdict"),
+    [
+        (_host(digest="aa"), _host(digest="aa"), Verdict.SAME),
+        (_host(digest="aa"), _host(digest="bb"), Verdict.DIFFERENT),
+        (_host(digest="aa", build_id="01"), _host(digest="bb", build_id="01"), Verdict.DIFFERENT),
+        (_host(build_id="01"), _host(digest="bb", build_id="01"), Verdict.SAME),
+        (_host(build_id="01", digest="aa"), _host(build_id="01"), Verdict.SAME),
+        (_host(build_id="01"), _host(build_id="02"), Verdict.DIFFERENT),
+        (_host(), _host(), Verdict.DIFFERENT),
+        (_host(size=10, digest="aa"), _host(size=11, digest="aa"), Verdict.DIFFERENT),
+        (_host(digest="aa"), None, Verdict.MISSING),
+    ],
+)
+def test_verdicts(then: HostFile, now: HostFile | None, verdict: Verdict) -> None:
+    assert compare([then], lambda path: now if path == "/lib/x" else None) == [("/lib/x", verdict)]
+
+
+def test_json_round_trip() -> None:
+    file = _host(build_id="01", digest="ab" * 32, path="/lib/\udcff é")
+    assert HostFile.from_json(file.as_json()) == file
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        None,
+        [],
+        {},
+        ["/x", 1, 1, None],
+        ["x", 1, 1, None, None],
+        ["/", 1, 1, None, None],
+        ["/a/../../etc/shadow", 1, 1, None, None],
+        ["/a//b", 1, 1, None, None],
+        ["/a\0", 1, 1, None, None],
+        ["/\ud800", 1, 1, None, None],
+        ["/x", -1, 1, None, None],
+        ["/x", True, 1, None, None],
+        ["/x", 1, 1.5, None, None],
+        ["/x", 1, 1, "XY", None],
+        ["/x", 1, 1, None, "../x"],
+        ["/x", 1, 1, None, ""],
+    ],
+)
+def test_damaged_rows_are_refused(row: Any) -> None:
+    with pytest.raises(ImageRefused):
+        HostFile.from_json(row)
