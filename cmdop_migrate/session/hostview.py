@@ -12,10 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-REAL = frozenset(
-    ["ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3", "overlay", "tmpfs"]
-    + ["nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs"]
-)
+_LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3")
+_OTHER = ("overlay", "tmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs")
+REAL = frozenset({*_LOCAL, *_OTHER})
 SPECIAL = ("/proc", "/sys", "/dev", "/run")
 RESOLV = "/etc/resolv.conf"
 RESOLVED = "/run/systemd/resolve/resolv.conf"
