@@ -109,6 +109,7 @@ def _order(config: Config, records: Records, record: Record, wish: Wish) -> dict
     make_stores(directory, layers)
     record = replace(record, layers=tuple(points), binds=record.spec.shares)
     return {
+        "mode": "start",
         "record": record.to_json(),
         "dir": str(directory),
         "root": str(directory / "root"),

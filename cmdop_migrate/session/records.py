@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import Exit, Record
-from cmdop_migrate.session import cgroup, files
+from cmdop_migrate.session import cgroup, files, launch
 
 _log = log.get("session")
 
@@ -170,6 +170,8 @@ class Records:
                 record = self.load(session)
                 if record is None or record.phase in ("starting", "live", "restoring"):
                     self._sweep_unfinished(session)
+                elif record.phase == "parked":
+                    self._sweep_parked(session)
                 elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
                     self.forget(session)
 
@@ -193,6 +195,16 @@ class Records:
             self.events.emit("holder_lost", session, name=record.name, token=record.token)
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
+            os.close(fd)
+
+    def _sweep_parked(self, session: str) -> None:
+        """What a restore that was cut off has left beside the record."""
+        if not (self.directory(session) / "root").exists():
+            return
+        fd = self.take(session)
+        if fd is not None:
+            cgroup.remove(self.cgroup(session))
+            launch.remove_files(str(self.directory(session)))
             os.close(fd)
 
     def forget(self, session: str) -> None:
