@@ -1,0 +1,241 @@
+"""The real CRIU on real sessions: both directions of the page server, time-out, cancel, refusal, lost daemon. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from criu_session import VERSION, Memory, Session, find_criu, subreaper  # noqa: E402
+
+from cmdop_migrate.criu import pagemap, pages, runner  # noqa: E402
+from cmdop_migrate.criu.lazy import LazyPages, State  # noqa: E402
+from cmdop_migrate.errors import CriuFailed, TimedOut  # noqa: E402
+
+# Fills SIZE MiB, then counts; every so often it proves that its memory is what it was.
+PROGRAM = """
+import hashlib, os, sys, time
+from multiprocessing import shared_memory
+seed = os.urandom(1 << 16)
+heap = [seed + bytes(1 << 18) + b'text %d ' % i * 65536 for i in range(SIZE)]
+digest = lambda: hashlib.md5(b''.join(heap)).hexdigest()
+import mmap
+shared = mmap.mmap(-1, 1 << 20); shared[:] = os.urandom(1 << 20)
+shared_digest = hashlib.md5(shared[:]).hexdigest()
+child = os.fork()
+if child == 0:
+    while True: time.sleep(0.05)
+before = digest()
+print('READY', flush=True)
+n = 0
+while True:
+    n += 1
+    print('tick', n, flush=True)
+    time.sleep(0.05)
+    if n % 10 == 0:
+        print('INTACT', digest() == before and hashlib.md5(shared[:]).hexdigest() == shared_digest, flush=True)
+"""
+
+
+def program(size: int) -> tuple[str, ...]:
+    return ("/usr/bin/python3", "-c", PROGRAM.replace("SIZE", str(size)))
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with subreaper():
+        session = Session(tmp_path / "s", find_criu())
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def parked(session: Session, size: int = 8) -> Memory:
+    """Start, dump through our page server, tear down; -> its memory."""
+    session.start(*program(size))
+    session.wait_for("READY")
+    memory = Memory()
+    response = session.dump(memory)
+    assert response.success and memory.finished
+    assert not list(session.images.glob("pages-*.img")), "pages went through a file"
+    session.gone()
+    return memory
+
+
+def lay_out(session: Session, memory: Memory, lazy: bool) -> int:
+    return sum(
+        pagemap.write(session.images, target, number, runs, memory, lazy=lazy)
+        for number, (target, runs) in enumerate(memory.runs.items(), 1)
+    )
+
+
+@contextlib.contextmanager
+def lazily(session: Session, memory: Memory) -> Iterator[tuple[LazyPages, list[object]]]:
+    """A daemon fed from `memory` by a thread; the list gets what `serve` returned or raised."""
+    ours, theirs = socket.socketpair()
+    outcome: list[object] = []
+
+    def feed() -> None:
+        try:
+            outcome.append(pages.serve(ours, memory, VERSION))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=feed)
+    with LazyPages.start(session.criu, session.images, theirs) as daemon:
+        thread.start()
+        yield daemon, outcome
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_eager_restore_from_our_pages(session: Session) -> None:
+    memory = parked(session)
+    assert {target.kind for target in memory.runs} == {"process", "shmem"}
+    session.prepare_root()
+    laid = lay_out(session, memory, lazy=False)
+    assert laid == sum(run.nr_pages for runs in memory.runs.values() for run in runs)
+    seen: list[str] = []
+    session.text = ""
+    response = session.restore(lambda note: seen.append(note.script))
+    session.wait_for("INTACT True")
+    assert {"setup-namespaces", "post-restore", "pre-resume", "orphan-pts-master"} <= set(seen)
+    assert response.phases.keys() >= {"pre-resume", "finish"} and response.pid == session.pid
+    assert not os.get_inheritable(session.master)
+    with open(f"/proc/{session.pid}/stat") as stat:
+        assert int(stat.read().rsplit(")")[1].split()[1]) == os.getpid(), "the root is not our child"
+
+
+@pytest.mark.parametrize("most", [1 << 30, 3], ids=["full answers", "three pages at most"])
+def test_lazy_restore_from_our_pages(session: Session, most: int) -> None:
+    memory = parked(session)
+    session.prepare_root()
+    laid = lay_out(session, memory, lazy=True)
+    total = sum(run.nr_pages for runs in memory.runs.values() for run in runs)
+    assert laid < total / 2
+    memory.asked.clear()
+    memory.most = most
+    session.text = ""
+    with lazily(session, memory) as (daemon, outcome):
+        held: list[int] = []
+        session.restore(lambda note: note.script != "pre-resume" or held.append(daemon.hold()), lazy_pages=True)
+        assert held and held[0] >= 2, "a userfaultfd for each process"
+        session.wait_for("INTACT True")
+        assert daemon.guard(lambda error: pytest.fail(str(error))) is State.FINISHED
+    assert isinstance(outcome[0], pages.Served) and outcome[0].pages >= total - laid
+    assert max(memory.asked) <= 1024 and 1 in memory.asked
+
+
+def test_a_lost_lazy_daemon_never_gives_zeros_to_the_session(session: Session) -> None:
+    memory = parked(session)
+    session.prepare_root()
+    lay_out(session, memory, lazy=True)
+    memory.asked.clear()
+    memory.fail_after = 20
+    session.text = ""
+    with lazily(session, memory) as (daemon, outcome):
+        session.restore(lambda note: note.script != "pre-resume" or daemon.hold() > 0, lazy_pages=True)
+        errors: list[CriuFailed] = []
+
+        def lost(error: CriuFailed) -> None:
+            time.sleep(1)  # plenty of time for a thread to run into a hole, were there one
+            os.kill(session.pid, signal.SIGKILL)
+            errors.append(error)
+
+        assert daemon.guard(lost) is State.LOST
+        assert errors and isinstance(outcome[0], OSError)
+    with contextlib.suppress(AssertionError, OSError):
+        session.wait_for("INTACT", 1)
+        assert not session.text.lstrip().startswith("False"), "the session saw wrong memory"
+
+
+@pytest.mark.parametrize("how", ["false", "raise"])
+@pytest.mark.parametrize("script", ["post-restore", "pre-resume"])
+def test_a_refusal_leaves_no_process(session: Session, script: str, how: str) -> None:
+    memory = parked(session, 1)
+    session.prepare_root()
+    lay_out(session, memory, lazy=False)
+    pids: list[int] = []
+
+    class Superseded(Exception):
+        pass
+
+    def refuse(note: runner.Notification) -> bool:
+        if note.pid:
+            pids.append(note.pid)
+        if note.script == script and how == "raise":
+            raise Superseded
+        return note.script != script
+
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(Superseded if how == "raise" else CriuFailed):
+        session.restore(refuse)
+    assert pids
+    session.pid = pids[-1]
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(session.pid, 0)
+    assert not os.path.exists(f"/proc/{session.pid}")
+    session.pid = 0
+    assert set(os.listdir("/proc/self/fd")) == before, "a descriptor leaked"
+
+
+def test_time_out_ends_the_worker_and_the_session_goes_on(session: Session) -> None:
+    """The page server never reads: the dump hangs half-way, with parasites in the tasks."""
+
+    class Stuck(Memory):
+        def window(self, vaddr: int, size: int) -> memoryview:
+            released.wait(20)
+            raise OSError("never mind")
+
+    released = threading.Event()
+    session.start(*program(8))
+    session.wait_for("READY")
+    threading.Timer(2, released.set).start()
+    began = time.monotonic()
+    with pytest.raises((TimedOut, AssertionError)):
+        session.dump(Stuck(), timeout=1)
+    assert time.monotonic() - began < 10
+    session.freeze(False)
+    session.text = ""
+    session.wait_for("INTACT True")
+    response = session.dump(Memory())  # and it can be dumped still
+    assert response.success
+
+
+def test_leave_running_then_goes_on(session: Session) -> None:
+    session.start(*program(1))
+    session.wait_for("READY")
+    assert session.dump(Memory(), leave_running=True).success
+    session.freeze(False)
+    session.text = ""
+    session.wait_for("INTACT True")
+
+
+def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_path: Path) -> None:
+    fake = tmp_path / "criu"
+    fake.write_text("#!/bin/sh\nkill -KILL $$\n")
+    fake.chmod(0o755)
+    session.start(*program(1))
+    with pytest.raises(CriuFailed, match="SIGKILL"):
+        runner.run(str(fake), session.dump_request(None), session.images / "dump.log", what="dump", timeout=5)
+
+
+def test_a_really_provoked_failure_is_translated(session: Session) -> None:
+    """The binary is not there any more when the session comes back."""
+    memory = parked(session, 1)
+    session.prepare_root()
+    lay_out(session, memory, lazy=False)
+    (session.images / "core-1.img").unlink()
+    with pytest.raises(CriuFailed) as caught:
+        session.restore()
+    assert caught.value.hint and "core-1.img" in caught.value.message
