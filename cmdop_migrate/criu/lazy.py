@@ -6,7 +6,7 @@ port, nothing another user of the machine could connect to.
 What must never happen is that the daemon ends early. The kernel then hands the
 session zero pages for all that is missing, and it runs on with holes in its
 memory. So whoever starts the daemon also holds a copy of every userfaultfd it
-has (`hold`, taken at `pre-resume`, before the session runs): while one is open a
+has (`secure`, at `pre-resume`, before the session runs): while one is open a
 thread that touches a missing page stays blocked, and `guard` has the time to
 freeze or kill the session first. A copy may not outlive the daemon's own: it
 would block pages that are missing by right; `guard` drops them as they close.
@@ -93,7 +93,7 @@ class LazyPages:
         return len(self._held)
 
     def _userfaultfds(self) -> dict[int, int] | None:
-        """Number -> inode. None when the daemon is ending: its table goes as a whole, so an empty one says just that."""
+        """Number -> inode. None when the daemon is ending: its table goes as a whole, an empty one says just that."""
         folder, found = f"/proc/{self.process.pid}/fd", dict[int, int]()
         try:
             names = os.listdir(folder)
@@ -114,6 +114,16 @@ class LazyPages:
             return State.LOST
         self.release()
         return State.FINISHED
+
+    def secure(self, timeout: float = 10.0) -> bool:
+        """For `pre-resume`: everything is held, or was filled already; False: it failed, the session must not run."""
+        while (theirs := self._userfaultfds()) is not None:
+            self.hold()
+            if self._held.keys() >= theirs.keys():
+                return True
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout)
+        return self.poll() is State.FINISHED
 
     def guard(self, on_lost: Callable[[CriuFailed], None], interval: float = 0.01) -> State:
         """Stay with it until it ends; meant for a thread. When it ends early, `on_lost` must freeze or kill the

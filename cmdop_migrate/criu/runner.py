@@ -27,8 +27,9 @@ from cmdop_migrate.errors import TimedOut
 _LOG = log.get("criu")
 _MESSAGE = 1 << 16
 _MAX_FDS = 16
-_GRACE = 2.0  # seconds a worker gets to clean up before SIGKILL
-# From here on the tasks exist, and CRIU would let them run even if the client says no.
+_GRACE = 2.0  # seconds a worker gets to finish by itself
+_AFTER_TERM = 0.5  # and between SIGTERM, which CRIU may have blocked, and SIGKILL
+# CRIU only logs a `no` at these and lets the tasks run all the same.
 _TOO_LATE_TO_REFUSE = ("pre-resume", "post-resume")
 
 
@@ -69,9 +70,9 @@ def converse(
     """Send the request, answer each notification, return the answer; a `no` from CRIU is a result.
 
     `on_notify` may return False, or raise, to refuse: CRIU is told so and gives up, and what was raised is raised here
-    after CRIU has answered. At `pre-resume` CRIU itself would go on regardless, so the restored root is killed before
-    it is told. Raises TimedOut when `timeout` seconds are over, HungUp when the worker is gone; the worker is then the
-    caller's to end.
+    after CRIU has answered. At `pre-resume` CRIU would go on regardless: there the restored root, and with it its pid
+    namespace, is killed, and the conversation ends at once. Raises TimedOut when `timeout` seconds are over, HungUp
+    when the worker is gone. After these and after a refusal at `pre-resume` the worker is the caller's to `end`.
     """
     talk = _Conversation(sock, on_notify, None if timeout is None else time.monotonic() + timeout)
     try:
@@ -110,6 +111,9 @@ class _Conversation:
             self.root = notify.get("pid", self.root)
             yes = self._ask(Notification(script, notify.get("pid"), fds))
             since = time.monotonic()
+            if not yes and script in _TOO_LATE_TO_REFUSE:
+                self._kill_root()
+                return self._response({})
             self._send(encode("req", {"type": ReqType.NOTIFY, "notify_success": yes}))
 
     def _ask(self, notification: Notification) -> bool:
@@ -121,10 +125,12 @@ class _Conversation:
             self.raised, yes = error, False
         if not yes:
             self.refused_at = notification.script
-            if notification.script in _TOO_LATE_TO_REFUSE and self.root:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.root, signal.SIGKILL)
         return yes
+
+    def _kill_root(self) -> None:
+        if self.root:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.root, signal.SIGKILL)
 
     def _response(self, answer: Mapping[str, Any]) -> Response:
         success = bool(answer.get("success")) and self.refused_at is None
@@ -191,7 +197,7 @@ def end(process: subprocess.Popen[bytes], patience: float = _GRACE) -> None:
         return
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE)
+        process.wait(_AFTER_TERM)
         return
     process.kill()
     process.wait()
@@ -229,7 +235,7 @@ def run(
                 on_cancel()
             end(worker, 0 if on_cancel is None else _GRACE)
             raise
-        end(worker)
+        end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE)
     _LOG.debug("%s: success=%s phases=%s", what, response.success, response.phases)
     if not response.success:
         raise logs.failure(what, log_path, response.errmsg)

@@ -48,6 +48,7 @@ class Memory:
         self.most = most  # pages an answer
         self.finished = False
         self.fail_after: int | None = None
+        self.gate = threading.Event()  # it fails only once this is set
         self.asked: list[int] = []
 
     def open(self, target: Target) -> None:
@@ -69,6 +70,7 @@ class Memory:
 
     def read(self, target: Target, vaddr: int, nr_pages: int) -> Sequence[memoryview]:
         if self.fail_after is not None and len(self.asked) >= self.fail_after:
+            self.gate.wait(20)
             raise OSError("the store is away")
         self.asked.append(nr_pages)
         known, out = self.data[target], []
@@ -89,17 +91,17 @@ class Session:
         self.images = base / "images"
         for name in ("upper", "work", "rootfs", "images"):
             (base / name).mkdir(parents=True)
-        cgroups = next(line.split()[1] for line in open("/proc/mounts") if line.split()[2] == "cgroup2")
-        self.group = Path(cgroups) / f"cmdop-test-{os.getpid()}-{base.name}"
+        mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+        cgroups = next(words[1] for words in mounts if words[2] == "cgroup2")
+        self.group = Path(cgroups) / f"cmdop-test-{os.getpid()}-{base.parent.name}"
         self.group.mkdir()
-        self.pid, self.master, self.mounts, self.text = 0, -1, 0, ""
+        self.pid, self.master, self.text = 0, -1, ""
         self.directory = os.open(self.images, os.O_RDONLY | os.O_CLOEXEC)
         lower = f"lowerdir=/,upperdir={base}/upper,workdir={base}/work"
         self._mount("-t", "overlay", "overlay", "-o", lower, str(base / "rootfs"))
 
     def _mount(self, *words: str) -> None:
         subprocess.run(["mount", *words], check=True)
-        self.mounts += words[0] != "--make-private"
 
     def start(self, *argv: str) -> Session:
         ours, theirs = socket.socketpair()
@@ -205,8 +207,8 @@ class Session:
         if self.master >= 0:
             os.close(self.master)
         os.close(self.directory)
-        for _ in range(self.mounts):
-            subprocess.run(["umount", str(self.base / "rootfs")], check=True)
+        while os.path.ismount(self.base / "rootfs"):
+            subprocess.run(["umount", "-R", str(self.base / "rootfs")], check=True)
         deadline = time.monotonic() + 10
         while (self.group / "cgroup.procs").read_text().split() and time.monotonic() < deadline:
             reap(-1, block=False)

@@ -1,4 +1,4 @@
-"""The real CRIU on real sessions: both directions of the page server, time-out, cancel, refusal, lost daemon. Needs root."""
+"""The real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, a lost lazy daemon."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from criu_session import VERSION, Memory, Session, find_criu, subreaper  # noqa: E402
+from criu_session import VERSION, Memory, Session, find_criu, subreaper
 
-from cmdop_migrate.criu import pagemap, pages, runner  # noqa: E402
-from cmdop_migrate.criu.lazy import LazyPages, State  # noqa: E402
-from cmdop_migrate.errors import CriuFailed, TimedOut  # noqa: E402
+from cmdop_migrate.criu import pagemap, pages, runner
+from cmdop_migrate.criu.lazy import LazyPages, State
+from cmdop_migrate.errors import CriuFailed, TimedOut
 
 # Fills SIZE MiB, then counts; every so often it proves that its memory is what it was.
 PROGRAM = """
@@ -127,36 +127,73 @@ def test_lazy_restore_from_our_pages(session: Session, most: int) -> None:
     memory.most = most
     session.text = ""
     with lazily(session, memory) as (daemon, outcome):
-        held: list[int] = []
-        session.restore(lambda note: note.script != "pre-resume" or held.append(daemon.hold()), lazy_pages=True)
-        assert held and held[0] >= 2, "a userfaultfd for each process"
+        session.restore(lambda note: note.script != "pre-resume" or daemon.secure(), lazy_pages=True)
+        states: list[State] = []
+        guard = threading.Thread(target=lambda: states.append(daemon.guard(lambda error: None)))
+        guard.start()
         session.wait_for("INTACT True")
-        assert daemon.guard(lambda error: pytest.fail(str(error))) is State.FINISHED
+        guard.join(30)
+        assert states == [State.FINISHED]
     assert isinstance(outcome[0], pages.Served) and outcome[0].pages >= total - laid
     assert max(memory.asked) <= 1024 and 1 in memory.asked
 
 
-def test_a_lost_lazy_daemon_never_gives_zeros_to_the_session(session: Session) -> None:
+@pytest.mark.parametrize("how", ["source", "kill"])
+def test_a_lost_lazy_daemon_never_gives_zeros_to_the_session(session: Session, how: str) -> None:
+    """Unheld, its memory reads as zeros and it prints INTACT False, or crashes."""
     memory = parked(session)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
     memory.asked.clear()
-    memory.fail_after = 20
+    memory.fail_after = 5
     session.text = ""
     with lazily(session, memory) as (daemon, outcome):
-        session.restore(lambda note: note.script != "pre-resume" or daemon.hold() > 0, lazy_pages=True)
+        held: list[int] = []
+
+        def secure(note: runner.Notification) -> bool:
+            if note.script == "pre-resume":
+                held.append(daemon.hold())
+                return daemon.secure()
+            return True
+
+        session.restore(secure, lazy_pages=True)
+        assert held[0] == 2, "a userfaultfd for each process"
+        if how == "kill":
+            daemon.process.kill()
+        else:
+            memory.gate.set()
         errors: list[CriuFailed] = []
 
         def lost(error: CriuFailed) -> None:
-            time.sleep(1)  # plenty of time for a thread to run into a hole, were there one
+            time.sleep(1.5)  # plenty of time to run into a hole, were there one
+            with pytest.raises(AssertionError, match="no 'INTACT'"):
+                session.wait_for("INTACT", 0.5)
+            with open(f"/proc/{session.pid}/stat") as stat:
+                assert stat.read().rsplit(")")[1].split()[0] in "SD", "alive, and blocked"
             os.kill(session.pid, signal.SIGKILL)
             errors.append(error)
 
         assert daemon.guard(lost) is State.LOST
-        assert errors and isinstance(outcome[0], OSError)
-    with contextlib.suppress(AssertionError, OSError):
-        session.wait_for("INTACT", 1)
-        assert not session.text.lstrip().startswith("False"), "the session saw wrong memory"
+        assert errors
+        memory.gate.set()
+    assert isinstance(outcome[0], OSError if how == "source" else Exception)
+
+
+def test_a_daemon_lost_before_the_session_runs_is_a_refusal(session: Session) -> None:
+    memory = parked(session, 1)
+    session.prepare_root()
+    lay_out(session, memory, lazy=True)
+    with lazily(session, memory) as (daemon, _):
+
+        def kill(note: runner.Notification) -> bool:
+            if note.script != "pre-resume":
+                return True
+            daemon.process.kill()
+            daemon.process.wait(10)
+            return daemon.secure()
+
+        with pytest.raises(CriuFailed):
+            session.restore(kill, lazy_pages=True)
 
 
 @pytest.mark.parametrize("how", ["false", "raise"])
@@ -221,6 +258,34 @@ def test_leave_running_then_goes_on(session: Session) -> None:
     session.wait_for("INTACT True")
 
 
+def test_ctrl_c_ends_the_worker_and_the_session_goes_on(session: Session) -> None:
+    session.start(*program(1))
+    session.wait_for("READY")
+
+    def interrupt(note: runner.Notification) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(
+            session.criu, session.dump_request(None), session.images / "dump.log", what="dump", on_notify=interrupt
+        )
+    session.freeze(False)
+    session.text = ""
+    session.wait_for("INTACT True")
+
+
+def test_we_read_the_pagemap_criu_writes_and_it_is_the_one_we_would_write(session: Session) -> None:
+    session.start(*program(1))
+    session.wait_for("READY")
+    assert session.dump(None, leave_running=True).success
+    theirs = {path.name: pagemap.load(path) for path in session.images.glob("pagemap-*.img")}
+    for pages_id, runs in theirs.values():
+        assert (session.images / f"pages-{pages_id}.img").stat().st_size == sum(r.nr_pages for r in runs) * pages.PAGE
+    memory = Memory()
+    assert session.dump(memory).success
+    assert {pagemap.image_name(target) for target in memory.runs} == theirs.keys()
+
+
 def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_path: Path) -> None:
     fake = tmp_path / "criu"
     fake.write_text("#!/bin/sh\nkill -KILL $$\n")
@@ -231,11 +296,15 @@ def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_pat
 
 
 def test_a_really_provoked_failure_is_translated(session: Session) -> None:
-    """The binary is not there any more when the session comes back."""
-    memory = parked(session, 1)
+    """A file the session has open is shorter when it comes back."""
+    session.start("/bin/bash", "-c", "exec 5>/srv/data; echo hello >&5; echo READY; while sleep 0.1; do :; done")
+    session.wait_for("READY")
+    memory = Memory()
+    session.dump(memory)
+    session.gone()
     session.prepare_root()
     lay_out(session, memory, lazy=False)
-    (session.images / "core-1.img").unlink()
-    with pytest.raises(CriuFailed) as caught:
-        session.restore()
-    assert caught.value.hint and "core-1.img" in caught.value.message
+    (session.base / "rootfs/srv/data").write_text("x")
+    with pytest.raises(CriuFailed, match="/srv/data is 1 bytes here and was 6") as caught:
+        session.restore(timeout=30)
+    assert "has bad size" in caught.value.message and "restore.log" in caught.value.hint
