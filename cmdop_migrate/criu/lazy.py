@@ -22,7 +22,7 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cmdop_migrate.criu import logs
@@ -50,11 +50,11 @@ class LazyPages:
         self._held: dict[int, int] = {}  # the daemon's number -> our copy
 
     @classmethod
-    def start(cls, criu: str, images: Path, pages: socket.socket, timeout: float = 10.0) -> LazyPages:
+    def start(cls, criu: Sequence[str], images: Path, pages: socket.socket, timeout: float = 10.0) -> LazyPages:
         """Start it and wait until it takes requests. `pages` is its end of a stream pair whose other end `pages.serve`
         reads; closed here. The restore must use `images` as its work dir too: the two meet at a socket there."""
         ready, theirs = os.pipe2(os.O_CLOEXEC)
-        command = [criu, "lazy-pages", "-D", str(images), "-W", str(images), "-o", LOG_FILE, "-v2", "--page-server"]
+        command = [*criu, "lazy-pages", "-D", str(images), "-W", str(images), "-o", LOG_FILE, "-v2", "--page-server"]
         command += ["--ps-socket", str(pages.fileno()), "--status-fd", str(theirs)]
         with contextlib.closing(pages), os.fdopen(ready, "rb", buffering=0) as status:
             try:

@@ -76,7 +76,7 @@ class Served:
 class Wire:
     """Headers and payloads on a stream socket, for one CRIU version."""
 
-    def __init__(self, sock: socket.socket, version: tuple[int, int]) -> None:
+    def __init__(self, sock: socket.socket, version: tuple[int, ...]) -> None:
         self.sock = sock
         # u64 nr_pages since 4.2, u32 before; padding where C puts it.
         self._header = struct.Struct("<IxxxxQQQ" if version >= (4, 2) else "<IIQQ")
@@ -105,7 +105,7 @@ class Wire:
         return self._header.pack(command | flags << 16, nr_pages, vaddr, dst)
 
 
-def receive(sock: socket.socket, sink: PageSink, version: tuple[int, int]) -> int:
+def receive(sock: socket.socket, sink: PageSink, version: tuple[int, ...]) -> int:
     """Take a whole dump; -> pages received. Any error closes the socket, which makes CRIU fail the dump and leave
     the session as it was. ProtocolError when CRIU went away before it said it was finished."""
     wire, total, seen = Wire(sock, version), 0, set[Target]()
@@ -160,7 +160,7 @@ def _kind(dst: int) -> str:
 def serve(
     sock: socket.socket,
     source: PageSource,
-    version: tuple[int, int],
+    version: tuple[int, ...],
     on_failure: Callable[[BaseException], None] | None = None,
 ) -> Served:
     """Answer `criu lazy-pages` until it says it is finished (returns), or leaves (ProtocolError).

@@ -178,10 +178,11 @@ class _Conversation:
         self.fds = []
 
 
-def spawn(criu: str, theirs: socket.socket, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start the worker on its end of a SOCK_SEQPACKET pair. The caller closes `theirs` afterwards."""
+def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start the worker on its end of a SOCK_SEQPACKET pair; `criu` is the command up to CRIU's own arguments. The
+    caller closes `theirs` afterwards."""
     return subprocess.Popen(
-        [criu, "swrk", str(theirs.fileno())],
+        [*criu, "swrk", str(theirs.fileno())],
         pass_fds=(theirs.fileno(), *pass_fds),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -204,7 +205,7 @@ def end(process: subprocess.Popen[bytes], patience: float = _GRACE) -> None:
 
 
 def run(
-    criu: str,
+    criu: Sequence[str],
     request: Mapping[str, Any],
     log_path: Path,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes
+import functools
 import importlib
 import os
 import select
@@ -20,23 +21,30 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cmdop_migrate import config
 from cmdop_migrate.criu import pagemap, pages, request, runner
 from cmdop_migrate.criu.pages import PAGE, Target
 
-VERSION = (4, 2)
 SUBREAPER = 36
 
 
-def find_criu() -> str:
-    """The CRIU to test with. There must be one: a skipped test proves nothing."""
+def find_criu() -> tuple[str, ...]:
+    """The command of the CRIU to test with. There must be one: a skipped test proves nothing."""
     if named := os.environ.get("CMDOP_MIGRATE_CRIU"):
-        return named
+        return (named,)
     with contextlib.suppress(ImportError):
         provide: Any = importlib.import_module("cmdop_migrate.criu.provide")
-        return str(provide.find())
+        if known := provide.find(None, config.load().state_dir / "criu"):
+            return tuple(known.argv)
     found = shutil.which("criu")
-    assert found, "no CRIU: set CMDOP_MIGRATE_CRIU"
-    return found
+    assert found, "no CRIU: set CMDOP_MIGRATE_CRIU, or run `cmdop-migrate doctor --fix`"
+    return (found,)
+
+
+@functools.cache
+def version(criu: tuple[str, ...]) -> tuple[int, ...]:
+    told = subprocess.run([*criu, "--version"], check=True, capture_output=True, text=True).stdout
+    return tuple(int(part) for part in told.split()[1].split("."))
 
 
 class Memory:
@@ -86,7 +94,7 @@ class Memory:
 class Session:
     """One session in its own namespaces under `base`."""
 
-    def __init__(self, base: Path, criu: str) -> None:
+    def __init__(self, base: Path, criu: tuple[str, ...]) -> None:
         self.base, self.criu = base, criu
         self.images = base / "images"
         for name in ("upper", "work", "rootfs", "images"):
@@ -152,7 +160,7 @@ class Session:
 
         def take() -> None:
             try:
-                pages.receive(ours, memory, VERSION)
+                pages.receive(ours, memory, version(self.criu))
             except BaseException as error:
                 outcome.append(error)
 

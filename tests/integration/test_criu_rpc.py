@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from criu_session import VERSION, Memory, Session, find_criu, subreaper
+from criu_session import Memory, Session, find_criu, reap, subreaper, version
 
 from cmdop_migrate.criu import pagemap, pages, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
@@ -87,7 +88,7 @@ def lazily(session: Session, memory: Memory) -> Iterator[tuple[LazyPages, list[o
 
     def feed() -> None:
         try:
-            outcome.append(pages.serve(ours, memory, VERSION))
+            outcome.append(pages.serve(ours, memory, version(session.criu)))
         except Exception as error:
             outcome.append(error)
 
@@ -249,6 +250,33 @@ def test_time_out_ends_the_worker_and_the_session_goes_on(session: Session) -> N
     assert response.success
 
 
+def test_another_process_may_spawn_the_worker_and_becomes_the_parent(session: Session) -> None:
+    """As the holder will: it starts the worker, we talk, and the restored root is its child."""
+    memory = parked(session, 1)
+    session.prepare_root()
+    lay_out(session, memory, lazy=False)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        words = ["sh", "-c", '"$@" & wait; wait', "holder", *session.criu, "swrk", str(theirs.fileno())]
+        holder = subprocess.Popen(words, pass_fds=(theirs.fileno(),))
+        try:
+            theirs.close()
+            response = runner.converse(ours, session.restore_request(), timeout=30)
+            assert response.success
+            session.pid, (session.master,) = response.pid, response.fds
+            status = Path(f"/proc/{session.pid}/status").read_text()
+            assert f"PPid:\t{holder.pid}\n" in status
+            session.text = ""
+            session.wait_for("INTACT True")
+        finally:
+            if session.pid:
+                os.kill(session.pid, signal.SIGKILL)
+            holder.kill()
+            holder.wait()
+            reap(session.pid)
+            session.pid = 0
+
+
 def test_leave_running_then_goes_on(session: Session) -> None:
     session.start(*program(1))
     session.wait_for("READY")
@@ -292,7 +320,7 @@ def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_pat
     fake.chmod(0o755)
     session.start(*program(1))
     with pytest.raises(CriuFailed, match="SIGKILL"):
-        runner.run(str(fake), session.dump_request(None), session.images / "dump.log", what="dump", timeout=5)
+        runner.run((str(fake),), session.dump_request(None), session.images / "dump.log", what="dump", timeout=5)
 
 
 def test_a_really_provoked_failure_is_translated(session: Session) -> None:
