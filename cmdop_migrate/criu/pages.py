@@ -107,7 +107,8 @@ class Wire:
 
 def receive(sock: socket.socket, sink: PageSink, version: tuple[int, ...]) -> int:
     """Take a whole dump; -> pages received. Any error closes the socket, which makes CRIU fail the dump and leave
-    the session as it was. ProtocolError when CRIU went away before it said it was finished."""
+    the session as it was. ProtocolError when CRIU went away before it said it was finished; this is only seen once the
+    caller has closed its own copy of CRIU's end."""
     wire, total, seen = Wire(sock, version), 0, set[Target]()
     try:
         while (message := wire.next()) is not None:

@@ -35,6 +35,7 @@ class DumpSpec:
     pid: int
     images_dir_fd: int
     root: str
+    # Freeze it before asking, and it stays frozen; frozen by CRIU it costs a poll of 100 ms more.
     freeze_cgroup: str | None = None
     leave_running: bool = False
     pages_fd: int | None = None  # our page server; without it CRIU writes pages-*.img itself

@@ -21,7 +21,7 @@ from typing import Any
 
 from cmdop_migrate import log
 from cmdop_migrate.criu import logs
-from cmdop_migrate.criu.messages import ReqType, decode, encode
+from cmdop_migrate.criu.messages import Malformed, ReqType, decode, encode
 from cmdop_migrate.errors import TimedOut
 
 _LOG = log.get("criu")
@@ -61,7 +61,7 @@ OnNotify = Callable[[Notification], bool | None]
 
 
 class HungUp(Exception):
-    """The worker went away without an answer."""
+    """The worker went away without an answer, or with one nobody can read."""
 
 
 def converse(
@@ -170,7 +170,10 @@ class _Conversation:
         self.fds += fds
         if not data or flags & socket.MSG_TRUNC:
             raise HungUp
-        return decode("resp", data), tuple(fds)
+        try:
+            return decode("resp", data), tuple(fds)
+        except Malformed as error:
+            raise HungUp from error
 
     def close_fds(self) -> None:
         for fd in self.fds:
@@ -219,7 +222,8 @@ def run(
     `log_path`) unless CRIU succeeded, TimedOut, or what `on_notify` raised. However it ends, the worker is gone.
 
     `on_cancel` runs first when the conversation is cut short (time-out, Ctrl-C): closing the page-server socket there
-    lets CRIU fail by itself and put the tasks back as they were, which killing it does not.
+    lets CRIU fail by itself and thaw the tasks. (Killed outright it leaves the cgroup frozen, but the tasks whole.)
+    Always give a `timeout`: CRIU waits for ever on some damaged images.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:

@@ -41,6 +41,7 @@ def populate(root: str) -> None:
         os.mknod(f"{root}/dev/{name}", 0o20666, os.stat(f"/dev/{name}").st_rdev)
     os.mkdir(f"{root}/dev/pts")
     mount("devpts", f"{root}/dev/pts", "devpts", 0, "newinstance,ptmxmode=0666,mode=0620")
+    os.symlink("pts/ptmx", f"{root}/dev/ptmx")
     os.mkdir(f"{root}/dev/shm")
     mount("shm", f"{root}/dev/shm", "tmpfs", 0, "mode=1777")
     mount("tmpfs", f"{root}/run", "tmpfs", 0, "mode=755")

@@ -47,6 +47,49 @@ while True:
 """
 
 
+# Holds one of each thing that CRIU treats specially, and says what is left of them when a line is typed.
+HOLDINGS = """
+import ctypes, fcntl, os, select, signal, socket, sys, threading
+libc = ctypes.CDLL(None)
+master, slave = os.openpty()
+os.write(master, b'inner\\n')
+listener = socket.create_server(('127.0.0.1', 0))
+client = socket.create_connection(listener.getsockname())
+server, _ = listener.accept()
+client.sendall(b'in flight')
+backlog = socket.create_connection(listener.getsockname())
+left, right = socket.socketpair()
+left.sendall(b'unix')
+ghost = open('/srv/ghost', 'w+'); ghost.write('gone'); ghost.flush(); os.unlink('/srv/ghost')
+lock = open('/srv/lock', 'w'); fcntl.flock(lock, fcntl.LOCK_EX)
+os.makedirs('/srv/watched')
+watch = libc.inotify_init(); libc.inotify_add_watch(watch, b'/srv/watched', 0x100)
+memfd = os.memfd_create('m'); os.write(memfd, b'memfd')
+alarms = []
+signal.signal(signal.SIGALRM, lambda *_: alarms.append(1))
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print('READY', flush=True)
+sys.stdin.readline()
+alarms.clear()
+open('/srv/watched/x', 'w').close()
+ghost.seek(0); os.lseek(memfd, 0, 0)
+try:
+    fcntl.flock(open('/srv/lock', 'w'), fcntl.LOCK_EX | fcntl.LOCK_NB); locked = False
+except BlockingIOError:
+    locked = True
+while not alarms:
+    signal.sigtimedwait([], 0.1)
+try:
+    backlog.sendall(b'x'); backlog.sendall(b'x'); reset = backlog.recv(1) == b''
+except OSError:
+    reset = True
+print('HELD', os.read(slave, 9), server.recv(9), right.recv(9), ghost.read(), locked, os.read(memfd, 9),
+      len(os.read(watch, 99)) > 0, threading.active_count(), reset, 'END', flush=True)
+threading.Event().wait()
+"""
+
+
 def program(size: int) -> tuple[str, ...]:
     return ("/usr/bin/python3", "-c", PROGRAM.replace("SIZE", str(size)))
 
@@ -250,6 +293,29 @@ def test_time_out_ends_the_worker_and_the_session_goes_on(session: Session) -> N
     assert response.success
 
 
+@pytest.mark.parametrize("frozen_before", [False, True])
+def test_criu_killed_in_the_middle_of_a_dump_leaves_the_session_whole(session: Session, frozen_before: bool) -> None:
+    """kill -9 with its code inside the tasks: thawed, they get rid of it by themselves."""
+    session.start(*program(8))
+    session.wait_for("READY")
+    session.freeze(frozen_before)
+    mark, plain = session.base / "worker.pid", session.criu
+    session.criu = ("sh", "-c", f'echo $$ > {mark}; exec "$@"', "sh", *plain)
+
+    class Killer(Memory):
+        def window(self, vaddr: int, size: int) -> memoryview:
+            os.kill(int(mark.read_text()), signal.SIGKILL)
+            raise OSError("CRIU is dead")
+
+    with pytest.raises(CriuFailed, match="SIGKILL"):
+        session.dump(Killer())
+    session.criu = plain
+    session.freeze(False)
+    session.text = ""
+    session.wait_for("INTACT True")
+    assert session.dump(Memory()).success
+
+
 def test_another_process_may_spawn_the_worker_and_becomes_the_parent(session: Session) -> None:
     """As the holder will: it starts the worker, we talk, and the restored root is its child."""
     memory = parked(session, 1)
@@ -300,6 +366,22 @@ def test_ctrl_c_ends_the_worker_and_the_session_goes_on(session: Session) -> Non
     session.freeze(False)
     session.text = ""
     session.wait_for("INTACT True")
+
+
+def test_what_sessions_hold_survives(session: Session) -> None:
+    session.start("/usr/bin/python3", "-c", HOLDINGS)
+    session.wait_for("READY")
+    memory = Memory()
+    session.dump(memory, irmap_scan_paths=("/srv",))
+    session.gone()
+    session.prepare_root()
+    lay_out(session, memory, lazy=False)
+    session.text = ""
+    session.restore()
+    os.write(session.master, b"go\n")
+    session.wait_for("HELD ")
+    held = session.wait_for(" END").split()
+    assert held == ["b'inner\\n'", "b'in", "flight'", "b'unix'", "gone", "True", "b'memfd'", "True", "2", "True"]
 
 
 def test_we_read_the_pagemap_criu_writes_and_it_is_the_one_we_would_write(session: Session) -> None:
