@@ -2,7 +2,8 @@
 
 Those named `public-…` are lines from public reports (github.com/checkpoint-restore/criu issues 650, 772, 1470, 2190,
 2266, 2367, 2522, 68, 505; NVIDIA/cuda-checkpoint 40; podman 17496). All others were provoked for real, with CRIU
-4.2.1 (`vdso` with 3.17.1, `socket_options` with 4.1.1) on Linux 6.18, and shortened.
+4.2.1 (`vdso` with 3.17.1, `socket_options` with 4.1.1) on Linux 6.18, and shortened. `public-pid_mismatch` is known
+from the title of its report only: the leading "Error: " is ours. Rules without a log here are guesses at CRIU's words.
 """
 
 from __future__ import annotations
