@@ -129,19 +129,9 @@ def refused(why: str) -> ImageRefused:
 
 
 def _fields(body: dict[str, Any], key: str) -> Manifest:
-    names = set("format session checkpoint token created parent packs table blobs sizes facts".split())
-        "format",
-        "session",
-        "checkpoint",
-        "token",
-        "created",
-        "parent",
-        "packs",
-        "table",
-        "blobs",
-        "sizes",
-        "facts",
-    }
+    names = set(
+        ["format", "session", "checkpoint", "token", "created", "parent", "packs", "table", "blobs", "sizes", "facts"]
+    )
     _known_format(body.get("format"))
     if set(body) != names:
         raise refused("fields are missing or unknown")
