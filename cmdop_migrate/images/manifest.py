@@ -12,7 +12,7 @@ import base64
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from blake3 import blake3
@@ -129,9 +129,7 @@ def refused(why: str) -> ImageRefused:
 
 
 def _fields(body: dict[str, Any], key: str) -> Manifest:
-    names = set(
-        ["format", "session", "checkpoint", "token", "created", "parent", "packs", "table", "blobs", "sizes", "facts"]
-    )
+    names = {"format", *(f.name for f in fields(Manifest))} - {"key"}
     _known_format(body.get("format"))
     if set(body) != names:
         raise refused("fields are missing or unknown")

@@ -15,16 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cmdop_migrate.errors import ImageRefused, Unreachable
-from cmdop_migrate.images import catalog, index, layout, manifest
+from cmdop_migrate.images import catalog, index, manifest
 from cmdop_migrate.images.cache import SealedCache
-from cmdop_migrate.images.chunks import PageTable, pages_refused
+from cmdop_migrate.images.chunks import PageTable
 from cmdop_migrate.images.codec import HINT, Codec
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.pages import PageReader
 from cmdop_migrate.images.seal import Buffer, Sealer
 from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.images.tables import load_table
+from cmdop_migrate.images.tables import check_refs, load_table
 from cmdop_migrate.images.writer import PAGES
 from cmdop_migrate.storage.base import Store
 
@@ -63,9 +63,7 @@ class Image:
     def pages(self, dst: str) -> PageReader:
         """The memory of one target. KeyError when there is none."""
         table = PageTable.decode(self.blob(PAGES + dst))
-        for number, size in table.sized_refs():
-            if number != layout.NO_CHUNK and (number >= len(self._table) or self._table.place(number).size != size):
-                raise pages_refused("a window refers to a chunk that is missing or of another size")
+        check_refs(table, self._table)
         return PageReader(table, self.chunk, self._pool)
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout
+from cmdop_migrate.images.chunks import PageTable, pages_refused
 from cmdop_migrate.images.codec import HINT, Codec
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import Sealer
@@ -41,3 +42,10 @@ def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
     if len(data) != length:
         raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
     return data
+
+
+def check_refs(pages: PageTable, table: ChunkTable) -> None:
+    """ImageRefused unless every window refers to a chunk of just its size."""
+    for number, size in pages.sized_refs():
+        if number != layout.NO_CHUNK and (number >= len(table) or table.place(number).size != size):
+            raise pages_refused("a window refers to a chunk that is missing or of another size")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cmdop_migrate import log
 from cmdop_migrate.images import layout
-from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.base import ObjectInfo, Store
 
 _logger = log.get("images.tombstones")
 
@@ -43,17 +43,17 @@ def decode(run: str, data: bytes, modified: float = 0.0) -> Tombstone | None:
         return None
 
 
-def read_all(store: Store) -> tuple[list[Tombstone], list[str]]:
-    """All tombstones at one moment, and the names of those that cannot be read."""
+def read_all(store: Store) -> tuple[list[Tombstone], list[ObjectInfo]]:
+    """All tombstones at one moment, and those that cannot be read."""
     while True:
         good: list[Tombstone] = []
-        bad: list[str] = []
+        bad: list[ObjectInfo] = []
         try:
             for info in list(store.list(layout.DOOMED)):
                 run = info.name.removeprefix(layout.DOOMED)
                 stone = decode(run, store.get(info.name), info.modified)
                 if stone is None:
-                    bad.append(info.name)
+                    bad.append(info)
                 else:
                     good.append(stone)
         except KeyError:
@@ -64,6 +64,6 @@ def read_all(store: Store) -> tuple[list[Tombstone], list[str]]:
 def doomed_packs(store: Store) -> set[str] | None:
     """All packs that must not be relied on; None when that cannot be told."""
     good, bad = read_all(store)
-    for name in bad:
-        _logger.warning("%s cannot be read: nothing that is stored already will be used", name)
+    for info in bad:
+        _logger.warning("%s cannot be read: nothing that is stored already will be used", info.name)
     return None if bad else {pack for stone in good for pack in stone.packs}
