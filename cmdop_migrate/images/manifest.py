@@ -88,13 +88,7 @@ def encode(manifest: Manifest, key: MasterKey) -> bytes:
     bound = _bound(manifest.session, manifest.checkpoint)
     sealed = bytes(sealer.seal(MANIFEST, bound, RAW, body, len(body)))
     signature = key.signer.sign(_signed(key.fingerprint, bound, sealed))
-    envelope = {
-        "format": layout.FORMAT,
-        "key": key.fingerprint,
-        "body": base64.b64encode(sealed).decode(),
-        "signature": signature.hex(),
-    }
-    return _canonical(envelope)
+    return _envelope(key.fingerprint, sealed, signature)
 
 
 def decode(session: str, checkpoint: str, data: bytes, ring: KeyRing) -> Manifest:
@@ -113,8 +107,8 @@ def decode(session: str, checkpoint: str, data: bytes, ring: KeyRing) -> Manifes
         key.signer.public_key().verify(signature, _signed(key.fingerprint, bound, sealed))
     except (ValueError, InvalidSignature):
         raise refused("its signature is wrong") from None
-    if _canonical(envelope) != data:
-        raise refused("it is not in canonical form")
+    if _envelope(key.fingerprint, sealed, signature) != data:
+        raise refused("it is not in canonical form")  # one manifest, one spelling: hex and base64 allow several
     codec, body = Sealer(key).check(MANIFEST, bound, sealed, len(sealed) - OVERHEAD)
     if codec != RAW:
         raise refused("unknown compression")
@@ -238,6 +232,11 @@ def _canonical(table: Mapping[str, Any]) -> bytes:
 
 def _bound(session: str, checkpoint: str) -> bytes:
     return blake3(f"{session}/{checkpoint}".encode()).digest()
+
+
+def _envelope(fingerprint: str, sealed: bytes, signature: bytes) -> bytes:
+    body = base64.b64encode(sealed).decode()
+    return _canonical({"format": layout.FORMAT, "key": fingerprint, "body": body, "signature": signature.hex()})
 
 
 def _signed(fingerprint: str, bound: bytes, sealed: bytes) -> bytes:
