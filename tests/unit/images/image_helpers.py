@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -126,15 +127,16 @@ class Dying(Wrapped):
 
 
 class Turns:
-    """Runs several actors over one store, one operation at a time, in an order drawn from a seed."""
+    """Runs several actors over one store, one operation at a time; `choose` says whose turn it is."""
 
-    def __init__(self, inner: Store, draw: random.Random) -> None:
+    def __init__(self, inner: Store, choose: Callable[[list[int]], int]) -> None:
         self._inner = inner
-        self._draw = draw
+        self._choose = choose
         self._changed = threading.Condition()
         self._waiting: list[tuple[int, object]] = []
         self._granted: object = None
-        self._running = 0
+        self._live: set[int] = set()
+        self._counts: Counter[int] = Counter()
         self.errors: list[BaseException] = []
 
     def run(self, *actors: Callable[[Store], Any]) -> None:
@@ -149,11 +151,15 @@ class Turns:
                 assert ok, "the actors got stuck"
                 if not self._live and not self._waiting:
                     break
-                actor = self._draw.choice(sorted(self._askers()))
+                actor = self._choose(sorted(self._askers()))
                 self._granted = next(ticket for who, ticket in self._waiting if who == actor)
                 self._changed.notify_all()
         for thread in threads:
             thread.join(60)
+
+    def count(self, actor: int) -> int:
+        """Operations this actor made."""
+        return self._counts[actor]
 
     def _askers(self) -> set[int]:
         return {who for who, _ in self._waiting}
@@ -181,5 +187,33 @@ class Turns:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._granted is ticket)
             self._waiting.remove((number, ticket))
+            self._counts[number] += 1
             self._granted = None
             self._changed.notify_all()
+
+
+def sticky(draw: random.Random, stay: float) -> Callable[[list[int]], int]:
+    """Mostly the same actor again: races need one to be overtaken by much work of another."""
+    last = [0]
+
+    def choose(askers: list[int]) -> int:
+        if last[0] not in askers or draw.random() >= stay:
+            last[0] = draw.choice(askers)
+        return last[0]
+
+    return choose
+
+
+def script(*stretches: tuple[int, int]) -> Callable[[list[int]], int]:
+    """(actor, operations) one after the other; a stretch also ends with its actor. What is left runs in order."""
+    left = [list(stretch) for stretch in stretches]
+
+    def choose(askers: list[int]) -> int:
+        while left and (left[0][1] == 0 or left[0][0] not in askers):
+            left.pop(0)
+        if not left:
+            return askers[0]
+        left[0][1] -= 1
+        return left[0][0]
+
+    return choose

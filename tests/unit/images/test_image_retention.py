@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory
+from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
 from cmdop_migrate.images import catalog, layout, tombstones
@@ -227,6 +227,45 @@ def test_any_sequence_of_checkpoint_prune_kill_keeps_all_readable(tmp_path_facto
         assert_all_readable(store)
 
 
+@pytest.mark.parametrize("what", ["prune", "upload"])
+@pytest.mark.parametrize("waiting", [False, True])
+def test_overtaken_at_any_operation(spill, what, waiting):
+    """One actor stops before its n-th operation, for every n, while an upload and a prune run past it."""
+    base = MemoryStore()
+    checkpoint(base, RING, spill, seed=1, shared=SHARED)
+    if waiting:  # packs doomed by an earlier run, held back by an upload that ended since
+        writer = ImageWriter(base, RING, "abcd", spill, None, SMALL)
+        writer.begin()
+        prune(base, RING, Keep(last=0), nobody)
+        writer.abort()
+    for after in range(200):
+        store = MemoryStore()
+        store._objects = dict(base._objects)
+        first = (lambda s: clean(s, 0)) if what == "prune" else (lambda s: upload(s, spill, 1))
+        steps = [first, lambda s: upload(s, spill, 2), lambda s: clean(s, 1)]
+        turns = Turns(store, script((0, after), (1, 999), (2, 999)))
+        turns.run(*steps)
+        assert not turns.errors
+        assert_all_readable(store)
+        if turns.count(0) <= after:
+            break
+    assert 8 < after < 199
+
+
+@pytest.mark.parametrize("first", range(0, 18))
+def test_a_prune_and_an_upload_stop_for_each_other(spill, first):
+    """The prune stops before any operation, the upload runs up to any of its own, the prune ends, the upload ends."""
+    base = MemoryStore()
+    checkpoint(base, RING, spill, seed=1, shared=SHARED)
+    for second in range(1, 16):
+        store = MemoryStore()
+        store._objects = dict(base._objects)
+        turns = Turns(store, script((0, first), (1, second), (0, 999), (1, 999)))
+        turns.run(lambda s: clean(s, 0), lambda s: upload(s, spill, 2))
+        assert not turns.errors
+        assert_all_readable(store)
+
+
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(st.integers(0, 1 << 32), st.integers(1, 2), st.integers(1, 3), st.booleans(), st.booleans())
 def test_uploads_and_prunes_interleaved_keep_all_readable(tmp_path_factory, seed, uploads, prunes, kill, stale):
@@ -253,7 +292,7 @@ def test_uploads_and_prunes_interleaved_keep_all_readable(tmp_path_factory, seed
         fails[:uploads] = [None] * uploads
     actors = [one_upload(draw.randrange(6), fails[n]) for n in range(uploads)]
     actors += [one_prune(draw.randrange(2), fails[uploads + n]) for n in range(prunes)]
-    turns = Turns(store, draw)
+    turns = Turns(store, sticky(draw, draw.choice([0.0, 0.6, 0.9, 0.97])))
     turns.run(*actors)
     unexpected = [error for error in turns.errors if not isinstance(error, StoreUnreachable | CheckpointNotFound)]
     assert not unexpected, unexpected
