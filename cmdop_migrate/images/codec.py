@@ -6,10 +6,13 @@ memory and costs up to twice the time. A codec belongs to one thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import zstandard
 
 from cmdop_migrate.errors import ImageRefused
 
+Buffer = bytes | bytearray | memoryview
 RAW = 0
 ZSTD = 1
 LEVEL = 1
@@ -23,7 +26,7 @@ class Codec:
         self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=False, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
 
-    def pack(self, data: bytes | bytearray | memoryview) -> tuple[int, bytes | bytearray | memoryview]:
+    def pack(self, data: Buffer) -> tuple[int, Buffer]:
         """(codec, payload). RAW gives `data` itself back, not a copy."""
         packed = self._compressor.compress(data)
         size = len(data)
@@ -31,11 +34,24 @@ class Codec:
             return ZSTD, packed
         return RAW, data
 
-    def unpack(self, codec: int, payload: bytes | bytearray | memoryview, size: int) -> bytes | bytearray | memoryview:
+    def pack_many(self, pieces: Sequence[memoryview]) -> list[tuple[int, Buffer]]:
+        """`pack` for several at once, outside of the interpreter lock: threads that take and drop that lock for
+        each chunk spend more time waiting for it than compressing."""
+        if len(pieces) < 2:
+            return [self.pack(piece) for piece in pieces]
+        packed = self._compressor.multi_compress_to_buffer(list(pieces), threads=1)
+        chosen: list[tuple[int, Buffer]] = []
+        for at, piece in enumerate(pieces):
+            size = len(piece)
+            small = packed[at]
+            chosen.append((ZSTD, small.tobytes()) if len(small) < size - size // _WORTH else (RAW, piece))
+        return chosen
+
+    def unpack(self, codec: int, payload: Buffer, size: int) -> Buffer:
         """Exactly `size` bytes, or ImageRefused; never allocates more than that."""
         if codec == ZSTD:
             try:
-                data: bytes | bytearray | memoryview = self._decompressor.decompress(payload, max_output_size=size)
+                data: Buffer = self._decompressor.decompress(payload, max_output_size=size)
             except zstandard.ZstdError as error:
                 raise ImageRefused(f"a chunk does not decompress: {error}", HINT) from error
         elif codec == RAW:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from cmdop_migrate.images.chunks import PageTable, Segment
+from cmdop_migrate.images.codec import Buffer
 from cmdop_migrate.images.layout import NO_CHUNK, PAGE, WINDOW
-from cmdop_migrate.images.seal import Buffer
 
 BLOCK = 16  # windows decoded by one task
 AHEAD = 3  # blocks

@@ -16,16 +16,17 @@ from typing import TypeVar
 
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import Extent, windows
-from cmdop_migrate.images.codec import Codec
+from cmdop_migrate.images.codec import Buffer, Codec
 from cmdop_migrate.images.index import Known
 from cmdop_migrate.images.packs import Pack
-from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Buffer, Sealer
+from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Sealer
 from cmdop_migrate.images.spool import Spool
 from cmdop_migrate.images.table import ChunkTable, Place
 
 T = TypeVar("T")
 _ZEROS = bytes(layout.WINDOW)
 _SHORT_ZEROS = memoryview(_ZEROS)
+BATCH = 16  # chunks compressed in one call; more would be allocated from fresh pages each time, and those are dear
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
 
 
@@ -90,7 +91,7 @@ class Pipeline:
         """Seal one chunk into the current pack without entering it in the table: for the table itself."""
         view = memoryview(data)
         ident = self._sealer.id_of(view)
-        return ident, self._seal(ident, -1, view)
+        return ident, self._seal(ident, -1, *self._codec().pack(view), len(view))
 
     def drain(self) -> None:
         """Until all that was submitted is sealed, in memory or on disk: independent of the store's speed."""
@@ -165,13 +166,21 @@ class Pipeline:
                 else:
                     self.counts.reused += len(view)
                 numbers.append(number)
-        for ident, number, view in new:
-            place = self._seal(ident, number, view)
-            with self.lock:
+        for at in range(0, len(new), BATCH):
+            self._store_new(new[at : at + BATCH])
+        return numbers
+
+    def _store_new(self, batch: Sequence[tuple[bytes, int, memoryview]]) -> None:
+        packed = self._codec().pack_many([view for *_, view in batch])
+        places = [
+            (number, self._seal(ident, number, codec, payload, len(view)))
+            for (ident, number, view), (codec, payload) in zip(batch, packed, strict=True)
+        ]
+        with self.lock:
+            for number, place in places:
                 self.table.set_place(number, place)
                 self.counts.new += place.length
-                self.counts.new_chunks += 1
-        return numbers
+            self.counts.new_chunks += len(places)
 
     def _enter(self, ident: bytes, size: int) -> int:
         """With the lock held: the number of a chunk the store has, or ~number of one it has not."""
@@ -182,23 +191,22 @@ class Pipeline:
         self.counts.reused += size
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
-    def _seal(self, ident: bytes, number: int, view: memoryview) -> Place:
-        codec, payload = self._codec().pack(view)
+    def _seal(self, ident: bytes, number: int, codec: int, payload: Buffer, size: int) -> Place:
         length = len(payload) + OVERHEAD
         with self._pack_lock:
             pack = self._room(length)
-            offset = pack.reserve(ident, number, length, len(view))
+            offset = pack.reserve(ident, number, length, size)
             pack_number = pack.number
         try:
             out = memoryview(pack.buffer)[offset : offset + length]
-            self._sealer.seal_into(out, CHUNK, ident, codec, payload, len(view))
+            self._sealer.seal_into(out, CHUNK, ident, codec, payload, size)
         finally:
             with self._pack_lock:
                 pack.unfilled -= 1
                 done = pack.closed and not pack.unfilled
         if done:
             self._spool.push(pack, pack.finish(self._sealer))
-        return Place(pack_number, offset, length, len(view))
+        return Place(pack_number, offset, length, size)
 
     def _room(self, length: int) -> Pack:
         """With the pack lock held: a pack with that much room. The last to fill a closed pack sends it."""

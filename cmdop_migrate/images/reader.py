@@ -18,11 +18,11 @@ from cmdop_migrate.errors import ImageRefused, Unreachable
 from cmdop_migrate.images import catalog, index, manifest
 from cmdop_migrate.images.cache import SealedCache
 from cmdop_migrate.images.chunks import PageTable
-from cmdop_migrate.images.codec import HINT, Codec
+from cmdop_migrate.images.codec import HINT, Buffer, Codec
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.pages import PageReader
-from cmdop_migrate.images.seal import Buffer, Sealer
+from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.tables import check_refs, load_table
 from cmdop_migrate.images.writer import PAGES

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images.codec import HINT, Codec
+from cmdop_migrate.images.codec import HINT, Buffer, Codec
 from cmdop_migrate.images.keys import MasterKey
 from cmdop_migrate.images.layout import FORMAT, ID_BYTES
 
@@ -27,8 +27,6 @@ HEAD = 1 + NONCE
 OVERHEAD = HEAD + TAG
 _AAD = struct.Struct(f"<14sHBBI{ID_BYTES}s")
 _MAGIC = b"cmdop-migrate\0"
-
-Buffer = bytes | bytearray | memoryview
 
 
 class Sealer:

@@ -21,11 +21,12 @@ from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
 from cmdop_migrate.images import catalog, index, layout, manifest, tombstones
 from cmdop_migrate.images.chunks import table_of
+from cmdop_migrate.images.codec import Buffer
 from cmdop_migrate.images.feed import PageFeed
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Blob, Direct, Manifest
 from cmdop_migrate.images.pipeline import Pipeline
-from cmdop_migrate.images.seal import Buffer, Sealer
+from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.spool import BUFFERS, UPLOADERS, Spool
 from cmdop_migrate.images.table import ChunkTable, Place
 from cmdop_migrate.images.tables import load_table

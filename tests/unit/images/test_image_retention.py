@@ -252,7 +252,7 @@ def test_overtaken_at_any_operation(spill, what, waiting):
     assert 8 < after < 199
 
 
-@pytest.mark.parametrize("first", range(0, 18))
+@pytest.mark.parametrize("first", range(18))
 def test_a_prune_and_an_upload_stop_for_each_other(spill, first):
     """The prune stops before any operation, the upload runs up to any of its own, the prune ends, the upload ends."""
     base = MemoryStore()
