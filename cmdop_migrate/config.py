@@ -19,6 +19,7 @@ from cmdop_migrate import units
 from cmdop_migrate.errors import BadConfig, Usage
 
 DEFAULT_FILE = "/etc/cmdop-migrate/config.toml"
+DEFAULT_STATE_DIR = "/var/lib/cmdop-migrate"
 CONFIG_ENV = "CMDOP_MIGRATE_CONFIG"
 ENV_PREFIX = "CMDOP_MIGRATE_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -98,7 +99,7 @@ def _subnet(text: str) -> str:
 # key -> (default, check). STATE_DIR in a default is filled in last.
 _KEYS: dict[str, tuple[str | None, Callable[[str], str]]] = {
     "host": (None, host_name),
-    "state_dir": ("/var/lib/cmdop-migrate", _absolute),
+    "state_dir": (DEFAULT_STATE_DIR, _absolute),
     "run_dir": ("/run/cmdop-migrate", _absolute),
     "store": ("file://STATE_DIR/store", _url("file", "s3")),
     "lease": ("sqlite://STATE_DIR/lease.db", _url("sqlite", "s3", "etcd")),

@@ -87,6 +87,21 @@ class Pipeline:
         self._start(len(data))
         return self._pool.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
 
+    def has(self, ident: bytes) -> bool:
+        with self.lock:
+            return self.table.find(ident) >= 0 or self._known.find(ident) is not None
+
+    def refer(self, ident: bytes) -> int | None:
+        """The number of a chunk that this image or the store has already; None when it must be sent."""
+        with self.lock:
+            number = self.table.find(ident)
+            if number < 0:
+                found = self._known.find(ident)
+                if found is None:
+                    return None
+                number = self._enter(ident, found[1].size)
+            return number
+
     def store_now(self, data: Buffer) -> tuple[bytes, Place]:
         """Seal one chunk into the current pack without entering it in the table: for the table itself."""
         view = memoryview(data)

@@ -113,6 +113,28 @@ class ImageWriter:
         `data` must not change until then. Blocks while too much is under way."""
         return self._running.submit(data)
 
+    def submit_named(self, data: Buffer) -> Future[str]:
+        """As `submit`, but the future gives the chunk's id in hex, by which a later image may refer to it."""
+        named: Future[str] = Future()
+
+        def name(done: Future[int]) -> None:
+            try:
+                with self._running.lock:
+                    named.set_result(self._running.table.ident(done.result()).hex())
+            except BaseException as error:  # noqa: BLE001 - whatever it was, it reaches who waits
+                named.set_exception(error)
+
+        self.submit(data).add_done_callback(name)
+        return named
+
+    def has(self, ident: str) -> bool:
+        """Whether `refer` would find this chunk."""
+        return self._running.has(bytes.fromhex(ident))
+
+    def refer(self, ident: str) -> bool:
+        """Takes a chunk that the store has into this image without its bytes. False: it has none."""
+        return self._running.refer(bytes.fromhex(ident)) is not None
+
     def add_blob(self, name: str, data: Buffer) -> None:
         """Keep a named byte string in the image."""
         layout.checked_blob_name(name)

@@ -47,7 +47,9 @@ class Holder:
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
         self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
+        self.unread = b""  # taken out of the terminal while frozen
         self.parked: str | None = None
+        self.why = ""
         self.pager: launch.Pager | None = None
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
@@ -80,7 +82,8 @@ class Holder:
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew."""
         self.adopt(restored.pid, restored.master)
-        self.inputs.put_back(restored.unread, self.master)
+        self.inputs.queue(restored.unwritten)
+        self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
@@ -131,6 +134,8 @@ class Holder:
         return bool(data)
 
     def feed_terminal(self) -> None:
+        if self.freezer is not None:
+            return  # what the terminal holds is being captured
         self.inputs.flush(self.master)
         wanted = select.EPOLLIN | (select.EPOLLOUT if self.inputs.waiting else 0)
         try:
@@ -213,6 +218,8 @@ class Holder:
         if op == "thaw":
             self.thaw()
             return {"re": op}
+        if op == "typeahead":
+            return self.on_typeahead(client)
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
@@ -244,12 +251,33 @@ class Holder:
         while self.read_all():
             pass
         files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
-        unread = self.inputs.unwritten().decode("latin-1")
+        unwritten = self.inputs.unwritten().decode("latin-1")
         rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
-        return {"re": "freeze", "pid": self.pid, "unread": unread, "rows": rows, "cols": cols, "end": self.ring.end}
+        return {
+            "re": "freeze",
+            "pid": self.pid,
+            "unwritten": unwritten,
+            "rows": rows,
+            "cols": cols,
+            "end": self.ring.end,
+        }
+
+    def on_typeahead(self, client: Client) -> Message:
+        """Input that lies in the terminal, unread: for the image, and kept here in case the session goes on."""
+        if client is not self.freezer:
+            return {"re": "typeahead", "error": "not frozen by you"}
+        from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
+
+        self.unread += typeahead.take(self.pid)
+        return {"re": "typeahead", "unread": self.unread.decode("latin-1")}
 
     def thaw(self) -> None:
+        """The session goes on where it stood."""
+        if self.freezer is None:
+            return
         self.freezer = None
+        launch.give_back(self.pid, self.master, self.unread)
+        self.unread = b""
         cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
         for client, data in held:

@@ -78,13 +78,12 @@ class Inputs:
         return seq
 
     def unwritten(self) -> bytes:
-        """What was taken but the terminal had no room for yet."""
+        """What was journalled but the terminal had no room for yet."""
         return bytes(self._queue)
 
-    def put_back(self, data: bytes, master: int) -> None:
-        """Input that was journalled before a checkpoint and not read then: fed first, and not journalled again."""
-        self._queue[:0] = data
-        self.flush(master)
+    def queue(self, data: bytes) -> None:
+        """Input that was journalled before a checkpoint: to be fed, not to be journalled again."""
+        self._queue += data
 
     def flush(self, master: int) -> None:
         """Writes what the terminal takes now; the rest waits, in order."""

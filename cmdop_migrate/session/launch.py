@@ -55,8 +55,8 @@ class Pager:
 class Restored:
     """A session made anew by CRIU, not running yet."""
 
-    def __init__(self, pid: int, master: int, unread: bytes, pager: Pager | None) -> None:
-        self.pid, self.master, self.unread, self.pager = pid, master, unread, pager
+    def __init__(self, pid: int, master: int, unwritten: bytes, pager: Pager | None) -> None:
+        self.pid, self.master, self.unwritten, self.pager = pid, master, unwritten, pager
 
 
 def start(order: Order, control: socket.socket) -> tuple[int, int]:
@@ -107,10 +107,18 @@ def restore(order: Order, control: socket.socket) -> Restored:
         raise _GIVEN_UP
     said = json.loads(data)
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
+    give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said["unread"].encode("latin-1"), pager)
+    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), pager)
+
+
+def give_back(pid: int, master: int, unread: bytes) -> None:
+    if unread:
+        from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
+
+        typeahead.give(pid, master, unread)
 
 
 def _fork(run: Callable[[], None]) -> tuple[int, int]:

@@ -116,6 +116,10 @@ def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> 
     """One copy-on-write view: of the host's root first, then of its other file systems inside it."""
     point, store = layer["point"], f"{base}/{layer['store']}"
     target = root if point == "/" else f"{root}{point}"
+    if not os.path.isdir(point):
+        point = f"{base}/host/nothing"  # the host the session came from had a file system here; this one has not
+        os.makedirs(point, exist_ok=True)
+        os.makedirs(target, exist_ok=True)
     lower = ":".join(_escaped(path) for path in (above, point) if path)
     data = f"lowerdir={lower},upperdir={_escaped(store)}/upper,workdir={_escaped(store)}/work,{OVERLAY_OPTIONS}"
     if point == "/":
