@@ -131,8 +131,8 @@ class ImageWriter:
 
     def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
         """Wait for the store, then publish. When this returns the checkpoint exists. When it raises it does not, but
-        for one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true one
-        of a session that goes on, as with --leave-running, and the lease decides what it is good for."""
+        for one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true
+        one of a session that goes on, as with --leave-running, and the lease decides what it is good for."""
         self.finish_input()
         pipeline = self._running
         memory = 0
