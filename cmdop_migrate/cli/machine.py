@@ -17,11 +17,14 @@ from cmdop_migrate.preflight import checks
 @click.option("--fix", is_flag=True, help="Install or fetch what is missing, where that can be done.")
 @command
 def doctor(app: App, fix: bool) -> int:
-    """Everything this machine needs, each with its fix. Fails only for what is fatal.
+    """Check what this machine needs; --fix installs it.
+
+    Each need is ok, degraded or missing, with its fix. Fails only for what sessions cannot do without.
 
     \b
-    cmdop-migrate doctor
-    cmdop-migrate doctor --fix
+    Examples:
+      cmdop-migrate doctor
+      cmdop-migrate doctor --fix
     """
     found = flow.fix(app.config, render.note) if fix else flow.diagnose(app.config)
     usable = checks.usable(found)

@@ -1,0 +1,3 @@
+from cmdop_migrate.cli.main import main
+
+main()
