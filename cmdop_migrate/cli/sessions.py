@@ -92,7 +92,7 @@ def ls(app: App, all_hosts: bool) -> None:
             (
                 one["name"],
                 one["session"][:12],
-                one["state"] + (f" ({one['note']})" if one["note"] else ""),
+                _state(one),
                 str(one["clients"]),
                 units.show_duration(one["idle_s"]) if one["idle_s"] is not None else "-",
                 units.show_size(one["rss"]) if one["rss"] else "-",
@@ -120,8 +120,7 @@ def show(app: App, session: str) -> None:
     if app.json:
         render.answer(facts)
         return
-    state = facts["state"] + (f" ({facts['note']})" if facts["note"] else "")
-    render.line(f"{facts['name']}  {facts['session']}  {state}")
+    render.line(f"{facts['name']}  {facts['session']}  {_state(facts)}")
     render.line(f"  command   {shlex.join(facts['command'])}")
     render.line(f"  user      {facts['user']}   cwd {facts['cwd']}")
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
@@ -138,6 +137,14 @@ def show(app: App, session: str) -> None:
     _section("files", ("CHANGE", "SIZE", "PATH"), [
         (f["change"], units.show_size(f["size"]), f["path"]) for f in facts["files"]
     ])  # fmt: skip
+
+
+def _state(facts: dict[str, Any]) -> str:
+    """`running`, `exited 0`, `exited (its holder died)`."""
+    state, note = str(facts["state"]), str(facts["note"])
+    if not note or note.startswith(state):
+        return note or state
+    return f"{state} ({note})"
 
 
 def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
