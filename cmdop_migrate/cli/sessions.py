@@ -134,7 +134,7 @@ def show(app: App, session: str) -> None:
     _section("sockets", ("PID", "KIND", "LOCAL", "REMOTE", "STATE"), [
         (str(s["pid"]), s["kind"], s["local"] or "-", s["remote"] or "-", s["state"]) for s in facts["sockets"]
     ])  # fmt: skip
-    _section("files", ("CHANGE", "SIZE", "PATH"), [
+    _section("changed files", ("CHANGE", "SIZE", "PATH"), [
         (f["change"], units.show_size(f["size"]), f["path"]) for f in facts["files"]
     ])  # fmt: skip
 
@@ -148,7 +148,7 @@ def _state(facts: dict[str, Any]) -> str:
 
 
 def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    render.line(f"\n{len(rows)} {title}")
+    render.line(f"\n{title}: {len(rows)}")
     if rows:
         render.table(headings, rows)
 
