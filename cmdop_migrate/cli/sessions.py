@@ -139,14 +139,6 @@ def show(app: App, session: str) -> None:
     ])  # fmt: skip
 
 
-def _state(facts: dict[str, Any]) -> str:
-    """`running`, `exited 0`, `exited (its holder died)`."""
-    state, note = str(facts["state"]), str(facts["note"])
-    if not note or note.startswith(state):
-        return note or state
-    return f"{state} ({note})"
-
-
 def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     render.line(f"\n{title}: {len(rows)}")
     if rows:
@@ -186,3 +178,11 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         render.line(f"{session}: had ended; removed")
     else:
         render.line(f"{session}: {result.get('reason') or 'ended'}")
+
+
+def _state(facts: dict[str, Any]) -> str:
+    """`running`, `exited 0`, `exited (its holder died)`."""
+    state, note = str(facts["state"]), str(facts["note"])
+    if not note or note.startswith(state):
+        return note or state
+    return f"{state} ({note})"
