@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cmdop_migrate import units
 from cmdop_migrate.errors import BadConfig, Usage
@@ -96,20 +96,27 @@ def _subnet(text: str) -> str:
     return str(net)
 
 
-# key -> (default, check). STATE_DIR in a default is filled in last.
-_KEYS: dict[str, tuple[str | None, Callable[[str], str]]] = {
-    "host": (None, host_name),
-    "state_dir": (DEFAULT_STATE_DIR, _absolute),
-    "run_dir": ("/run/cmdop-migrate", _absolute),
-    "store": ("file://STATE_DIR/store", _url("file", "s3")),
-    "lease": ("sqlite://STATE_DIR/lease.db", _url("sqlite", "s3", "etcd")),
-    "lease_ttl": ("15s", _duration_text),
-    "key_file": ("STATE_DIR/keys", _absolute),
-    "relay": (None, _url("wss", "ws")),
-    "criu": (None, _absolute),
-    "ring_size": ("1MiB", _ring),
-    "keep_exited": ("24h", _duration_text),
-    "subnet": ("100.64.0.0/10", _subnet),
+class Setting(NamedTuple):
+    """One key. STATE_DIR in a default is filled in last; `about` is what docs/reference/settings.md says."""
+
+    default: str | None
+    check: Callable[[str], str]
+    about: str
+
+
+KEYS: dict[str, Setting] = {
+    "host": Setting(None, host_name, "this host's name; without it, the machine's"),
+    "state_dir": Setting(DEFAULT_STATE_DIR, _absolute, "sessions, their files, events, logs, the private CRIU"),
+    "run_dir": Setting("/run/cmdop-migrate", _absolute, "the sessions' sockets"),
+    "store": Setting("file://STATE_DIR/store", _url("file", "s3"), "where checkpoints go; see [stores](stores.md)"),
+    "lease": Setting("sqlite://STATE_DIR/lease.db", _url("sqlite", "s3", "etcd"), "who may run a session (planned)"),
+    "lease_ttl": Setting("15s", _duration_text, "how long a host may run a session without renewing (planned)"),
+    "key_file": Setting("STATE_DIR/keys", _absolute, "the keys that seal checkpoints"),
+    "relay": Setting(None, _url("wss", "ws"), "where clients find sessions that move (planned)"),
+    "criu": Setting(None, _absolute, "the CRIU to use; without it, the one `doctor` finds or fetches"),
+    "ring_size": Setting("1MiB", _ring, "how much of its output a session keeps; 4KiB to 256MiB"),
+    "keep_exited": Setting("24h", _duration_text, "how long an ended session can still be looked at"),
+    "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
 }
 
 
@@ -125,7 +132,7 @@ def load(
     file = Path(named or DEFAULT_FILE)
     if named or file.exists():
         chosen.update(_from_file(file))
-    for key in _KEYS:
+    for key in KEYS:
         variable = ENV_PREFIX + key.upper()
         if environ.get(variable):
             chosen[key] = _checked(key, environ[variable], f"environment variable {variable}")
@@ -136,7 +143,7 @@ def load(
 
 def _build(chosen: Mapping[str, str]) -> Config:
     def value(key: str) -> str | None:
-        text = chosen.get(key, _KEYS[key][0])
+        text = chosen.get(key, KEYS[key].default)
         return text.replace("STATE_DIR", state_dir) if text and key not in chosen else text
 
     def must(key: str) -> str:
@@ -144,7 +151,7 @@ def _build(chosen: Mapping[str, str]) -> Config:
         assert text is not None
         return text
 
-    state_dir = chosen.get("state_dir") or str(_KEYS["state_dir"][0])
+    state_dir = chosen.get("state_dir") or str(KEYS["state_dir"].default)
     return Config(
         host=value("host") or host_name(socket.gethostname().split(".")[0]),
         state_dir=Path(state_dir),
@@ -177,10 +184,10 @@ def _from_file(file: Path) -> dict[str, str]:
 
 def _file_value(file: Path, text: str, key: str, value: object) -> str:
     place = f"{file}:{_line_of(text, key)}"
-    if key not in _KEYS:
-        raise BadConfig(f"{place}: unknown key {key!r}", "Valid keys: " + ", ".join(sorted(_KEYS)) + ".")
+    if key not in KEYS:
+        raise BadConfig(f"{place}: unknown key {key!r}", "Valid keys: " + ", ".join(sorted(KEYS)) + ".")
     if not isinstance(value, str):
-        raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{_KEYS[key][0]}"')
+        raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{KEYS[key].default}"')
     return _checked(key, value, place)
 
 
@@ -191,6 +198,6 @@ def _line_of(text: str, key: str) -> int:
 
 def _checked(key: str, value: str, place: str) -> str:
     try:
-        return _KEYS[key][1](value)
+        return KEYS[key].check(value)
     except Usage as error:
         raise BadConfig(f"{place}: {key}: {error.message}", error.hint) from error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
@@ -11,26 +14,39 @@ from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.flows import doctor as flow
 from cmdop_migrate.preflight import checks
+from cmdop_migrate.preflight.checks import Check
 
 
 @click.command()
 @click.option("--fix", is_flag=True, help="Install or fetch what is missing, where that can be done.")
 @command
 def doctor(app: App, fix: bool) -> int:
-    """Everything this machine needs, each with its fix. Fails only for what is fatal.
+    """Check what this machine needs; --fix installs it.
+
+    Each need is ok, degraded or missing, with its fix. Fails only for what sessions cannot do without.
 
     \b
-    cmdop-migrate doctor
-    cmdop-migrate doctor --fix
+    Examples:
+      cmdop-migrate doctor
+      cmdop-migrate doctor --fix
     """
     found = flow.fix(app.config, render.note) if fix else flow.diagnose(app.config)
     usable = checks.usable(found)
     if app.json:
         render.answer({"ok": usable, "checks": [asdict(one) for one in found]})
     else:
-        render.table(("CHECK", "LEVEL", "WHAT"), ((one.name, one.level, one.message) for one in found))
+        columns = shutil.get_terminal_size((100, 24)).columns
+        taken = max(len(one.name) for one in found) + max(len(one.level) for one in found) + 4
+        render.table(("CHECK", "LEVEL", "WHAT"), [row for one in found for row in _rows(one, max(30, columns - taken))])
         for one in found:
             if one.level != "ok":
-                render.line(f"\n{one.name}: {one.fix}")
-        render.line("\nThis machine can run sessions." if usable else "\nThis machine cannot run sessions yet.")
+                render.line("\n" + textwrap.fill(f"{one.name}: {one.fix}", columns, break_on_hyphens=False))
+        render.line("\nThis machine is ready." if usable else "\nThis machine is not ready: see what is missing.")
     return 0 if usable else Blocked.exit
+
+
+def _rows(check: Check, room: int) -> Iterator[tuple[str, str, str]]:
+    """One line of the table, or several: words are not broken at the edge of the screen."""
+    first, *rest = textwrap.wrap(check.message, room, break_on_hyphens=False) or [""]
+    yield check.name, check.level, first
+    yield from (("", "", line) for line in rest)

@@ -47,7 +47,11 @@ class Commands(click.Group):
         return found
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="cmdop-migrate")
 @click.option("--config", "config_path", metavar="PATH", help="Settings file [/etc/cmdop-migrate/config.toml].")
 @click.option("--state-dir", metavar="DIR", help="Where sessions are kept [/var/lib/cmdop-migrate].")
@@ -58,16 +62,22 @@ class Commands(click.Group):
 @click.option("-v", "--verbose", count=True, help="More of what is going on; twice for all of it.")
 @click.pass_context
 def cli(ctx: click.Context, /, config_path: str | None, as_json: bool, verbose: int, **flags: str | None) -> None:
-    """Live sessions that outlive their clients and their hosts.
+    """Live sessions that outlive their clients.
 
     \b
-    cmdop-migrate run --name work -- bash     start a session and attach to it
-    cmdop-migrate attach work                 come back to it; detach with Ctrl-\\ d
-    cmdop-migrate ls                          what runs here
+    Examples:
+      cmdop-migrate run --name work -- bash     start a session, and attach to it
+      cmdop-migrate attach work                 come back to it; Ctrl-\\ d leaves
+      cmdop-migrate ls                          what runs here
+      cmdop-migrate COMMAND --help              more, with examples
     """
     app = ctx.ensure_object(App)
     app.config_path, app.json, app.verbosity = config_path, as_json, verbose
     app.flags = {key: value for key, value in flags.items() if value is not None}
+    if ctx.invoked_subcommand is None:
+        if as_json:
+            raise Usage("no command given", "See: cmdop-migrate --help")
+        render.line(ctx.get_help())
 
 
 def main() -> None:

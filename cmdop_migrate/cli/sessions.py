@@ -23,19 +23,27 @@ from cmdop_migrate.session import terminal
 @click.option("--user", metavar="USER", help="Run as this user [you].")
 @click.option("--cwd", metavar="DIR", help="Start in this directory [this one].")
 @click.option("--env", "env", multiple=True, metavar="K=V", help="Set a variable; K alone copies yours. Repeatable.")
-@click.option("--net", type=click.Choice(["private", "host"]), default="private", show_default=True)
+@click.option(
+    "--net",
+    type=click.Choice(["private", "host"]),
+    default="private",
+    show_default=True,
+    help="One of its own behind NAT, or this host's.",
+)
 @click.option("--share", "shares", multiple=True, metavar="DIR", help="The host's own DIR, not a copy. Repeatable.")
 @click.option("-d", "--detach", is_flag=True, help="Start it and return.")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD...")
 @command
 def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **options: Any) -> None:
-    """Start a session; attaches unless -d.
+    """Start a session, and attach to it unless -d.
+
+    The session sees this host's files; what it changes stays its own. It goes on when you leave it, with
+    Ctrl-\\ d, and when your terminal goes away.
 
     \b
-    cmdop-migrate run --name work -- bash
-    cmdop-migrate run -d --name train --env SEED=1 --share /data -- python3 train.py
-
-    The session sees this host's files; what it changes stays its own. Detach with Ctrl-\\ d.
+    Examples:
+      cmdop-migrate run --name work -- bash
+      cmdop-migrate run -d --name train --env SEED=1 --share /data -- python3 train.py
     """
     if not detach and not app.json and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Usage("no terminal to attach to", "Start it in the background with: run -d")
@@ -57,14 +65,17 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
 
 
 @click.command()
-@click.option("--all-hosts", is_flag=True, help="Sessions everywhere, not only here.")
+@click.option("--all-hosts", is_flag=True, help="Not only of this one (planned).")
 @command
 def ls(app: App, all_hosts: bool) -> None:
-    """Sessions here, or everywhere.
+    """List the sessions of this host.
+
+    Those that ended stay listed for a day (setting keep_exited), or until: cmdop-migrate kill.
 
     \b
-    cmdop-migrate ls
-    cmdop-migrate ls --json | jq -r '.sessions[] | select(.state == "running") | .name'
+    Examples:
+      cmdop-migrate ls
+      cmdop-migrate ls --json | jq -r '.sessions[] | select(.state == "running") | .name'
     """
     if all_hosts:
         raise Usage("--all-hosts needs a shared lease store, which this version does not have yet", "Use: ls")
@@ -81,7 +92,7 @@ def ls(app: App, all_hosts: bool) -> None:
             (
                 one["name"],
                 one["session"][:12],
-                one["state"] + (f" ({one['note']})" if one["note"] else ""),
+                _state(one),
                 str(one["clients"]),
                 units.show_duration(one["idle_s"]) if one["idle_s"] is not None else "-",
                 units.show_size(one["rss"]) if one["rss"] else "-",
@@ -96,17 +107,20 @@ def ls(app: App, all_hosts: bool) -> None:
 @click.argument("session")
 @command
 def show(app: App, session: str) -> None:
-    """One session: its processes, sockets, changed files.
+    """Show one session: its processes, sockets and changed files.
+
+    SESSION is its name, its id, or the beginning of its id.
 
     \b
-    cmdop-migrate show work
+    Examples:
+      cmdop-migrate show work
+      cmdop-migrate show work --json | jq -r '.files[].path'
     """
     facts = talk.show(app.records(), session)
     if app.json:
         render.answer(facts)
         return
-    state = facts["state"] + (f" ({facts['note']})" if facts["note"] else "")
-    render.line(f"{facts['name']}  {facts['session']}  {state}")
+    render.line(f"{facts['name']}  {facts['session']}  {_state(facts)}")
     render.line(f"  command   {shlex.join(facts['command'])}")
     render.line(f"  user      {facts['user']}   cwd {facts['cwd']}")
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
@@ -120,30 +134,38 @@ def show(app: App, session: str) -> None:
     _section("sockets", ("PID", "KIND", "LOCAL", "REMOTE", "STATE"), [
         (str(s["pid"]), s["kind"], s["local"] or "-", s["remote"] or "-", s["state"]) for s in facts["sockets"]
     ])  # fmt: skip
-    _section("files", ("CHANGE", "SIZE", "PATH"), [
+    _section("changed files", ("CHANGE", "SIZE", "PATH"), [
         (f["change"], units.show_size(f["size"]), f["path"]) for f in facts["files"]
     ])  # fmt: skip
 
 
 def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    render.line(f"\n{len(rows)} {title}")
+    render.line(f"\n{title}: {len(rows)}")
     if rows:
         render.table(headings, rows)
 
 
 @click.command()
 @click.argument("session")
-@click.option("--signal", "name", default="TERM", show_default=True, help="What to ask with.")
+@click.option("--signal", "name", default="TERM", show_default=True, metavar="NAME", help="How to ask it.")
 @click.option(
-    "--grace", type=units.duration, metavar="TIME", default="5s", show_default=True, help="Then kill it outright."
+    "--grace",
+    type=units.duration,
+    metavar="TIME",
+    default="5s",
+    show_default=True,
+    help="Wait so long, then kill it outright.",
 )
 @command
 def kill(app: App, session: str, name: str, grace: float) -> None:
     """End a session; remove one that has ended.
 
+    What it printed can be read until it is removed, by a second kill or after a day.
+
     \b
-    cmdop-migrate kill work
-    cmdop-migrate kill work --signal KILL
+    Examples:
+      cmdop-migrate kill work
+      cmdop-migrate kill work --signal KILL
     """
     try:
         number = signals.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
@@ -156,3 +178,11 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         render.line(f"{session}: had ended; removed")
     else:
         render.line(f"{session}: {result.get('reason') or 'ended'}")
+
+
+def _state(facts: dict[str, Any]) -> str:
+    """`running`, `exited 0`, `exited (its holder died)`."""
+    state, note = str(facts["state"]), str(facts["note"])
+    if not note or note.startswith(state):
+        return note or state
+    return f"{state} ({note})"

@@ -21,15 +21,25 @@ from cmdop_migrate.session.records import Records
 @click.command()
 @click.argument("session")
 @click.option("--read-only", is_flag=True, help="Watch; what you type goes nowhere.")
-@click.option("--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="Go on after this byte of output.")
+@click.option(
+    "--from",
+    "start",
+    type=click.IntRange(min=0),
+    metavar="SEQ",
+    help="Go on at this byte of its output [all that is kept].",
+)
 @click.option("--actor", metavar="NAME", help="Who is typing [you].")
 @command
 def attach(app: App, session: str, read_only: bool, start: int | None, actor: str | None) -> None:
-    """Your terminal on a session. Leave it with Ctrl-\\ d: the session goes on.
+    """Join a session with this terminal; Ctrl-\\ d leaves it.
+
+    The screen comes back as it was; the session goes on when you leave. Several may be attached at once.
+    Ctrl-\\ twice types one.
 
     \b
-    cmdop-migrate attach work
-    cmdop-migrate attach work --read-only
+    Examples:
+      cmdop-migrate attach work
+      cmdop-migrate attach work --read-only
     """
     if app.json:
         raise Usage("attach is for terminals", "Programs use: send, output, wait")
@@ -60,10 +70,12 @@ def attach_to(records: Records, session: str, actor: str, read_only: bool, start
 @click.option("--actor", metavar="NAME", help="Who says it [you].")
 @command
 def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> None:
-    """One input to a session; it arrives whole, in order.
+    """Type one input into a session; it arrives whole.
 
     \b
-    cmdop-migrate send work 'make test' --enter
+    Examples:
+      cmdop-migrate send work 'make test' --enter
+      cmdop-migrate send work $'\\x03'                (Ctrl-C)
     """
     data = text.encode("utf-8", "surrogateescape") + (b"\r" if enter else b"")
     if not data:
@@ -83,11 +95,14 @@ def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> N
 @click.option("--follow", is_flag=True, help="Go on as it prints.")
 @command
 def output(app: App, session: str, start: int | None, follow: bool) -> None:
-    """What a session printed, also after its end.
+    """Print what a session printed, also after its end.
+
+    Every byte has a number, for good: the next call may go on with --from where this one ended.
 
     \b
-    cmdop-migrate output work | tail -20
-    cmdop-migrate output work --from 4096 --json
+    Examples:
+      cmdop-migrate output work | tail -20
+      cmdop-migrate output work --from 4096 --json
     """
     records = app.records()
     if not follow:
@@ -131,13 +146,17 @@ def _as_json(got: talk.Output) -> dict[str, Any]:
 @click.option(
     "--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="Look from this byte on [all that is kept]."
 )
-@click.option("--timeout", type=units.duration, metavar="TIME", default="30s", show_default=True)
+@click.option(
+    "--timeout", type=units.duration, metavar="TIME", default="30s", show_default=True, help="Then give up: exit 11."
+)
 @command
 def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float) -> None:
-    """Until a session exits, or prints something.
+    """Wait until a session prints something, or ends.
 
     \b
-    cmdop-migrate wait work --for 'listening on .*' --timeout 2m
+    Examples:
+      cmdop-migrate wait work --timeout 1h
+      cmdop-migrate wait work --for 'listening on .*' --timeout 2m
     """
     result = talk.wait(app.records(), session, pattern, timeout, start)
     if app.json:
@@ -153,10 +172,12 @@ def wait(app: App, session: str, pattern: str | None, start: int | None, timeout
 @click.option("--follow", is_flag=True, help="Go on as things happen.")
 @command
 def events(app: App, session: str | None, follow: bool) -> None:
-    """The record of what happened here, one JSON line each.
+    """Print the record of what happened here, as JSON lines.
 
     \b
-    cmdop-migrate events work
+    Examples:
+      cmdop-migrate events
+      cmdop-migrate events work --follow
     """
     records = app.records()
     wanted = records.find(session).session if session else None

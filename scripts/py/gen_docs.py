@@ -1,0 +1,211 @@
+"""Reference pages made from the code, so that they cannot say something else. See scripts/gen-docs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import click
+
+import cmdop_migrate
+from cmdop_migrate import config, errors
+from cmdop_migrate.cli.main import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "cmdop-migrate"
+NOTE = "<!-- Made by scripts/gen-docs from {source}. Change it there. -->\n\n"
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TEST = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print("gen-docs: valid arguments: --check", file=sys.stderr)
+        return 2
+    import_all()
+    problems = shared_codes(errors.all_errors())
+    for path, text in pages().items():
+        file = ROOT / path
+        current = file.read_text(encoding="utf-8") if file.exists() else None
+        if current == text:
+            continue
+        if arguments:
+            problems.append(f"{path} is out of date: run scripts/gen-docs")
+        else:
+            file.write_text(text, encoding="utf-8")
+            print(f"gen-docs: wrote {path}")
+    if arguments:
+        problems += dead_links(ROOT)
+    for problem in problems:
+        print(f"gen-docs: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def import_all() -> None:
+    """An error class exists for us only when its module is loaded."""
+    for module in pkgutil.walk_packages(cmdop_migrate.__path__, f"{cmdop_migrate.__name__}."):
+        if not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+
+
+def pages() -> dict[str, str]:
+    return {
+        "docs/reference/cli.md": cli_page(cli),
+        "docs/reference/errors.md": errors_page(errors.all_errors()),
+        "docs/reference/settings.md": settings_page(config.KEYS),
+    }
+
+
+def shared_codes(kinds: list[type[errors.CmdopError]]) -> list[str]:
+    """Programs tell errors apart by their code; a class without one of its own has its parent's."""
+    owner: dict[str, str] = {}
+    problems = []
+    for kind in kinds:
+        if kind.code in owner:
+            problems.append(f"errors {owner[kind.code]} and {kind.__name__} share the code {kind.code!r}")
+        owner.setdefault(kind.code, kind.__name__)
+        if not kind.__doc__:
+            problems.append(f"error {kind.__name__} does not say what it means")
+    return problems
+
+
+def dead_links(root: Path) -> list[str]:
+    """Links to files, and names of tests, in every page of ours."""
+    problems = []
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md"), *root.glob("vagrant/*.md")]:
+        text = page.read_text(encoding="utf-8")
+        where = page.relative_to(root)
+        for target in _LINK.findall(text):
+            if "://" not in target and not (page.parent / target).exists():
+                problems.append(f"{where}: link to {target}, which does not exist")
+        for file, test in _TEST.findall(text):
+            if not (root / file).exists():
+                problems.append(f"{where}: names {file}, which does not exist")
+            elif test and f"def {test}(" not in (root / file).read_text(encoding="utf-8"):
+                problems.append(f"{where}: names {file}::{test}, which does not exist")
+    return problems
+
+
+def errors_page(kinds: list[type[errors.CmdopError]]) -> str:
+    rows = sorted((kind for kind in kinds if kind is not errors.CmdopError), key=lambda kind: kind.exit)
+    lines = [
+        "# Errors\n",
+        "A command that fails says what happened, and what to do next. Shells see the exit status, programs the code:",
+        'with `--json` it answers `{"error": {"code": …, "exit": …, "message": …, "hint": …}}` on stdout.\n',
+        "0 is done. A command ended by Ctrl-C exits 130.\n",
+        "| exit | code | means |",
+        "|---|---|---|",
+        *(
+            f"| {kind.exit} | `{kind.code}` | {' '.join(inspect.cleandoc(kind.__doc__ or '').split())} |"
+            for kind in rows
+        ),
+    ]
+    return NOTE.format(source="cmdop_migrate/errors.py") + "\n".join(lines) + "\n"
+
+
+def settings_page(keys: Mapping[str, config.Setting]) -> str:
+    lines = [
+        "# Settings\n",
+        f"A TOML file, `{config.DEFAULT_FILE}`, or the one named by `--config` or `{config.CONFIG_ENV}`.",
+        "The environment wins over the file, a flag over both. All values are strings. An unknown key or a bad value",
+        "stops every command, with its line and what is valid. Two pairs of `state_dir` and `run_dir` on one machine",
+        "are two hosts.\n",
+        '    host = "host-a"',
+        '    ring_size = "4MiB"\n',
+        "Durations are written `90s`, `5m`, `24h`; sizes `512KiB`, `64MiB`.\n",
+        "| key | environment | default | is |",
+        "|---|---|---|---|",
+        *(_setting(key, one) for key, one in keys.items()),
+        "\nSettings marked *planned* are read and checked, and have no effect yet.",
+    ]
+    return NOTE.format(source="cmdop_migrate/config.py") + "\n".join(lines) + "\n"
+
+
+def _setting(key: str, one: config.Setting) -> str:
+    default = f"`{one.default}`" if one.default else "–"
+    return f"| `{key}` | `{config.ENV_PREFIX}{key.upper()}` | {default} | {one.about} |"
+
+
+def cli_page(group: click.Group) -> str:
+    found = list(commands(group, PROGRAM))
+    lines = [
+        "# Commands\n",
+        "What fails, and how: [errors](errors.md). Defaults and files: [settings](settings.md).\n",
+        "| command | does |",
+        "|---|---|",
+        *(f"| [`{path}`](#{_anchor(path)}) | {_summary(one)} |" for path, one in found),
+        f"\n## {PROGRAM}\n",
+        *describe(group, PROGRAM),
+    ]
+    for path, one in found:
+        lines += [f"## {path}\n", *describe(one, path)]
+    return NOTE.format(source="the help texts in cmdop_migrate/cli") + "\n".join(lines).rstrip() + "\n"
+
+
+def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command that does something, in the order of --help."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        one = group.get_command(context, name)
+        if one is None or one.hidden:
+            continue
+        if isinstance(one, click.Group):
+            yield from commands(one, f"{path} {name}")
+        else:
+            yield f"{path} {name}", one
+
+
+def describe(command: click.Command, path: str) -> Iterator[str]:
+    arguments = [_argument(one) for one in command.params if isinstance(one, click.Argument)]
+    rest = ["COMMAND"] if isinstance(command, click.Group) else arguments
+    yield f"    {' '.join([path, '[OPTIONS]', *rest])}\n"
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        if paragraph.startswith("\b"):
+            _, title, *examples = paragraph.split("\n")
+            yield f"{title}\n"
+            yield "\n".join(f"    {line.removeprefix('  ')}" for line in examples) + "\n"
+        else:
+            yield paragraph.replace("\n", " ") + "\n"
+    options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    yield "| option | does |"
+    yield "|---|---|"
+    for option in options:
+        yield f"| `{_spelling(option)}` | {option.help or ''}{_default(option)} |"
+    yield ""
+
+
+def _summary(command: click.Command) -> str:
+    return " ".join(inspect.cleandoc(command.help or "").split("\n\n")[0].split())
+
+
+def _argument(argument: click.Argument) -> str:
+    name = argument.metavar or (argument.name or "").upper()
+    return name if argument.required else f"[{name}]"
+
+
+def _spelling(option: click.Option) -> str:
+    names = ", ".join(option.opts)
+    if option.is_flag or option.count:
+        return names
+    if option.metavar:
+        return f"{names} {option.metavar}"
+    if isinstance(option.type, click.Choice):
+        return names + " " + r"\|".join(map(str, option.type.choices))
+    return f"{names} {option.type.name.upper()}"
+
+
+def _default(option: click.Option) -> str:
+    return f" Default: `{option.default}`." if option.show_default and option.default is not None else ""
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
