@@ -16,6 +16,7 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 
 from cmdop_migrate.events import Events
 from cmdop_migrate.session import cgroup, files, launch, wire
@@ -337,20 +338,29 @@ class Holder:
         """Output, event and record, in this order: who sees the end on record finds the rest in place. On a full disk
         what can be written is, and whoever is connected still hears how it ended."""
         words = {"name": self.record["name"], "code": ended["code"], "reason": ended["reason"]}
-        for keep in (
+        steps: list[Callable[[], None]] = [
             lambda: files.replace(f"{self.dir}/output.ring", self.ring.save()),
             lambda: self.events.emit("parked" if self.parked else "exited", str(self.record["session"]), **words),
             self.save,
             lambda: os.unlink(str(self.order["socket"])),
-        ):
+        ]
+        for step in steps:
             try:
-                keep()
+                step()
             except OSError as error:
-                print(f"{self.record['session']}: {error}", file=sys.stderr)  # noqa: T201 - our log
+                complain(f"{self.record['session']}: {error}")
 
     def read_all(self) -> bool:
         before = self.ring.end
         return self.read_terminal() and self.ring.end > before
+
+
+def complain(words: str) -> None:
+    """To our log, which may be on the very disk that is full."""
+    try:
+        os.write(2, words.encode() + b"\n")
+    except OSError:
+        return
 
 
 def main() -> None:
