@@ -130,13 +130,8 @@ def _fork(run: Callable[[], None]) -> tuple[int, int]:
     try:
         run()
     except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
-        import traceback
-
-        why = {
-            **_described(error),
-            "trace": traceback.format_exc()[-1500:],
-        }
-        os.write(status_in, json.dumps(why).encode())
+        # Nothing may be imported here: as another user, in another root, the library may be out of reach.
+        os.write(status_in, json.dumps(_described(error)).encode())
     finally:
         os._exit(1)
 

@@ -48,6 +48,7 @@ class Records:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.events = Events(config.state_dir, config.host)
+        self._unsaved: dict[str, Record] = {}  # put right, but the disk is full
 
     def prepare(self) -> None:
         """Makes this host's directories. BadConfig when they cannot be written."""
@@ -91,6 +92,8 @@ class Records:
 
     def load(self, session: str) -> Record | None:
         """None for a directory without a readable record: a start that was cut off, or damage."""
+        if session in self._unsaved:
+            return self._unsaved[session]
         try:
             return Record.from_json(json.loads((self.directory(session) / "session.json").read_bytes()))
         except FileNotFoundError:
@@ -237,8 +240,9 @@ class Records:
                 self.events.emit("start_undone", session)
                 return
             ended = Exit(code=None, reason="its holder died", at=clock.walltime())
+            self._unsaved[session] = replace(record, phase="exited", exit=ended, pid=None)
             self.events.emit("holder_lost", session, name=record.name, token=record.token)
-            self.save(replace(record, phase="exited", exit=ended, pid=None))
+            self.save(self._unsaved.pop(session))
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
             os.close(fd)
