@@ -116,7 +116,9 @@ class _Checkpoint:
             raise
         finally:
             shutil.rmtree(self.images, ignore_errors=True)
-        if not self.wanted.leave_running:
+        if self.wanted.leave_running:
+            self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
+        else:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)

@@ -7,9 +7,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
@@ -32,9 +32,18 @@ class Output:
     lost: int
 
 
-def state_of(record: Record, frozen: bool) -> State:
+def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) -> State:
+    """What a person is told; `status` is its holder's word, empty when there is none."""
     if record.phase == "live":
-        return "frozen" if frozen else "running"
+        for state, holds in (
+            ("fenced", status.get("fenced")),
+            ("checkpointing", status.get("busy") == "checkpointing"),
+            ("restoring", status.get("busy") == "restoring"),
+            ("frozen", frozen),
+        ):
+            if holds:
+                return cast(State, state)
+        return "running"
     return "restoring" if record.phase == "starting" else record.phase
 
 
@@ -55,7 +64,7 @@ def row(records: Records, record: Record) -> dict[str, Any]:
         "session": record.session,
         "name": record.name,
         "host": record.host,
-        "state": state_of(record, cgroup.is_frozen(group)),
+        "state": state_of(record, status, cgroup.is_frozen(group)),
         "token": record.token,
         "clients": status.get("clients", 0),
         "idle_s": round(status["idle"], 1) if "idle" in status else None,
@@ -100,7 +109,7 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     if record.phase == "exited" and record.exit:
         raise exited(record.name, record.exit.reason)
     if record.phase != "live":
-        raise Blocked(f"session {record.name!r} is {state_of(record, False)}", "See: cmdop-migrate ls")
+        raise Blocked(f"session {record.name!r} is {state_of(record, {})}", "See: cmdop-migrate ls")
     try:
         return record, Channel(records.socket(record.session))
     except HolderGone:

@@ -73,6 +73,12 @@ class Clients:
         client.unsent += wire.control(message)
         self.pump(client)
 
+    def tell_all(self, message: dict[str, object]) -> None:
+        """To everyone who follows the output."""
+        for client in list(self._all.values()):
+            if client.cursor is not None:
+                self.say(client, message)
+
     def pump_all(self) -> None:
         for client in list(self._all.values()):
             if client.cursor is not None:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from cmdop_migrate.events import Events
 from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
+from cmdop_migrate.session.deadman import DeadMan
 from cmdop_migrate.session.inputs import Inputs, Journal
 from cmdop_migrate.session.ring import Ring
 
@@ -53,7 +54,10 @@ class Holder:
         self.unread = b""  # taken out of the terminal while frozen
         self.parked: str | None = None
         self.why = ""
+        self.superseded = ""
         self.pager: launch.Pager | None = None
+        until = order.get("fresh_until")
+        self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -77,7 +81,7 @@ class Holder:
             self.set_size(int(str(self.order["rows"])), int(str(self.order["cols"])))
         listener = wire.listen(str(self.order["socket"]))
         self.listener = listener
-        for fd in (master, listener.fileno(), self.wake):
+        for fd in (master, listener.fileno(), self.wake, self.deadman.fileno()):
             self.epoll.register(fd, select.EPOLLIN)
         self.record.update(phase="live", pid=pid)
         self.save()
@@ -109,6 +113,8 @@ class Holder:
                     self.clients.accept(self.listener)
                 elif fd == self.wake:
                     self.on_signal()
+                elif fd == self.deadman.fileno():
+                    self.deadman.on_timer()
                 elif self.pager is not None and fd == self.pager.fileno():
                     self.on_pager()
                 else:
@@ -173,6 +179,37 @@ class Holder:
         self.pager.close()
         self.pager = None
 
+    def on_fence(self, fenced: bool) -> None:
+        """The dead-man switch froze the session, or let it go again. Clients learn why it stands still."""
+        event = "fenced" if fenced else "unfenced"
+        if not fenced and self.freezer is None:
+            cgroup.thaw(self.cgroup)
+        why = "its lease was not renewed in time" if fenced else "its lease is renewed"
+        self.clients.tell_all({"event": event, "why": why, "token": self.record["token"]})
+        late = time.clock_gettime(time.CLOCK_BOOTTIME) - (self.deadman.until or 0.0)
+        self.note(event, token=self.record["token"], late_ms=round(late * 1000, 3) if fenced else None)
+
+    def on_fresh(self, message: Message) -> Message:
+        """The agent's word that the lease is good until then, for this token and no other."""
+        if int(str(message["token"])) != self.record["token"]:
+            return {"re": "fresh", "error": "token"}
+        self.deadman.renewed(float(str(message["until"])))
+        return {"re": "fresh", "fenced": self.deadman.fenced}
+
+    def on_superseded(self, message: Message) -> Message:
+        """Another incarnation took over: this one must not take another step."""
+        if int(str(message["token"])) <= int(str(self.record["token"])):
+            return {"re": "superseded", "error": "token"}
+        self.superseded = f"superseded by token {message['token']} on {message['host']}"
+        cgroup.kill(self.cgroup)
+        return {"re": "superseded"}
+
+    def note(self, event: str, **facts: object) -> None:
+        try:
+            self.events.emit(event, str(self.record["session"]), name=self.record["name"], **facts)
+        except OSError as error:
+            complain(f"{self.record['session']}: {event}: {error}")
+
     def on_client(self, fd: int, events: int) -> None:
         client = self.clients.get(fd)
         if client is None:
@@ -216,6 +253,14 @@ class Holder:
             return self.on_send(message)
         if op == "status":
             return {"re": op, **self.status()}
+        if op == "fresh":
+            return self.on_fresh(message)
+        if op == "superseded":
+            return self.on_superseded(message)
+        if op == "saved":
+            self.record["checkpoint"] = str(message["checkpoint"])
+            self.save()
+            return {"re": op}
         if op == "freeze":
             return self.on_freeze(client)
         if op == "thaw":
@@ -284,7 +329,8 @@ class Holder:
         self.freezer = None
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
-        cgroup.thaw(self.cgroup)
+        if not self.deadman.fenced:
+            cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
         for client, data in held:
             self.inputs.add(client.actor, data, self.master)
@@ -323,6 +369,8 @@ class Holder:
             "record": self.record,
             "frozen": cgroup.is_frozen(self.cgroup),
             "busy": "checkpointing" if self.freezer else "restoring" if self.pager else "",
+            "fenced": self.deadman.fenced,
+            "fresh_until": self.deadman.until,
             "clients": self.clients.attached(),
             "start": self.ring.start,
             "end": self.ring.end,
@@ -359,6 +407,7 @@ class Holder:
             ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
             self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
         else:
+            ended["reason"] = self.superseded or ended["reason"]
             self.record.update(phase="exited", exit=ended, pid=None)
         self.keep_record(ended)
         if self.parked is not None:

@@ -108,6 +108,11 @@ class _Attachment:
                 self.lost += message["bytes"]
                 self.seq = message["from"] + message["bytes"]
                 self.terminal.show(b"\r\n[%d bytes of output were too much to keep]\r\n" % message["bytes"])
+            elif message.get("event") in ("fenced", "unfenced"):
+                verb = "stands still" if message["event"] == "fenced" else "goes on"
+                self.terminal.show(f"\r\n[it {verb}: {message['why']}]\r\n".encode())
+            elif message.get("event") == "refused":
+                self.terminal.show(b"\r\n[%d bytes you typed came too late, and went nowhere]\r\n" % message["bytes"])
             elif message.get("event") == "exit":
                 return self._outcome("exited", message)
         return None
