@@ -1,7 +1,7 @@
 """A host of a test's own: settings, directories, cgroups and addresses that no other test or user has.
 
-    done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
-    host.leftovers()        # what is there that should not be, once every session has ended
+done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
+host.leftovers()        # what is there that should not be, once every session has ended
 """
 
 from __future__ import annotations
@@ -98,27 +98,31 @@ class Host:
 
     def ok(self, *args: str, **options: Any) -> str:
         done = self.cm(*args, **options)
-        assert done.returncode == 0, f"{args}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        assert done.returncode == 0, (
+            f"{str(args)[:300]}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        )
         return done.stdout.decode(errors="replace")
 
     def cm_json(self, *args: str, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.ok("--json", *args, **options))
         return found
 
-    def fails(self, *args: str, exit: int, code: str, **options: Any) -> dict[str, Any]:
+    def fails(self, *args: str, status: int, code: str, **options: Any) -> dict[str, Any]:
         """It fails both ways: as one line with a hint for people, and as an object for programs."""
         done = self.cm(*args, **options)
         said = done.stderr.decode()
-        assert done.returncode == exit, f"{args}: exit {done.returncode}, not {exit}\n{done.stdout!r}\n{said}"
+        assert done.returncode == status, (
+            f"{str(args)[:300]}: exit {done.returncode}, not {status}\n{done.stdout!r}\n{said}"
+        )
         assert done.stdout == b"", done.stdout
         lines = said.splitlines()
         assert lines[0].startswith("cmdop-migrate: ") and len(lines) == 2 and lines[1].startswith("  "), said
         assert "Traceback" not in said
         done = self.cm("--json", *args, **options)
-        assert done.returncode == exit
+        assert done.returncode == status
         error: dict[str, Any] = json.loads(done.stdout)["error"]
         assert set(error) == {"code", "exit", "message", "hint"}
-        assert (error["code"], error["exit"]) == (code, exit) and error["message"] and error["hint"], error
+        assert (error["code"], error["exit"]) == (code, status) and error["message"] and error["hint"], error
         return error
 
     def start(self, *command: str, name: str | None = None, options: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -165,7 +169,9 @@ class Host:
 
     def leftovers(self, ended: bool = False) -> list[str]:
         """Everything of this host's sessions that is still there; with `ended`, records of ended ones may be."""
-        left = [f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line]
+        left = [
+            f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
+        ]
         left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
         left += [f"socket {path.name}" for path in self.run.glob("*")]
         left += [f"process {pid}" for pid in processes() if any(str(self.state) in one for one in open_files(pid))]

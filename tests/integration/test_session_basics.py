@@ -68,15 +68,22 @@ def test_environment(host: Host) -> None:
     session = host.start("env", options=options)["session"]
     host.cm_json("wait", session)
     got = dict(line.split("=", 1) for line in host.output(session).split("\r\n") if line)
-    assert {key: got[key] for key in ("A", "MINE", "E", "P")} == {"A": "1", "MINE": "of the caller", "E": "", "P": "a=b"}
+    assert {key: got[key] for key in ("A", "MINE", "E", "P")} == {
+        "A": "1",
+        "MINE": "of the caller",
+        "E": "",
+        "P": "a=b",
+    }
     assert not [key for key in got if key.startswith("CMDOP_")]
     assert got["PATH"] and got["LANG"] == "C.UTF-8"
-    host.fails("run", "-d", "--env", "NOT_THERE", "--", "true", exit=2, code="usage")
+    host.fails("run", "-d", "--env", "NOT_THERE", "--", "true", status=2, code="usage")
 
 
 def test_user(host: Host, tmp_path: Path) -> None:
     user = pwd.getpwnam("nobody")
-    script = 'id -u; id -g; id -G; echo "$USER:$HOME:$LOGNAME"; echo written > $(tty); pwd; touch /root/x || echo refused'
+    script = (
+        'id -u; id -g; id -G; echo "$USER:$HOME:$LOGNAME"; echo written > $(tty); pwd; touch /root/x || echo refused'
+    )
     session = host.start("sh", "-c", script, options=("--user", "nobody"))["session"]
     host.cm_json("wait", session)
     lines = host.output(session).split("\r\n")
@@ -134,7 +141,7 @@ def test_private_things_are_hidden(host: Host, tmp_path: Path) -> None:
 def test_sharing_what_must_not_be_shared(host: Host, what: str) -> None:
     share = {"state": str(host.state), "above": str(host.dir)}.get(what, what)
     host.state.mkdir()
-    host.fails("run", "-d", "--share", share, "--", "true", exit=2, code="usage")
+    host.fails("run", "-d", "--share", share, "--", "true", status=2, code="usage")
     host.assert_clean()
 
 
