@@ -109,7 +109,7 @@ def _order(config: Config, records: Records, record: Record, wish: Wish) -> dict
     cgroup.create(holders)
     hidden = private_paths(config)
     points = hostview.read_layers(hidden, record.spec.shares)
-    resolv = hostview.read_resolv_conf(record.link.gateway if record.link else None)
+    resolv = hostview.resolv_conf(record.link.gateway if record.link else None)
     layers = overlays(points)
     make_stores(directory, layers)
     record = replace(record, layers=tuple(points), binds=record.spec.shares)
