@@ -98,27 +98,31 @@ class Host:
 
     def ok(self, *args: str, **options: Any) -> str:
         done = self.cm(*args, **options)
-        assert done.returncode == 0, f"{args}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        assert done.returncode == 0, (
+            f"{str(args)[:300]}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        )
         return done.stdout.decode(errors="replace")
 
     def cm_json(self, *args: str, **options: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.ok("--json", *args, **options))
         return found
 
-    def fails(self, *args: str, exit: int, code: str, **options: Any) -> dict[str, Any]:
+    def fails(self, *args: str, status: int, code: str, **options: Any) -> dict[str, Any]:
         """It fails both ways: as one line with a hint for people, and as an object for programs."""
         done = self.cm(*args, **options)
         said = done.stderr.decode()
-        assert done.returncode == exit, f"{args}: exit {done.returncode}, not {exit}\n{done.stdout!r}\n{said}"
+        assert done.returncode == status, (
+            f"{str(args)[:300]}: exit {done.returncode}, not {status}\n{done.stdout!r}\n{said}"
+        )
         assert done.stdout == b"", done.stdout
         lines = said.splitlines()
         assert lines[0].startswith("cmdop-migrate: ") and len(lines) == 2 and lines[1].startswith("  "), said
         assert "Traceback" not in said
         done = self.cm("--json", *args, **options)
-        assert done.returncode == exit
+        assert done.returncode == status
         error: dict[str, Any] = json.loads(done.stdout)["error"]
         assert set(error) == {"code", "exit", "message", "hint"}
-        assert (error["code"], error["exit"]) == (code, exit) and error["message"] and error["hint"], error
+        assert (error["code"], error["exit"]) == (code, status) and error["message"] and error["hint"], error
         return error
 
     def start(self, *command: str, name: str | None = None, options: tuple[str, ...] = ()) -> dict[str, Any]:

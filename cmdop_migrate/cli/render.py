@@ -22,7 +22,10 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """For the person only: never mixes with what a program reads."""
-    print(text, file=sys.stderr, flush=True)
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        return  # the person's terminal is gone, and with it whoever could read this
 
 
 def raw(data: bytes) -> None:
@@ -64,6 +67,4 @@ def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
         answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
         return
-    print(f"cmdop-migrate: {printable(error.message)}", file=sys.stderr)
-    if error.hint:
-        print(f"  {error.hint}", file=sys.stderr)
+    note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))

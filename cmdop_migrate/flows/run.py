@@ -117,7 +117,7 @@ def holder_order(config: Config, records: Records, record: Record) -> dict[str, 
     cgroup.create(holders)
     hidden = private_paths(config)
     points = list(record.layers) or hostview.read_layers(hidden, record.spec.shares)
-    resolv = hostview.read_resolv_conf(record.link.gateway if record.link else None)
+    resolv = hostview.resolv_conf(record.link.gateway if record.link else None)
     record = replace(record, layers=tuple(points), binds=record.spec.shares)
     return {
         "record": record.to_json(),

@@ -112,7 +112,7 @@ def _like(there: str, here: str) -> None:
     os.utime(here, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def read_resolv_conf(gateway: str | None) -> str | None:
+def resolv_conf(gateway: str | None) -> str | None:
     """The resolv.conf a session needs, or None when the host's own will do.
 
     The host's own cannot be seen when it is a link into /run, which a session
@@ -120,10 +120,10 @@ def read_resolv_conf(gateway: str | None) -> str | None:
     """
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
     unseen = os.path.realpath(RESOLV).startswith("/run/") or any(one.point == RESOLV for one in mounts)
-    return resolv_conf(_read(RESOLV), _read(RESOLVED), unseen, gateway)
+    return resolv_text(_read(RESOLV), _read(RESOLVED), unseen, gateway)
 
 
-def resolv_conf(text: str, resolved: str, unseen: bool, gateway: str | None) -> str | None:
+def resolv_text(text: str, resolved: str, unseen: bool, gateway: str | None) -> str | None:
     """Pure. `gateway` is None for a session on the host's own network, where the host's loopback works too.
     `resolved` names the servers behind a resolver on the loopback."""
     servers = _servers(text)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-
-import psutil
 
 from cmdop_migrate.session import cgroup
 
 MAX_FILES = 1000
+_TCP_STATES = (
+    *("", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE"),
+    *("CLOSE_WAIT", "LAST_ACK", "LISTEN", "CLOSING", "NEW_SYN_RECV"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Changed:
 
 
 def processes(group: str) -> list[Process]:
+    import psutil  # here: most commands do without, and are quicker for it
+
     found = []
     for pid in cgroup.pids(group):
         try:
@@ -80,24 +87,67 @@ def rss(group: str) -> int:
 
 
 def sockets(group: str) -> list[Socket]:
-    found = []
+    """Of the session's own network: /proc/PID/net, not ours."""
+    found: list[Socket] = []
+    tables: dict[str, dict[int, Socket]] = {}
     for pid in cgroup.pids(group):
         try:
-            connections = psutil.Process(pid).net_connections("all")
-        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-            continue
-        for one in connections:
-            kind = {1: "tcp", 2: "udp"}.get(int(one.type), str(one.type)) if one.family != 1 else "unix"
-            found.append(Socket(pid, kind, _address(one.laddr), _address(one.raddr), one.status))
+            space = os.readlink(f"/proc/{pid}/ns/net")
+            if space not in tables:
+                tables[space] = socket_table(lambda name, pid=pid: _net_lines(pid, name))  # type: ignore[misc]
+            inodes = {_socket_inode(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        except FileNotFoundError:
+            continue  # ended while we looked
+        found += [replace(one, pid=pid) for inode, one in tables[space].items() if inode in inodes]
     return found
+
+
+def socket_table(lines_of: Callable[[str], list[str]]) -> dict[int, Socket]:
+    """Pure, given the lines of tcp, tcp6, udp, udp6 and unix below /proc/PID/net: inode -> socket."""
+    table: dict[int, Socket] = {}
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        for line in lines_of(name):
+            fields = line.split()
+            state = _TCP_STATES[int(fields[3], 16)] if name.startswith("tcp") else ""
+            local, remote = _endpoint(fields[1]), _endpoint(fields[2])
+            table[int(fields[9])] = Socket(0, name[:3], local, "" if remote.endswith(":0") else remote, state)
+    for line in lines_of("unix"):
+        fields = line.split(maxsplit=7)
+        state = "LISTEN" if int(fields[3], 16) & 0x10000 else ""
+        table[int(fields[6])] = Socket(0, "unix", fields[7] if len(fields) > 7 else "", "", state)
+    return table
+
+
+def _net_lines(pid: int, name: str) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/net/{name}").read_text(encoding="utf-8", errors="replace").splitlines()[1:]
+    except FileNotFoundError:
+        return []  # no such protocol in this kernel
+
+
+def _endpoint(text: str) -> str:
+    """`0100007F:1F90` -> `127.0.0.1:8080`: each word of an address is in the machine's own order."""
+    words, port = text.split(":")
+    data = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
+    address = socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+    return f"{address}:{int(port, 16)}" if len(data) == 4 else f"[{address}]:{int(port, 16)}"
+
+
+def _socket_inode(path: str) -> int:
+    try:
+        target = os.readlink(path)
+    except FileNotFoundError:
+        return -1
+    return int(target[8:-1]) if target.startswith("socket:[") else -1
 
 
 def changed_files(stores: list[tuple[str, Path]]) -> list[Changed]:
     """What the session wrote, from each overlay's upper layer: (mount point, upper)."""
     found: list[Changed] = []
     for point, upper in stores:
-        for directory, _, names in os.walk(upper):
-            for name in names:
+        for directory, inner, names in os.walk(upper):
+            links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
+            for name in names + links:
                 path = os.path.join(directory, name)
                 shown = os.path.join(point, os.path.relpath(path, upper))
                 try:
@@ -118,9 +168,3 @@ def _inner_pid(pid: int) -> int:
         if line.startswith("NSpid:"):
             return int(line.split()[-1])
     return pid
-
-
-def _address(address: object) -> str:
-    if isinstance(address, tuple) and address:
-        return f"{address[0]}:{address[1]}"
-    return str(address) if address else ""

@@ -91,7 +91,7 @@ def listen(path: str) -> socket.socket:
         os.close(directory)
 
 
-def connect(path: str, timeout: float) -> socket.socket:
+def connect(path: str, timeout: float = 10.0) -> socket.socket:
     """Raises FileNotFoundError or ConnectionRefusedError when nobody is there, BlockingIOError when whoever is
     there does not accept within `timeout`, which also bounds each later send."""
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -17,22 +17,22 @@ from tests.hosts import CM, Host, until
 
 def test_unknown_session(host: Host) -> None:
     for command in ("show", "output", "wait", "kill", "events"):
-        host.fails(command, "nobody", exit=3, code="session_not_found")
-    host.fails("send", "nobody", "x", exit=3, code="session_not_found")
+        host.fails(command, "nobody", status=3, code="session_not_found")
+    host.fails("send", "nobody", "x", status=3, code="session_not_found")
     assert host.cm("attach", "nobody").returncode == 3
     host.assert_clean()
 
 
 def test_duplicate_name(host: Host) -> None:
     host.start("sleep", "1000", name="t")
-    host.fails("run", "-d", "--name", "t", "--", "sleep", "1000", exit=4, code="blocked")
+    host.fails("run", "-d", "--name", "t", "--", "sleep", "1000", status=4, code="blocked")
     host.ok("kill", "t")
     host.start("true", name="t")  # an ended session's name is free again
 
 
 @pytest.mark.parametrize("name", ["a/b", "x" * 300, "", "../x", "-x", "a b", "ü", "a\n"])
 def test_bad_name(host: Host, name: str) -> None:
-    host.fails("run", "-d", f"--name={name}", "--", "true", exit=2, code="usage")
+    host.fails("run", "-d", f"--name={name}", "--", "true", status=2, code="usage")
     host.assert_clean()
 
 
@@ -53,7 +53,7 @@ def test_bad_command(host: Host, tmp_path: Path, command: list[str], words: str)
     shebang.write_text("#!/no/such/interpreter\n")
     shebang.chmod(0o755)
     command = [{"PLAIN": str(plain), "SHEBANG": str(shebang)}.get(one, one) for one in command]
-    error = host.fails("run", "-d", "--", *command, exit=2, code="usage")
+    error = host.fails("run", "-d", "--", *command, status=2, code="usage")
     assert words in error["message"]
     host.assert_clean()
 
@@ -66,15 +66,15 @@ def test_bad_options(host: Host, tmp_path: Path) -> None:
         ["--env", "=x"],
         ["--net", "bridge"],
     ):
-        host.fails("run", "-d", *options, "--", "true", exit=2, code="usage")
+        host.fails("run", "-d", *options, "--", "true", status=2, code="usage")
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
-    error = host.fails("run", "-d", "--user", "nobody", "--cwd", str(secret), "--", "true", exit=2, code="usage")
+    error = host.fails("run", "-d", "--user", "nobody", "--cwd", str(secret), "--", "true", status=2, code="usage")
     assert "Permission denied" in error["message"]
-    host.fails("run", "-d", exit=2, code="usage")
-    host.fails("wait", "x", "--timeout", "soon", exit=2, code="usage")
-    host.fails("kill", "x", "--signal", "NONE", exit=2, code="usage")
-    host.fails("no-such-command", exit=2, code="usage")
+    host.fails("run", "-d", status=2, code="usage")
+    host.fails("wait", "x", "--timeout", "soon", status=2, code="usage")
+    host.fails("kill", "x", "--signal", "NONE", status=2, code="usage")
+    host.fails("no-such-command", status=2, code="usage")
     assert host.cm("run", "--", "true").returncode == 2
     host.assert_clean()
 
@@ -83,7 +83,7 @@ def test_environment_at_and_past_the_limit(host: Host) -> None:
     def many(total: int) -> list[str]:
         return [part for number in range(total // 1000) for part in ("--env", f"V{number:06d}={'x' * 985}")]
 
-    error = host.fails("run", "-d", *many(1_100_000), "--", "true", exit=2, code="usage")
+    error = host.fails("run", "-d", *many(1_100_000), "--", "true", status=2, code="usage")
     assert "too long" in error["message"]
     host.assert_clean()
     session = host.start("sh", "-c", "env | grep -c ^V", options=tuple(many(900_000)))["session"]
@@ -109,7 +109,7 @@ def test_not_root(host: Host, tmp_path: Path) -> None:
         pytest.skip("another user cannot run this interpreter")
     try:
         for command in (["run", "-d", "--", "true"], ["ls"]):
-            host.fails(*command, exit=2, code="not_root")
+            host.fails(*command, status=2, code="not_root")
     finally:
         host.prefix = ()
 
@@ -123,10 +123,10 @@ def test_bad_settings(host: Host, tmp_path: Path) -> None:
         ('lease_ttl = "soon"\n', f"{file}:1: lease_ttl: not a duration"),
     ):
         file.write_text(text)
-        error = host.fails("--config", str(file), "ls", exit=2, code="bad_config")
+        error = host.fails("--config", str(file), "ls", status=2, code="bad_config")
         assert words in error["message"]
-    host.fails("--config", "/no/such/file", "ls", exit=2, code="bad_config")
-    host.fails("--state-dir", "relative", "ls", exit=2, code="bad_config")
+    host.fails("--config", "/no/such/file", "ls", status=2, code="bad_config")
+    host.fails("--state-dir", "relative", "ls", status=2, code="bad_config")
     assert not host.state.exists()
 
 
@@ -136,12 +136,12 @@ def test_state_dir_that_cannot_be_written(host: Host) -> None:
     host.prefix = ("unshare", "-m", "sh", "-c", script, "sh")
     try:
         for command in (["ls"], ["run", "-d", "--", "true"]):
-            host.fails(*command, exit=2, code="bad_config")
+            host.fails(*command, status=2, code="bad_config")
     finally:
         host.prefix = ()
     host.state.rmdir()
     host.state.write_text("a file")
-    host.fails("ls", exit=2, code="bad_config")
+    host.fails("ls", status=2, code="bad_config")
     host.state.unlink()
 
 
@@ -159,7 +159,7 @@ def test_state_dir_on_an_overlay(host: Host, tmp_path: Path) -> None:
         "sh",
     )
     try:
-        error = host.fails("run", "-d", "--", "true", exit=4, code="blocked")
+        error = host.fails("run", "-d", "--", "true", status=4, code="blocked")
     finally:
         host.prefix = ()
     assert "overlay" in error["message"] and "ext4" in error["hint"]

@@ -76,7 +76,7 @@ def test_environment(host: Host) -> None:
     }
     assert not [key for key in got if key.startswith("CMDOP_")]
     assert got["PATH"] and got["LANG"] == "C.UTF-8"
-    host.fails("run", "-d", "--env", "NOT_THERE", "--", "true", exit=2, code="usage")
+    host.fails("run", "-d", "--env", "NOT_THERE", "--", "true", status=2, code="usage")
 
 
 def test_user(host: Host, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_private_things_are_hidden(host: Host, tmp_path: Path) -> None:
 def test_sharing_what_must_not_be_shared(host: Host, what: str) -> None:
     share = {"state": str(host.state), "above": str(host.dir)}.get(what, what)
     host.state.mkdir()
-    host.fails("run", "-d", "--share", share, "--", "true", exit=2, code="usage")
+    host.fails("run", "-d", "--share", share, "--", "true", status=2, code="usage")
     host.assert_clean()
 
 

@@ -240,7 +240,7 @@ def test_end_of_the_session_while_attached(host: Host) -> None:
 
 def test_run_attaches(host: Host) -> None:
     with Pty([*CM, "run", "--name", "t", "--", "bash", "--norc"], host.env(), 31, 97) as one:
-        one.expect(b"$ ")
+        one.expect(b"# ")
         one.type("stty size; tty; echo pid$$\r")
         one.expect(b"31 97")
         one.expect(b"/dev/pts/0")
@@ -253,7 +253,7 @@ def test_run_attaches(host: Host) -> None:
 
 def test_attach_without_a_terminal(host: Host) -> None:
     host.start("cat", name="t")
-    host.fails("attach", "t", exit=2, code="usage")
+    host.fails("attach", "t", status=2, code="usage")
 
 
 def test_a_large_paste_arrives(host: Host) -> None:

@@ -1,0 +1,95 @@
+"""The order of inputs, who wrote them, and what is never written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs, Journal
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    master, slave = pty.openpty()
+    os.set_blocking(master, False)
+    yield master, slave
+    os.close(master)
+    os.close(slave)
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def echo(slave: int, on: bool) -> None:
+    modes = termios.tcgetattr(slave)
+    modes[3] = modes[3] | termios.ECHO if on else modes[3] & ~termios.ECHO
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+
+
+def test_commit_names_everyone_whose_bytes_are_in_it(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    inputs = Inputs(Journal(str(tmp_path / "j")), token=7)
+    assert inputs.add("ann", b"rm -rf", terminal[0]) == 1
+    assert inputs.add("bob", b" /tmp/x", terminal[0]) == 1
+    assert inputs.add("ann", b"\rls\rnext", terminal[0]) == 2
+    assert inputs.add("cy", b"\x03", terminal[0]) == 3
+    got = [(one["seq"], one["actor"], one["originators"], one["text"], one["token"]) for one in lines(tmp_path / "j")]
+    assert got == [
+        (1, "ann", ["ann", "bob"], "rm -rf /tmp/x\r", 7),
+        (2, "ann", ["ann"], "ls\r", 7),
+        (3, "cy", ["ann", "cy"], "next\x03", 7),
+    ]
+
+
+def test_secrets(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    """Typed where nothing is echoed: not written, even when it is committed after the echo is back."""
+    master, slave = terminal
+    inputs = Inputs(Journal(str(tmp_path / "j")), 1)
+    echo(slave, False)
+    inputs.add("ann", b"geheim\r", master)
+    inputs.add("ann", b"gehe", master)
+    echo(slave, True)
+    inputs.add("ann", b"im\r", master)
+    inputs.add("ann", b"public\r", master)
+    assert [one["text"] for one in lines(tmp_path / "j")] == [None, None, "public\r"]
+    assert b"gehe" not in (tmp_path / "j").read_bytes()
+
+
+def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = Journal(str(path))
+    assert [journal.write({"text": "a"}), journal.write({"text": "b"})] == [1, 2]
+    with path.open("ab") as file:
+        file.write(b'{"seq":3,"te')
+    again = Journal(str(path))
+    assert again.write({"text": "c"}) == 3
+    whole = path.read_text().splitlines()
+    assert [json.loads(whole[0])["seq"], json.loads(whole[1])["seq"], whole[2]] == [1, 2, '{"seq":3,"te']
+    assert json.loads(whole[3]) == {"seq": 3, "text": "c"}
+
+
+def test_a_full_disk_is_a_gap_and_no_end() -> None:
+    journal = Journal("/dev/full")
+    assert [journal.write({"text": "a"}), journal.write({"text": "b"})] == [1, 2]
+
+
+def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    modes = termios.tcgetattr(slave)
+    modes[3] &= ~(termios.ICANON | termios.ECHO)
+    termios.tcsetattr(slave, termios.TCSANOW, modes)
+    inputs = Inputs(Journal(str(tmp_path / "j")), 1)
+    data = b"".join(b"%06d," % number for number in range(20000))
+    inputs.add("ann", data, master)
+    assert inputs.waiting and not inputs.has_room(QUEUE_LIMIT)
+    got = b""
+    while len(got) < len(data):
+        got += os.read(slave, 4096)
+        inputs.flush(master)
+    assert got == data and inputs.has_room(QUEUE_LIMIT)

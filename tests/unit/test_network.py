@@ -1,0 +1,62 @@
+"""Addresses and rules of private networks, and the sockets read from /proc."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.session import network
+from cmdop_migrate.session.tree import socket_table
+
+
+@given(st.integers(8, 24), st.integers(0, 1 << 22))
+def test_links_never_collide(prefix: int, number: int) -> None:
+    subnet = str(ipaddress.IPv4Network((0x64400000 >> (32 - prefix) << (32 - prefix), prefix)))
+    number %= 1 << (30 - prefix)
+    link = network.link_at(subnet, number)
+    block = ipaddress.IPv4Interface(f"{link.address}/{link.prefix}").network
+    assert ipaddress.IPv4Address(link.gateway) in block and block.subnet_of(ipaddress.IPv4Network(subnet))
+    assert len(link.veth) <= 15
+    # The same block is the same name, from whatever subnet it was counted.
+    other = network.link_at(str(block.supernet(new_prefix=24)), (int(block.network_address) & 0xFF) >> 2)
+    assert other == link
+
+
+def test_names_differ_between_subnets() -> None:
+    assert network.link_at("100.64.0.0/24", 1).veth != network.link_at("100.65.0.0/24", 1).veth
+
+
+def test_rules_of_two_subnets_are_apart() -> None:
+    a, b = network.rules("100.64.0.0/10"), network.rules("10.9.0.0/16")
+    assert "flush chain ip cmdop_migrate out_100_64_0_0_10" in a and "out_100_64" not in b
+    assert 'iifname "cmdop*" oifname "cmdop*" drop' in a
+
+
+def test_choose_says_when_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [network.link_at("10.0.0.0/24", number).veth for number in range(64)]
+    monkeypatch.setattr(network.os, "listdir", lambda _: taken)
+    with pytest.raises(Blocked):
+        network.choose("10.0.0.0/24")
+
+
+def test_socket_table() -> None:
+    rest = "00000000:00000000 00:00000000 00000000     0        0"
+    files = {
+        "tcp": [f"0: 0100007F:1F90 00000000:0000 0A {rest} 11 1 0", f"1: 0100007F:1F90 0200000A:01BB 01 {rest} 12 1"],
+        "tcp6": [f"0: 00000000000000000000000001000000:0050 {'0' * 32}:0000 0A {rest} 13 1"],
+        "udp": [f"0: 00000000:0035 00000000:0000 07 {rest} 14 2"],
+        "unix": ["ffff: 00000002 00000000 00010000 0001 01 15 /run/a b", "ffff: 00000003 00000000 00000000 0001 03 16"],
+    }
+    found = socket_table(lambda name: files.get(name, []))
+    assert {inode: (one.kind, one.local, one.remote, one.state) for inode, one in found.items()} == {
+        11: ("tcp", "127.0.0.1:8080", "", "LISTEN"),
+        12: ("tcp", "127.0.0.1:8080", "10.0.0.2:443", "ESTABLISHED"),
+        13: ("tcp", "[::1]:80", "", "LISTEN"),
+        14: ("udp", "0.0.0.0:53", "", ""),
+        15: ("unix", "/run/a b", "", "LISTEN"),
+        16: ("unix", "", "", ""),
+    }

@@ -1,0 +1,172 @@
+"""Settings, units, names, errors and records: what is refused, and with which words."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmdop_migrate import config, errors, units
+from cmdop_migrate.errors import BadConfig, CmdopError, Usage
+from cmdop_migrate.events import Events
+from cmdop_migrate.flows.run import Wish, private_paths, specify
+from cmdop_migrate.model import Exit, Link, Record, Spec, new_session_id, session_name
+
+
+def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **flags: str) -> config.Config:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return config.load(str(file), flags, environ or {})
+
+
+def test_default_file_environment_flag_in_this_order(tmp_path: Path) -> None:
+    assert load(tmp_path, "").lease_ttl == 15
+    assert load(tmp_path, 'lease_ttl = "20s"').lease_ttl == 20
+    assert load(tmp_path, 'lease_ttl = "20s"', {"CMDOP_MIGRATE_LEASE_TTL": "25s"}).lease_ttl == 25
+    assert load(tmp_path, 'host = "f"', {"CMDOP_MIGRATE_HOST": "e"}, host="flag").host == "flag"
+    assert load(tmp_path, 'host = "f"', {"CMDOP_MIGRATE_HOST": ""}).host == "f"
+
+
+def test_defaults_follow_the_state_dir(tmp_path: Path) -> None:
+    got = load(tmp_path, 'state_dir = "/srv/cm/"')
+    assert (str(got.state_dir), got.store, str(got.key_file)) == ("/srv/cm", "file:///srv/cm/store", "/srv/cm/keys")
+    assert got.lease == "sqlite:///srv/cm/lease.db"
+    assert load(tmp_path, 'store = "file:///STATE_DIR"').store == "file:///STATE_DIR"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("host = ", "not valid TOML"),
+        ('host = "a"\nhost = "b"', "not valid TOML"),
+        ('# x\n\nhots = "a"', ":3: unknown key 'hots'"),
+        ('[host]\nname = "a"', ":1: host must be a string"),
+        ("[section]\nx = 1", ":1: unknown key 'section'"),
+        ("ring_size = 4096", "must be a string, in quotes"),
+        ('\nring_size = "1KiB"', ":2: ring_size: out of range"),
+        ('state_dir = "relative"', "not an absolute path"),
+        ('store = "ftp://x"', "not an address"),
+        ('subnet = "10.0.0.0/30"', "too small"),
+        ('subnet = "10.0.0.1/8"', "not an IPv4 network"),
+        ('keep_exited = "0s"', "more than nothing"),
+        ('host = "a b"', "not a host name"),
+    ],
+)
+def test_bad_settings(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        load(tmp_path, text)
+    assert words in caught.value.message and caught.value.hint and "\n" not in caught.value.message
+
+
+def test_bad_environment_and_flag_name_themselves(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig, match="CMDOP_MIGRATE_LEASE_TTL"):
+        load(tmp_path, "", {"CMDOP_MIGRATE_LEASE_TTL": "x"})
+    with pytest.raises(BadConfig, match="--state-dir"):
+        load(tmp_path, "", state_dir="x")
+    with pytest.raises(BadConfig, match="cannot read"):
+        config.load("/no/such/file", {}, {})
+
+
+def test_units() -> None:
+    assert [units.duration(text) for text in ("90s", "5m", "24h", "250ms", "1.5", " 2d ")] == [
+        90, 300, 86400, 0.25, 1.5, 172800,
+    ]  # fmt: skip
+    assert [units.size(text) for text in ("64MiB", "1KiB", "17", "2 GiB")] == [64 << 20, 1024, 17, 2 << 30]
+    for bad in ("", "x", "1 parsec", "-1s", "1MB", "1e3"):
+        with pytest.raises(Usage):
+            units.duration(bad)
+        with pytest.raises(Usage):
+            units.size(bad)
+    assert [units.show_duration(value) for value in (12, 185, 7620, 356400)] == ["12s", "3m05s", "2h07m", "4d03h"]
+    assert [units.show_size(value) for value in (17, 3355443, 1 << 50)] == ["17 B", "3.2 MiB", "1024.0 TiB"]
+
+
+@given(st.text(max_size=80))
+def test_session_names(text: str) -> None:
+    if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", text) and text.isascii():
+        assert session_name(text) == text
+        return
+    with pytest.raises(Usage) as caught:
+        session_name(text)
+    assert "\n" not in caught.value.message
+
+
+def test_session_ids_are_names_too() -> None:
+    assert len({new_session_id() for _ in range(1000)}) == 1000
+    assert session_name(new_session_id())
+
+
+def test_every_error_has_one_code_and_is_in_the_tree() -> None:
+    every = errors.all_errors()
+    codes = [one.code for one in every]
+    assert len(set(codes)) == len(codes)
+    drawn = dict(re.findall(r"[├└]── (\w+)(?: +(\d+))?", errors.__doc__ or ""))
+    assert set(drawn) == {one.__name__ for one in every} - {"CmdopError"}
+    for one in every:
+        assert one.__doc__ and 1 <= one.exit <= 12
+        if drawn.get(one.__name__):
+            assert int(drawn[one.__name__]) == one.exit
+        assert isinstance(errors.from_code(one.code, "m", "h"), one)
+    assert isinstance(errors.from_code("of a later version", "m"), errors.Unexpected)
+    assert issubclass(errors.Unexpected, CmdopError)
+
+
+SPEC = Spec(("sh", "-c", "x"), "/", "root", (("A", "1"),), "private", ("/data",))
+
+
+def test_records_survive_json() -> None:
+    record = Record("id", "n", "h", 3, "exited", SPEC, 1.5, ("/", "/home"), ("/data",),
+                    Link("v", "10.0.0.2", "10.0.0.1", 30), None, Exit(143, "exited 143", 2.5))  # fmt: skip
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"version": 2}, {"version": None}, {"spec": None}, {"spec": {}}, {"layers": 3}, {"more": 1}, {"link": {"x": 1}}],
+)
+def test_damaged_records_are_refused(damage: dict[str, object]) -> None:
+    data = {**Record("id", "n", "h", 3, "live", SPEC, 1.5).to_json(), **damage}
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        Record.from_json(data)
+
+
+def test_private_paths_are_named_once(tmp_path: Path) -> None:
+    got = load(tmp_path, 'state_dir = "/srv/cm"\nstore = "file:///srv/store"\nkey_file = "/srv/cm/keys"')
+    assert private_paths(got) == ["/run/cmdop-migrate", "/srv/cm", "/srv/store"]
+
+
+def test_environment_of_a_session() -> None:
+    wish = Wish(("x",), env=("A=1", "B=", "C"), cwd="/")
+    spec = dict(
+        specify(wish, {"C": "3", "SECRET": "s", "LANG": "C", "LC_TIME": "x", "TERM": "dumb", "PATH": "/bin"}).env
+    )
+    assert {key: spec[key] for key in ("A", "B", "C", "LANG", "LC_TIME", "TERM", "PATH")} == {
+        "A": "1", "B": "", "C": "3", "LANG": "C", "LC_TIME": "x", "TERM": "xterm-256color", "PATH": "/bin",
+    }  # fmt: skip
+    assert "SECRET" not in spec and "DEFAULT" not in spec
+    for bad in (Wish(()), Wish(("x",), env=("=1",)), Wish(("x",), env=("NOT_THERE",)), Wish(("x" * (128 << 10),))):
+        with pytest.raises(Usage):
+            specify(bad, {})
+
+
+def test_events_lines_stand_alone(tmp_path: Path) -> None:
+    events = Events(tmp_path, "h")
+    events.emit("one", "s1", x=1)
+    with open(events.path, "ab") as file:
+        file.write(b'{"event":"cut')
+    events.emit("two", "s2")
+    assert [line["event"] for line in events.read()] == ["one", "two"]
+    assert [line["event"] for line in events.read("s2")] == ["two"]
+
+
+def test_events_rotate_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cmdop_migrate.events.ROTATE_AT", 2000)
+    events = Events(tmp_path, "h")
+    for number in range(60):
+        events.emit("e", number=number)
+    kept = [line["number"] for line in events.read()]
+    assert kept == list(range(int(str(kept[0])), 60)) and len(kept) >= 20
