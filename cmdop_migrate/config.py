@@ -19,6 +19,7 @@ from cmdop_migrate import units
 from cmdop_migrate.errors import BadConfig, Usage
 
 DEFAULT_FILE = "/etc/cmdop-migrate/config.toml"
+DEFAULT_STATE_DIR = "/var/lib/cmdop-migrate"
 CONFIG_ENV = "CMDOP_MIGRATE_CONFIG"
 ENV_PREFIX = "CMDOP_MIGRATE_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -105,7 +106,7 @@ class Setting(NamedTuple):
 
 KEYS: dict[str, Setting] = {
     "host": Setting(None, host_name, "this host's name; without it, the machine's"),
-    "state_dir": Setting("/var/lib/cmdop-migrate", _absolute, "sessions, their files, events, logs, the private CRIU"),
+    "state_dir": Setting(DEFAULT_STATE_DIR, _absolute, "sessions, their files, events, logs, the private CRIU"),
     "run_dir": Setting("/run/cmdop-migrate", _absolute, "the sessions' sockets"),
     "store": Setting("file://STATE_DIR/store", _url("file", "s3"), "where checkpoints go; see [stores](stores.md)"),
     "lease": Setting("sqlite://STATE_DIR/lease.db", _url("sqlite", "s3", "etcd"), "who may run a session (planned)"),

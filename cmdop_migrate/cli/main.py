@@ -24,6 +24,11 @@ COMMANDS = {
     "output": ("talk", "output"),
     "wait": ("talk", "wait"),
     "kill": ("sessions", "kill"),
+    "checkpoint": ("images", "checkpoint"),
+    "restore": ("images", "restore"),
+    "fork": ("images", "fork"),
+    "checkpoints": ("images", "checkpoints"),
+    "key": ("images", "key"),
     "events": ("talk", "events"),
     "doctor": ("machine", "doctor"),
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cmdop_migrate.errors import CmdopError
@@ -36,6 +37,22 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for cells in lines:
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
         print("  ".join([*padded, cells[-1]]).rstrip())
+
+
+@contextmanager
+def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
+    """What is being done now, on one line of the person's terminal, gone when it is over."""
+    shown = not as_json and sys.stderr.isatty()
+
+    def show(text: str) -> None:
+        if shown:
+            print(f"\r\x1b[K{text} …", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def failure(error: CmdopError, as_json: bool) -> None:

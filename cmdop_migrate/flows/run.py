@@ -64,7 +64,15 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
 def _start(config: Config, records: Records, record: Record, wish: Wish) -> Record:
     lock = records.claim(record)
     try:
-        order = _order(config, records, record, wish)
+        order = holder_order(config, records, record)
+        order |= {
+            "mode": "start",
+            "rows": wish.rows,
+            "cols": wish.cols,
+            "cwd_given": wish.cwd is not None,
+            "init": INIT,
+        }
+        make_stores(records.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
             return _see_through(config, starter, order["record"])
@@ -97,16 +105,14 @@ def _see_through(config: Config, starter: Starter, written: dict[str, Any]) -> R
     return replace(record, phase="live", pid=pid)
 
 
-def _order(config: Config, records: Records, record: Record, wish: Wish) -> dict[str, Any]:
-    """Everything the holder needs to know, and the directories it will mount."""
+def holder_order(config: Config, records: Records, record: Record) -> dict[str, Any]:
+    """What every holder needs to know, of a fresh session or of a restored one."""
     directory, group = records.directory(record.session), records.cgroup(record.session)
     holders = os.path.join(os.path.dirname(group), HOLDERS)
     cgroup.create(holders)
     hidden = private_paths(config)
-    points = hostview.read_layers(hidden, record.spec.shares)
+    points = list(record.layers) or hostview.read_layers(hidden, record.spec.shares)
     resolv = hostview.resolv_conf(record.link.gateway) if record.link else None
-    layers = overlays(points)
-    make_stores(directory, layers)
     record = replace(record, layers=tuple(points), binds=record.spec.shares)
     return {
         "record": record.to_json(),
@@ -116,14 +122,10 @@ def _order(config: Config, records: Records, record: Record, wish: Wish) -> dict
         "cgroup": group,
         "holders": holders,
         "ring": config.ring_size,
-        "rows": wish.rows,
-        "cols": wish.cols,
-        "overlays": layers,
+        "overlays": overlays(points),
         "hidden": hidden,
         "resolv": resolv,
         "binds": [[share, False] for share in record.binds],
-        "cwd_given": wish.cwd is not None,
-        "init": INIT,
     }
 
 

@@ -23,6 +23,7 @@ class Client:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.fd = sock.fileno()  # stays readable after the socket is closed
         self.decoder = wire.Decoder()
         self.unsent = bytearray()
         self.cursor: int | None = None

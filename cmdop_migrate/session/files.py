@@ -6,7 +6,7 @@ import json
 import os
 
 
-def replace(path: str, data: bytes, mode: int = 0o600) -> None:
+def replace(path: str, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
     """The file is the old one or the new one, whole, whatever happens in between."""
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -14,7 +14,8 @@ def replace(path: str, data: bytes, mode: int = 0o600) -> None:
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
-        os.fsync(fd)
+        if durable:
+            os.fsync(fd)
     except OSError:
         os.unlink(temporary)
         raise

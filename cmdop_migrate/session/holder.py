@@ -45,6 +45,12 @@ class Holder:
         self.last_output = time.time()
         self.kill_at: float | None = None
         self.exit_status: int | None = None
+        self.freezer: Client | None = None  # who has the session frozen, to dump it
+        self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
+        self.unread = b""  # taken out of the terminal while frozen
+        self.parked: str | None = None
+        self.why = ""
+        self.pager: launch.Pager | None = None
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -64,13 +70,23 @@ class Holder:
         """From here on the session is ours: its terminal is read, its death is noticed, it is on record."""
         self.pid, self.master = pid, master
         os.set_blocking(master, False)
-        self.set_size(int(str(self.order["rows"])), int(str(self.order["cols"])))
+        if "rows" in self.order:
+            self.set_size(int(str(self.order["rows"])), int(str(self.order["cols"])))
         listener = wire.listen(str(self.order["socket"]))
         self.listener = listener
         for fd in (master, listener.fileno(), self.wake):
             self.epoll.register(fd, select.EPOLLIN)
         self.record.update(phase="live", pid=pid)
         self.save()
+
+    def take_over(self, restored: launch.Restored) -> None:
+        """A session CRIU has just made anew."""
+        self.adopt(restored.pid, restored.master)
+        self.inputs.queue(restored.unwritten)
+        self.feed_terminal()
+        if restored.pager is not None:
+            self.pager = restored.pager
+            self.epoll.register(self.pager.fileno(), select.EPOLLIN)
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)
@@ -90,6 +106,8 @@ class Holder:
                     self.clients.accept(self.listener)
                 elif fd == self.wake:
                     self.on_signal()
+                elif self.pager is not None and fd == self.pager.fileno():
+                    self.on_pager()
                 else:
                     self.on_client(fd, events)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
@@ -116,6 +134,8 @@ class Holder:
         return bool(data)
 
     def feed_terminal(self) -> None:
+        if self.freezer is not None:
+            return  # what the terminal holds is being captured
         self.inputs.flush(self.master)
         wanted = select.EPOLLIN | (select.EPOLLOUT if self.inputs.waiting else 0)
         try:
@@ -139,6 +159,17 @@ class Holder:
             if pid == self.pid:
                 self.exit_status = status
 
+    def on_pager(self) -> None:
+        """The restorer has put all memory in place, or is gone before it had: then nothing may run on with holes."""
+        assert self.pager is not None
+        self.epoll.unregister(self.pager.fileno())
+        if not self.pager.is_complete():
+            cgroup.kill(self.cgroup)
+            self.parked = str(self.record["checkpoint"])
+            self.why = "its memory could not be brought back whole"
+        self.pager.close()
+        self.pager = None
+
     def on_client(self, fd: int, events: int) -> None:
         client = self.clients.get(fd)
         if client is None:
@@ -155,10 +186,15 @@ class Holder:
                 except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
                     self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
                     self.clients.drop(client)
-                    return
+                    break
+        if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
+            self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
     def on_typed(self, client: Client, data: bytes) -> None:
         if client.read_only:
+            return
+        if self.freezer is not None:
+            self.hold_back(client, data)
             return
         self.inputs.add(client.actor, data, self.master)
         self.feed_terminal()
@@ -177,6 +213,15 @@ class Holder:
             return self.on_send(message)
         if op == "status":
             return {"re": op, **self.status()}
+        if op == "freeze":
+            return self.on_freeze(client)
+        if op == "thaw":
+            self.thaw()
+            return {"re": op}
+        if op == "typeahead":
+            return self.on_typeahead(client)
+        if op == "park":
+            return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
             self.end(int(str(message["signal"])), float(str(message["grace"])))
             return {"re": op}
@@ -195,8 +240,70 @@ class Holder:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
 
+    def on_freeze(self, client: Client) -> Message:
+        """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
+        if self.freezer is not None or self.pager is not None:
+            return {"re": "freeze", "error": "busy"}
+        if not cgroup.freeze(self.cgroup):
+            cgroup.thaw(self.cgroup)
+            return {"re": "freeze", "error": "stuck"}
+        self.freezer = client
+        while self.read_all():
+            pass
+        files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
+        unwritten = self.inputs.unwritten().decode("latin-1")
+        rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
+        return {
+            "re": "freeze",
+            "pid": self.pid,
+            "unwritten": unwritten,
+            "rows": rows,
+            "cols": cols,
+            "end": self.ring.end,
+        }
+
+    def on_typeahead(self, client: Client) -> Message:
+        """Input that lies in the terminal, unread: for the image, and kept here in case the session goes on."""
+        if client is not self.freezer:
+            return {"re": "typeahead", "error": "not frozen by you"}
+        from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
+
+        self.unread += typeahead.take(self.pid)
+        return {"re": "typeahead", "unread": self.unread.decode("latin-1")}
+
+    def thaw(self) -> None:
+        """The session goes on where it stood."""
+        if self.freezer is None:
+            return
+        self.freezer = None
+        launch.give_back(self.pid, self.master, self.unread)
+        self.unread = b""
+        cgroup.thaw(self.cgroup)
+        held, self.held = self.held, []
+        for client, data in held:
+            self.inputs.add(client.actor, data, self.master)
+        self.feed_terminal()
+
+    def on_park(self, client: Client, checkpoint: str) -> Message:
+        """The checkpoint is safe in the store: this incarnation ends here."""
+        if client is not self.freezer:
+            return {"re": "park", "error": "not frozen by you"}
+        self.parked, self.why = checkpoint, ""
+        self.freezer = None
+        cgroup.kill(self.cgroup)
+        for one in {one for one, _ in self.held}:
+            self.clients.say(one, {"event": "refused", "bytes": sum(len(d) for c, d in self.held if c is one)})
+        return {"re": "park"}
+
+    def hold_back(self, client: Client, data: bytes) -> None:
+        self.held.append((client, data))
+        if sum(len(one) for _, one in self.held) > wire.MAX_PAYLOAD // 4:
+            self.clients.block(client)
+
     def on_send(self, message: Message) -> Message:
         data = str(message["data"]).encode("latin-1")
+        if self.freezer is not None:
+            return {"re": "send", "error": "checkpointing"}
         if not self.inputs.has_room(len(data)):
             return {"re": "send", "error": "full"}
         at = self.ring.end
@@ -209,6 +316,7 @@ class Holder:
         return {
             "record": self.record,
             "frozen": cgroup.is_frozen(self.cgroup),
+            "busy": "checkpointing" if self.freezer else "restoring" if self.pager else "",
             "clients": self.clients.attached(),
             "start": self.ring.start,
             "end": self.ring.end,
@@ -240,11 +348,17 @@ class Holder:
         code = os.waitstatus_to_exitcode(status)
         reason = f"exited {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         code = code if code >= 0 else 128 - code
-        ended = {"code": code, "reason": reason, "at": time.time()}
-        self.record.update(phase="exited", exit=ended, pid=None)
+        ended: Message = {"code": code, "reason": reason, "at": time.time()}
+        if self.parked is not None:
+            ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
+            self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
+        else:
+            self.record.update(phase="exited", exit=ended, pid=None)
         files.replace(f"{self.dir}/output.ring", self.ring.save())
         self.save()
         os.unlink(str(self.order["socket"]))
+        if self.parked is not None:
+            launch.remove_files(self.dir)
         self.clients.farewell({"event": "exit", **ended}, FAREWELL)
 
     def read_all(self) -> bool:
@@ -265,12 +379,15 @@ def main() -> None:
     try:
         cgroup.join(str(order["holders"]))
         holder = Holder(order, control)
-        pid, master = launch.start(order, control)
-        holder.adopt(pid, master)
-        launch.tell(control, {"ok": True, "pid": pid, "holder": os.getpid()})
+        if order["mode"] == "restore":
+            holder.take_over(launch.restore(order, control))
+        else:
+            holder.adopt(*launch.start(order, control))
+        launch.tell(control, {"ok": True, "pid": holder.pid, "holder": os.getpid()})
     except Exception as error:  # noqa: BLE001 - a supervisor: whatever it was, the starter hears it and nothing stays
         launch.give_up(order, control, error)
         sys.exit(1)
-    control.close()
+    if holder.pager is None:
+        control.close()
     holder.loop()
     holder.finish()

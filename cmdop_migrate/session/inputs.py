@@ -77,6 +77,14 @@ class Inputs:
         self.flush(master)
         return seq
 
+    def unwritten(self) -> bytes:
+        """What was journalled but the terminal had no room for yet."""
+        return bytes(self._queue)
+
+    def queue(self, data: bytes) -> None:
+        """Input that was journalled before a checkpoint: to be fed, not to be journalled again."""
+        self._queue += data
+
     def flush(self, master: int) -> None:
         """Writes what the terminal takes now; the rest waits, in order."""
         while self._queue:

@@ -1,4 +1,4 @@
-"""How a holder brings its session into being, and how it undoes a start that failed.
+"""How a holder brings its session into being, fresh or from a checkpoint, and how it undoes a start that failed.
 
 Stdlib only: the holder loads this.
 """
@@ -10,8 +10,11 @@ import os
 import shutil
 import socket
 import traceback
+from collections.abc import Callable
 
 from cmdop_migrate.session import cgroup, syscalls
+
+Order = dict[str, object]
 
 
 class StartFailed(Exception):
@@ -22,26 +25,58 @@ class StartFailed(Exception):
         self.why = why
 
 
-def start(order: dict[str, object], control: socket.socket) -> tuple[int, int]:
+_GIVEN_UP = StartFailed({"code": "unexpected", "message": "the restore was given up", "hint": ""})
+
+
+class Pager:
+    """The restorer while it still brings memory, and our copy of the socket it serves pages on.
+
+    Should the restorer be killed, that copy keeps CRIU's daemon waiting instead of ending, and so the
+    session's missing pages missing instead of zero, until the session is gone.
+    """
+
+    def __init__(self, control: socket.socket, pages: int) -> None:
+        self._control, self._pages = control, pages
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def is_complete(self) -> bool:
+        try:
+            return self._control.recv(64) == b"complete"
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._control.close()
+        os.close(self._pages)
+
+
+class Restored:
+    """A session made anew by CRIU, not running yet."""
+
+    def __init__(self, pid: int, master: int, unwritten: bytes, pager: Pager | None) -> None:
+        self.pid, self.master, self.unwritten, self.pager = pid, master, unwritten, pager
+
+
+def start(order: Order, control: socket.socket) -> tuple[int, int]:
     """-> (pid of the session's init, as we count; its terminal's master)."""
     cgroup.create(str(order["cgroup"]))
-    status, status_in = os.pipe()  # both close-on-exec: end of file means init was exec'ed
     ours, theirs = socket.socketpair()
     here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     syscalls.unshare(syscalls.NEWPID)  # for children only
-    pid = os.fork()
-    if pid == 0:
-        _child(order, control, theirs, status_in)
+
+    def become() -> None:
+        from cmdop_migrate.session import sandbox  # here, so that the holder itself never pays for it
+
+        sandbox.become(order, control, theirs)
+
+    pid, status = _fork(become)
     syscalls.setns(here, syscalls.NEWPID)
     os.close(here)
-    os.close(status_in)
     theirs.close()
     tell(control, {"stage": "forked", "pid": pid})
-    with os.fdopen(status, "rb") as said:
-        why = said.read()
-    if why:
-        os.waitpid(pid, 0)
-        raise StartFailed(json.loads(why))
+    _until_exec(pid, status)
     _, fds, _, _ = socket.recv_fds(ours, 1, 1)
     ours.close()
     if not fds:
@@ -50,21 +85,69 @@ def start(order: dict[str, object], control: socket.socket) -> tuple[int, int]:
     return pid, fds[0]
 
 
-def _child(order: dict[str, object], control: socket.socket, theirs: socket.socket, status: int) -> None:
-    try:
-        from cmdop_migrate.session import sandbox  # here, so that the holder itself never pays for it
+def restore(order: Order, control: socket.socket) -> Restored:
+    """Runs CRIU's worker as our child, in a mount namespace with the session's files; the starter talks to it.
 
-        sandbox.become(order, control, theirs)
+    The starter hands the session over when it stands ready, and only after our yes does it let it run.
+    """
+    cgroup.create(str(order["cgroup"]))
+
+    def work() -> None:
+        from cmdop_migrate.session import sandbox
+
+        sandbox.work(order)
+
+    _, status = _fork(work)
+    os.close(int(str(order["worker_fd"])))
+    os.read(status, 1)  # end of file: CRIU runs; anything else it will say itself, by not answering
+    os.close(status)
+    tell(control, {"stage": "worker"})
+    data, fds, _, _ = socket.recv_fds(control, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise _GIVEN_UP
+    said = json.loads(data)
+    pager = Pager(control, fds[1]) if len(fds) > 1 else None
+    give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
+    tell(control, {"stage": "adopted"})
+    if control.recv(64) != b"resumed":
+        raise _GIVEN_UP
+    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), pager)
+
+
+def give_back(pid: int, master: int, unread: bytes) -> None:
+    if unread:
+        from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
+
+        typeahead.give(pid, master, unread)
+
+
+def _fork(run: Callable[[], None]) -> tuple[int, int]:
+    """-> (pid, a pipe that ends when the child has exec'ed, and says why when it could not)."""
+    status, status_in = os.pipe()  # both close-on-exec
+    pid = os.fork()
+    if pid:
+        os.close(status_in)
+        return pid, status
+    try:
+        run()
     except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
         why = {
             "code": getattr(error, "code", "unexpected"),
             "message": str(error),
             "hint": getattr(error, "hint", ""),
-            "trace": traceback.format_exc(),
+            "trace": traceback.format_exc()[-1500:],
         }
-        os.write(status, json.dumps(why).encode()[:4096])
+        os.write(status_in, json.dumps(why).encode())
     finally:
         os._exit(1)
+
+
+def _until_exec(pid: int, status: int) -> None:
+    with os.fdopen(status, "rb") as said:
+        why = said.read()
+    if why:
+        os.waitpid(pid, 0)
+        raise StartFailed(json.loads(why))
 
 
 def tell(control: socket.socket, message: dict[str, object]) -> None:
@@ -75,9 +158,18 @@ def tell(control: socket.socket, message: dict[str, object]) -> None:
         return
 
 
-def give_up(order: dict[str, object], control: socket.socket, error: Exception) -> None:
+def give_up(order: Order, control: socket.socket, error: Exception) -> None:
     """Leaves nothing of a session that never began, then says why."""
     cgroup.remove(str(order["cgroup"]))
-    shutil.rmtree(str(order["dir"]), ignore_errors=True)
+    directory = str(order["dir"])
+    remove_files(directory)
+    if order["mode"] != "restore" or not os.path.exists(f"{directory}/session.json"):
+        shutil.rmtree(directory, ignore_errors=True)  # else it is parked, as its record says, and stays so
     why = error.why if isinstance(error, StartFailed) else {"message": str(error), "trace": traceback.format_exc()}
     tell(control, {"ok": False, "code": "unexpected", "hint": "", **why})
+
+
+def remove_files(directory: str) -> None:
+    """What a session that lives elsewhere, or in the store, needs no copy of here."""
+    for name in ("layers", "root", "host", "image", "images"):
+        shutil.rmtree(f"{directory}/{name}", ignore_errors=True)

@@ -92,6 +92,24 @@ def connect(pid: int, link: Link, subnet: str) -> None:
         inside.route("add", dst="default", gateway=link.gateway)
 
 
+def exists(link: Link) -> bool:
+    return os.path.exists(f"/sys/class/net/{link.veth}")
+
+
+def reconnect(pid: int, before: Link, now: Link, subnet: str) -> None:
+    """CRIU has laid the cable anew, its outer end down and bare: raise it. Where the session's old /30 is taken
+    on this machine, its inside gets the new address first."""
+    let_out(subnet)
+    if now != before:
+        with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
+            inner = inside.link_lookup(ifname=INSIDE)[0]
+            inside.addr("del", index=inner, address=before.address, prefixlen=before.prefix)
+            inside.addr("add", index=inner, address=now.address, prefixlen=now.prefix)
+            inside.route("replace", dst="default", gateway=now.gateway)
+    with _netlink() as host:
+        raise_outer_end(host, now)
+
+
 def raise_outer_end(host: Any, link: Link) -> None:
     outer = host.link_lookup(ifname=link.veth)[0]
     host.addr("replace", index=outer, address=link.gateway, prefixlen=link.prefix)

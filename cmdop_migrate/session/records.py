@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import Exit, Record
-from cmdop_migrate.session import cgroup, files
+from cmdop_migrate.session import cgroup, files, launch
 
 _log = log.get("session")
 
@@ -147,18 +147,33 @@ class Records:
         os.close(fd)
         return False
 
+    def name_is_free(self, name: str, but_for: str | None = None) -> None:
+        for other in self.all():
+            if other.name == name and other.phase != "exited" and other.session != but_for:
+                hint = "Choose another name. See: cmdop-migrate ls"
+                raise Blocked(f"a session named {name!r} exists already ({other.session[:12]})", hint)
+
     def claim(self, record: Record) -> int:
         """Makes the session's directory -> its holder lock, now ours. Blocked when the name is taken."""
         with self.locked():
-            for other in self.all():
-                if other.name == record.name and other.phase != "exited":
-                    hint = "Choose another --name, or see: cmdop-migrate ls"
-                    raise Blocked(f"a session named {record.name!r} exists already ({other.session[:12]})", hint)
+            self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
             fd = self.take(record.session)
             if fd is None:
                 raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
             self.save(record)
+            return fd
+
+    def claim_parked(self, record: Record) -> int:
+        """The lock of a session that is to be restored here, its directory made if need be."""
+        with self.locked():
+            self.name_is_free(record.name, but_for=record.session)
+            self.directory(record.session).mkdir(mode=0o700, exist_ok=True)
+            fd = self.take(record.session)
+            if fd is None:
+                raise Blocked(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
+            cgroup.remove(self.cgroup(record.session))
+            launch.remove_files(str(self.directory(record.session)))
             return fd
 
     def sweep(self) -> None:
@@ -170,6 +185,8 @@ class Records:
                 record = self.load(session)
                 if record is None or record.phase in ("starting", "live", "restoring"):
                     self._sweep_unfinished(session)
+                elif record.phase == "parked":
+                    self._sweep_parked(session)
                 elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
                     self.forget(session)
 
@@ -193,6 +210,16 @@ class Records:
             self.events.emit("holder_lost", session, name=record.name, token=record.token)
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
+            os.close(fd)
+
+    def _sweep_parked(self, session: str) -> None:
+        """What a restore that was cut off has left beside the record."""
+        if not (self.directory(session) / "root").exists():
+            return
+        fd = self.take(session)
+        if fd is not None:
+            cgroup.remove(self.cgroup(session))
+            launch.remove_files(str(self.directory(session)))
             os.close(fd)
 
     def forget(self, session: str) -> None:

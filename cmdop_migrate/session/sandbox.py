@@ -67,18 +67,41 @@ def become(order: dict[str, object], control: socket.socket, master_to: socket.s
         raise Refused("blocked", f"no init at {init}", "Install it with: cmdop-migrate doctor --fix") from error
 
 
-def build_root(order: dict[str, object]) -> None:
-    """Mounts the overlay(s), binds and kernel file systems under order['root']."""
+def work(order: dict[str, object]) -> None:
+    """Never returns: execs CRIU's worker where a session is to be made anew, with its files in place.
+
+    CRIU itself mounts the kernel's file systems, as they were.
+    """
+    _reset_signals()
+    cgroup.join(str(order["cgroup"]))
+    syscalls.unshare(syscalls.NEWNS)
+    mount_files(order)
+    worker = order["worker"]
+    assert isinstance(worker, list)
+    fd = int(str(order["worker_fd"]))
+    os.set_inheritable(fd, True)
+    os.execve(worker[0], [*worker, "swrk", str(fd)], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def mount_files(order: dict[str, object]) -> None:
+    """Mounts the copy-on-write views of the host's file systems under order['root']."""
     root, base = str(order["root"]), str(order["dir"])
     mount(None, "/", None, MS_REC | MS_PRIVATE)
-    overlays, binds, hidden, resolv = order["overlays"], order["binds"], order["hidden"], order["resolv"]
-    assert isinstance(overlays, list) and isinstance(binds, list) and isinstance(hidden, list)
+    overlays, hidden, resolv = order["overlays"], order["hidden"], order["resolv"]
+    assert isinstance(overlays, list) and isinstance(hidden, list)
     # On a tmpfs of this namespace's own: a lower layer may not lie inside another, and nothing of it should stay.
     mount("tmpfs", f"{base}/host", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     points = [layer["point"] for layer in overlays]
     above = hostview.make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
     for layer in overlays:
         _overlay(base, root, layer, above.get(layer["point"]))
+
+
+def build_root(order: dict[str, object]) -> None:
+    """All that a fresh session finds under its root."""
+    root, binds = str(order["root"]), order["binds"]
+    assert isinstance(binds, list)
+    mount_files(order)
     for point in ("proc", "sys", "dev", "run"):
         os.makedirs(f"{root}/{point}", exist_ok=True)
     mount("proc", f"{root}/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -93,6 +116,10 @@ def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> 
     """One copy-on-write view: of the host's root first, then of its other file systems inside it."""
     point, store = layer["point"], f"{base}/{layer['store']}"
     target = root if point == "/" else f"{root}{point}"
+    if not os.path.isdir(point):
+        point = f"{base}/host/nothing"  # the host the session came from had a file system here; this one has not
+        os.makedirs(point, exist_ok=True)
+        os.makedirs(target, exist_ok=True)
     lower = ":".join(_escaped(path) for path in (above, point) if path)
     data = f"lowerdir={lower},upperdir={_escaped(store)}/upper,workdir={_escaped(store)}/work,{OVERLAY_OPTIONS}"
     if point == "/":

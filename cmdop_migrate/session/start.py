@@ -21,7 +21,7 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.session
 class Starter:
     """One holder being started. Dies with its socket: if we are killed, the holder undoes the start."""
 
-    def __init__(self, order: dict[str, Any], lock: int, log_file: Path) -> None:
+    def __init__(self, order: dict[str, Any], lock: int, log_file: Path, *more: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         package = str(Path(cmdop_migrate.__file__).parent.parent)
         log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ class Starter:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
-                pass_fds=(theirs.fileno(), lock),
+                pass_fds=(theirs.fileno(), lock, *more),
                 start_new_session=True,
                 cwd="/",
             )
@@ -90,8 +90,9 @@ def make_stores(directory: Path, layers: list[dict[str, str]]) -> None:
         store = directory / layer["store"]
         (store / "work").mkdir(mode=0o700, parents=True)
         (store / "upper").mkdir()
-        info = os.stat(layer["point"])
-        os.chown(store / "upper", info.st_uid, info.st_gid)
-        os.chmod(store / "upper", info.st_mode & 0o7777)
+        if os.path.isdir(layer["point"]):
+            info = os.stat(layer["point"])
+            os.chown(store / "upper", info.st_uid, info.st_gid)
+            os.chmod(store / "upper", info.st_mode & 0o7777)
     for name in ("root", "host"):
         (directory / name).mkdir(mode=0o700)

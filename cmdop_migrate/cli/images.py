@@ -1,0 +1,331 @@
+"""checkpoint, restore, fork, checkpoints, key."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from cmdop_migrate import units
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.errors import CmdopError, Partial, Usage
+from cmdop_migrate.flows import checkpoint as checkpoint_flow
+from cmdop_migrate.flows import choose, collect, fork_session, tools
+from cmdop_migrate.flows import restore as restore_flow
+from cmdop_migrate.images import keys
+
+_CARRY = click.Choice(["none", "mapped", "opened"])
+
+
+@click.command()
+@click.argument("session")
+@click.option("--leave-running", is_flag=True, help="Let it go on here; the checkpoint is a copy.")
+@click.option("--tag", metavar="TEXT", help="A word to find it by.")
+@click.option("--carry", type=_CARRY, default="mapped", show_default=True, help="Host files that travel along.")
+@command
+def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, carry: Any) -> None:
+    """Save a session to the store; it is then parked.
+
+    It is frozen, dumped and shipped. With --leave-running it goes on here. When anything fails it goes on as well.
+
+    \b
+    Examples:
+      cmdop-migrate checkpoint work
+      cmdop-migrate checkpoint work --leave-running --tag before-upgrade
+    """
+    wanted = checkpoint_flow.Wanted(leave_running, tag, carry)
+    with render.progress(app.json) as show:
+        result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
+    facts = result.to_json()
+    if app.json:
+        render.answer(facts)
+        return
+    size = facts["bytes"]
+    render.line(f"{session}: {'saved' if leave_running else 'parked'} as {facts['checkpoint']}")
+    render.line(
+        f"  frozen {facts['frozen_s']:.2f} s; memory {units.show_size(size['memory'])}, files"
+        f" {units.show_size(size['files'])}, sent {units.show_size(size['new'])}"
+    )
+    for one in facts["closed_connections"]:
+        verb = "will be closed on restore" if leave_running else "closed"
+        render.line(f"  {verb}: {one['command']} {one['local']} -> {one['remote']}")
+    if not leave_running:
+        render.line(f"  bring it back with: cmdop-migrate restore {session}")
+
+
+@click.command()
+@click.argument("reference", required=False, metavar="[SESSION|CHECKPOINT]")
+@click.option("--to", "host", metavar="HOST", help="Restore it on another host (planned).")
+@click.option("--fork", "name", metavar="NAME", help="As a new session of this name, beside the old one.")
+@click.option("--lazy", is_flag=True, help="Start while memory is still in the store; a lost store stalls it.")
+@click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
+@click.option("--allow-devices", is_flag=True, help="Also make device nodes that the session had made.")
+@command
+def restore(
+    app: App,
+    reference: str | None,
+    host: str | None,
+    name: str | None,
+    lazy: bool,
+    everything: bool,
+    allow_devices: bool,
+) -> None:
+    """Bring a parked session back.
+
+    Without a name: the one that is parked. The name of a checkpoint goes back to it.
+
+    \b
+    Examples:
+      cmdop-migrate restore work
+      cmdop-migrate restore 3f9c --fork experiment
+    """
+    if host is not None and host != app.config.host:
+        raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
+    records = app.records()
+    wanted = restore_flow.Wanted(name, lazy, allow_devices)
+    if everything:
+        _restore_all(app, records, wanted, reference)
+        return
+    with render.progress(app.json) as show:
+        facts = restore_flow.restore(records, reference, wanted, show)
+    if app.json:
+        render.answer(facts)
+        return
+    render.line(f"{facts['name']}: running on {facts['host']} (token {facts['token']}), after {facts['took_s']:.2f} s")
+    if facts["carried"]:
+        render.line(f"  {len(facts['carried'])} files of its old host came along")
+    render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
+
+
+def _restore_all(app: App, records: Any, wanted: restore_flow.Wanted, reference: str | None) -> None:
+    if reference is not None or wanted.fork is not None:
+        raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
+    done, failed = [], []
+    for record in choose.parked(records):
+        try:
+            done.append(restore_flow.restore(records, record.session, wanted))
+        except CmdopError as error:
+            failed.append({"session": record.session, "name": record.name, "error": error.message})
+    if app.json:
+        render.answer({"restored": done, "failed": failed})
+    for one in [] if app.json else done:
+        render.line(f"{one['name']}: running")
+    if failed:
+        names = ", ".join(f"{one['name']} ({one['error']})" for one in failed)
+        raise Partial(
+            f"{len(done)} restored, {len(failed)} not: {names}", "They are still parked; restore them one by one."
+        )
+
+
+@click.command()
+@click.argument("session")
+@click.argument("name")
+@click.option("--to", "host", metavar="HOST", help="Start the branch on another host (planned).")
+@command
+def fork(app: App, session: str, name: str, host: str | None) -> None:
+    """Branch a running session into a second one.
+
+    The new one goes on from the same point, under an identity of its own; both run.
+
+    \b
+    Examples:
+      cmdop-migrate fork work experiment
+    """
+    if host is not None and host != app.config.host:
+        raise Usage("--to is not there yet in this version", "Fork it here.")
+    with render.progress(app.json) as show:
+        facts = fork_session.fork(app.records(), session, name, show)
+    if app.json:
+        render.answer(facts)
+    else:
+        render.line(f"{name}: a branch of {session}; attach with: cmdop-migrate attach {name}")
+
+
+@click.group()
+def checkpoints() -> None:
+    """List, show, verify or prune what is in the store."""
+
+
+@checkpoints.command("ls")
+@click.argument("session", required=False)
+@command
+def list_checkpoints(app: App, session: str | None) -> None:
+    """List the checkpoints this host's keys can read.
+
+    \b
+    Examples:
+      cmdop-migrate checkpoints ls
+    """
+    found = collect.listing(app.records(), session)
+    if app.json:
+        render.answer({"checkpoints": found})
+        return
+    if not found:
+        render.note("No checkpoints.")
+        return
+    render.table(
+        ("CHECKPOINT", "SESSION", "NAME", "HOST", "TOKEN", "AGE", "MEMORY", "STORED", "TAG"),
+        (
+            (
+                one["checkpoint"][:12],
+                one["session"][:12],
+                one["name"],
+                one["host"],
+                str(one["token"]),
+                units.show_duration(max(0.0, time.time() - one["created"])),
+                units.show_size(one["bytes"]["memory"]) if one["bytes"] else "-",
+                units.show_size(one["bytes"]["stored"]) if one["bytes"] else "-",
+                one["tag"] or one["problem"] or "",
+            )
+            for one in found
+        ),
+    )
+
+
+@checkpoints.command("show")
+@click.argument("checkpoint")
+@command
+def show_checkpoint(app: App, checkpoint: str) -> None:
+    """Show one checkpoint: what it is of, what it needs.
+
+    \b
+    Examples:
+      cmdop-migrate checkpoints show 3f9c
+    """
+    facts = collect.show(app.records(), checkpoint)
+    if app.json:
+        render.answer(facts)
+        return
+    for key, value in facts.items():
+        render.line(f"{key:<12} {value}")
+
+
+@checkpoints.command("verify")
+@click.argument("checkpoint", required=False)
+@command
+def verify_checkpoint(app: App, checkpoint: str | None) -> None:
+    """Read every byte again, and say whether all is whole.
+
+    \b
+    Examples:
+      cmdop-migrate checkpoints verify
+    """
+    results = collect.verify(app.records(), checkpoint)
+    bad = [one for one in results if one["problem"]]
+    if app.json and not bad:
+        render.answer({"verified": results})
+    for one in [] if app.json else results:
+        render.line(f"{one['checkpoint'][:12]}  {one['problem'] or 'whole: ' + units.show_size(one['bytes'])}")
+    if bad:
+        raise collect.damaged(bad)
+
+
+@checkpoints.command("prune")
+@click.option("--keep-last", type=click.IntRange(min=1), metavar="N", help="The newest N of each session stay.")
+@click.option("--keep-within", type=units.duration, metavar="TIME", help="What is younger stays.")
+@click.option("--drop", multiple=True, metavar="CHECKPOINT", help="This one goes, whatever the rules say.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@command
+def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tuple[str, ...], dry_run: bool) -> None:
+    """Remove the checkpoints that no rule keeps.
+
+    The newest of a parked session always stays.
+
+    \b
+    Examples:
+      cmdop-migrate checkpoints prune --keep-last 3 --keep-within 7d
+    """
+    if keep_last is None and keep_within is None and not drop:
+        raise Usage("nothing says what to keep", "For example: --keep-last 3 --keep-within 7d")
+    result = collect.prune(app.records(), keep_last, keep_within, drop, dry_run)
+    if app.json:
+        render.answer(result)
+        return
+    verb = "would go" if dry_run else "removed"
+    render.line(f"{len(result['checkpoints'])} checkpoints {verb}, {units.show_size(result['bytes'])} freed")
+    if result["unreadable"]:
+        count = len(result["unreadable"])
+        render.note(f"{count} manifests cannot be read with this host's keys: nothing they may need was removed")
+
+
+@click.group()
+def key() -> None:
+    """Show, export, import or rotate the key that seals checkpoints.
+
+    Whoever has it can read them, and make new ones.
+    """
+
+
+def _key_facts(ring: keys.KeyRing) -> dict[str, Any]:
+    return {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
+
+
+def _say_key(app: App, ring: keys.KeyRing) -> None:
+    facts = _key_facts(ring)
+    if app.json:
+        render.answer(facts)
+    else:
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created"]))
+        render.line(f"{facts['fingerprint']}  made {made}, {facts['keys']} in all")
+
+
+@key.command("show")
+@command
+def show_key(app: App) -> None:
+    """Show the key's fingerprint, and nothing of the key.
+
+    \b
+    Examples:
+      cmdop-migrate key show
+    """
+    app.records()
+    _say_key(app, tools.open_keys(app.config))
+
+
+@key.command("export")
+@command
+def export_key(app: App) -> None:
+    """Write the keys as text, for another host.
+
+    They are secret: pipe them, do not print them.
+
+    \b
+    Examples:
+      cmdop-migrate key export | ssh host-b cmdop-migrate key import
+    """
+    app.records()
+    if app.json:
+        raise Usage("keys do not go into JSON", "Pipe it: cmdop-migrate key export | ssh HOST cmdop-migrate key import")
+    if sys.stdout.isatty():
+        raise Usage("that would print the key on your screen", "Pipe it, or send it to a file: key export > FILE")
+    render.raw(keys.export_text(tools.open_keys(app.config)).encode())
+
+
+@key.command("import")
+@click.option("--keep-current", is_flag=True, help="Only to read: new checkpoints still use this host's own key.")
+@command
+def import_key(app: App, keep_current: bool) -> None:
+    """Take over exported keys, from standard input.
+
+    \b
+    Examples:
+      cmdop-migrate key import < FILE
+    """
+    app.records()
+    _say_key(app, keys.import_text(app.config.key_file, sys.stdin.read(), make_current=not keep_current))
+
+
+@key.command("rotate")
+@command
+def rotate_key(app: App) -> None:
+    """Make a new key for new checkpoints; old ones stay readable.
+
+    \b
+    Examples:
+      cmdop-migrate key rotate
+    """
+    app.records()
+    _say_key(app, keys.rotate(app.config.key_file))

@@ -1,0 +1,171 @@
+"""Files of this host that a session maps or has open: described, and carried where another host may lack them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from blake3 import blake3
+
+from cmdop_migrate.errors import Blocked, ImageRefused
+from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare
+from cmdop_migrate.images.layout import MAX_CHUNK
+from cmdop_migrate.images.reader import Image
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.session import files
+from cmdop_migrate.session.hostview import is_under
+
+Carry = Literal["none", "mapped", "opened"]
+BLOB = "hostfiles"
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A file whose content is in the image."""
+
+    mode: int
+    uid: int
+    gid: int
+    chunks: tuple[str, ...]
+
+
+class Carrier:
+    """Makes the image's list of host files. What it reads once it need not read again: most of it is libraries."""
+
+    def __init__(self, state_dir: Path, writer: ImageWriter, key: str) -> None:
+        self._writer = writer
+        self._known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
+        self._chunks_file = state_dir / "cache" / f"carried-{key}.json"
+        self._chunks: dict[str, list[str]] = _load(self._chunks_file)
+        self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
+
+    def add(self, paths: Iterable[str], carry: bool) -> None:
+        for path in sorted(paths):
+            known = self._rows.get(path)
+            if known is not None and (known[1] is not None or not carry):
+                continue
+            described = self._known.describe(path)
+            if described is not None:
+                self._rows[path] = described, self._carry(path, described) if carry else None
+
+    def _carry(self, path: str, described: HostFile) -> Carried:
+        info = os.stat(path)
+        chunks = self._chunks.get(described.digest or "", [])
+        if not chunks or not all(self._writer.refer(ref) for ref in chunks):
+            chunks = self._send(path)
+            if described.digest:
+                self._chunks[described.digest] = chunks
+        return Carried(info.st_mode & 0o7777, info.st_uid, info.st_gid, tuple(chunks))
+
+    def _send(self, path: str) -> list[str]:
+        with open(path, "rb") as file:
+            futures = [self._writer.submit_named(piece) for piece in iter(lambda: file.read(MAX_CHUNK), b"")]
+        return [future.result() for future in futures]
+
+    def finish(self) -> None:
+        rows = [[one.as_json(), _row(carried)] for one, carried in self._rows.values()]
+        self._writer.add_blob(BLOB, json.dumps(rows).encode())
+        self._known.save()
+        self._chunks_file.parent.mkdir(mode=0o700, exist_ok=True)
+        files.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
+
+
+def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path]) -> list[str]:
+    """Puts files this host lacks, or has otherwise, into the session's own layer; -> their paths.
+
+    Blocked, before anything runs, when one is needed and was not carried.
+    """
+    rows = parse(image.blob(BLOB))
+    known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
+    wanting = [
+        path for path, verdict in compare((one for one, _ in rows), known.describe) if verdict is not Verdict.SAME
+    ]
+    known.save()
+    by_path = {one.path: (one, carried) for one, carried in rows}
+    own = [path for path in wanting if not _in_upper(path, points, uppers)]
+    missing = [path for path in own if by_path[path][1] is None]
+    if missing:
+        some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        hint = "Install the same packages here, or checkpoint with --carry opened."
+        raise Blocked(f"files the session needs are missing or different on this host: {some}", hint)
+    for path in own:
+        described, carried = by_path[path]
+        assert carried is not None
+        _place(image, described, carried, points, uppers)
+    return own
+
+
+def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:
+    """ImageRefused for anything `Carrier` does not write."""
+    try:
+        rows = json.loads(blob)
+        return [(HostFile.from_json(one), _carried(carried)) for one, carried in rows]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ImageRefused(
+            f"the image's list of host files is damaged: {error}", "Restore an older checkpoint."
+        ) from error
+
+
+def _row(carried: Carried | None) -> list[Any] | None:
+    return None if carried is None else [carried.mode, carried.uid, carried.gid, list(carried.chunks)]
+
+
+def _carried(row: Any) -> Carried | None:
+    if row is None:
+        return None
+    mode, uid, gid, chunks = row
+    if not all(isinstance(number, int) and 0 <= number < 1 << 32 for number in (mode, uid, gid)) or mode > 0o7777:
+        raise ValueError("bad mode or owner")
+    return Carried(mode, uid, gid, tuple(str(ref) for ref in chunks))
+
+
+def _layer(path: str, points: list[str]) -> int:
+    best = max((point for point in points if is_under(path, point)), key=len)
+    return points.index(best)
+
+
+def _upper_path(path: str, points: list[str], uppers: list[Path]) -> Path:
+    number = _layer(path, points)
+    return uppers[number] / os.path.relpath(path, points[number])
+
+
+def _in_upper(path: str, points: list[str], uppers: list[Path]) -> bool:
+    return os.path.lexists(_upper_path(path, points, uppers))
+
+
+def _place(image: Image, described: HostFile, carried: Carried, points: list[str], uppers: list[Path]) -> None:
+    number = _layer(described.path, points)
+    target = _upper_path(described.path, points, uppers)
+    here, there = uppers[number], points[number]
+    for part in Path(os.path.relpath(os.path.dirname(described.path), there)).parts:
+        here, there = here / part, os.path.join(there, part)
+        if here.is_symlink() or (here.exists() and not here.is_dir()):
+            raise ImageRefused(f"{described.path} cannot be brought along: {there} is no directory in the session")
+        if not here.exists():
+            here.mkdir(mode=0o755)
+            if os.path.isdir(there):
+                info = os.stat(there)
+                os.chown(here, info.st_uid, info.st_gid)
+                os.chmod(here, info.st_mode & 0o7777)
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        for ref in carried.chunks:
+            file.write(image.read(ref))
+        file.flush()
+        if os.fstat(fd).st_size != described.size:
+            raise ImageRefused(f"the image's copy of {described.path} is not whole", "Restore an older checkpoint.")
+        os.fchown(fd, carried.uid, carried.gid)
+        os.fchmod(fd, carried.mode)
+        os.utime(fd, ns=(described.mtime_ns, described.mtime_ns))
+
+
+def _load(path: Path) -> dict[str, list[str]]:
+    try:
+        held = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}

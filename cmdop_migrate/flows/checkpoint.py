@@ -1,0 +1,336 @@
+"""Freeze, dump, seal, ship.
+
+    prepare   checks, the upload marked, the host's files described     the session runs
+    freeze    the holder stands it still and puts its output on disk    ── frozen from here
+    reset     connections to the outside are closed and listed
+    dump      CRIU's pages go straight into the image; files beside it
+    capture   what is left is digested, sealed, in memory or on disk    ── captured
+    upload    the store has every pack
+    publish   the manifest: the point of no return
+    park      the holder ends this incarnation; or thaw, for --leave-running
+
+A failure anywhere before `publish` thaws the session: the holder does so as
+soon as our connection to it ends, whatever became of us.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import __version__, log, units
+from cmdop_migrate.config import Config
+from cmdop_migrate.criu import pages, request, runner
+from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.errors import Blocked, CmdopError, TimedOut
+from cmdop_migrate.flows import carry, dumpable, memory, talk, tools
+from cmdop_migrate.images import files as image_files
+from cmdop_migrate.images import filestats, filetable, filetree
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.model import Record
+from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session.channel import Channel, HolderGone
+from cmdop_migrate.session.records import Records
+
+CRIU_TIMEOUT = 600.0
+FREEZE_TIMEOUT = 30.0
+_log = log.get("checkpoint")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    leave_running: bool = False
+    tag: str | None = None
+    carry: carry.Carry = "mapped"
+
+
+@dataclass(frozen=True)
+class Result:
+    manifest: Manifest
+    frozen_s: float
+    phases: dict[str, float]
+    closed: list[dict[str, object]]
+
+    def to_json(self) -> dict[str, Any]:
+        sizes = self.manifest.sizes
+        return {
+            "checkpoint": self.manifest.checkpoint,
+            "session": self.manifest.session,
+            "token": self.manifest.token,
+            "bytes": {
+                "memory": sizes["memory"],
+                "files": self.manifest.facts["files_bytes"],
+                "stored": sizes["stored"],
+                "new": sizes["new"],
+            },
+            "phases": self.phases,
+            "frozen_s": self.frozen_s,
+            "closed_connections": self.closed,
+        }
+
+
+def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progress = lambda _: None) -> Result:
+    """The session parked in the store (or running on, with a copy there); or running on, and an error."""
+    record, channel = talk.open_channel(records, reference)
+    with channel:
+        return _Checkpoint(records, record, channel, wanted, progress).run()
+
+
+class _Checkpoint:
+    def __init__(self, records: Records, record: Record, channel: Channel, wanted: Wanted, progress: Progress) -> None:
+        self.records, self.record, self.channel = records, record, channel
+        self.wanted, self.progress = wanted, progress
+        self.config: Config = records.config
+        self.group = records.cgroup(record.session)
+        self.directory = records.directory(record.session)
+        self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
+        self.images = self.directory / "images"
+        self.phases = tools.Phases()
+        self.frozen_at = self.captured_at = 0.0
+        self.files_bytes = 0
+
+    def run(self) -> Result:
+        with self.phases.phase("prepare"):
+            self.progress("preparing")
+            criu, writer, carrier = self._prepare()
+        try:
+            closed = self._capture(criu, writer, carrier)
+            with self.phases.phase("upload"):
+                self.progress("uploading")
+                manifest = writer.commit(self.record.token, self._facts(criu))
+        except BaseException:
+            self._thaw()  # at once; the holder would do it too, when it sees us gone
+            writer.abort()
+            raise
+        finally:
+            shutil.rmtree(self.images, ignore_errors=True)
+        if not self.wanted.leave_running:
+            with self.phases.phase("park"):
+                self._park(manifest)
+        frozen = round(self.captured_at - self.frozen_at, 6)
+        self.records.events.emit(
+            "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
+            frozen_s=frozen, parked=not self.wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
+        )  # fmt: skip
+        return Result(manifest, frozen, self.phases.seconds, closed)
+
+    def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
+        """All that can fail or take long while the session still runs."""
+        criu = tools.find_criu(self.config)
+        ring, store = tools.open_keys(self.config), tools.open_store(self.config)
+        dumpable.check(self.group, self.record)
+        self._check_room()
+        self.images.mkdir(mode=0o700, exist_ok=True)
+        spill = self.config.state_dir / "spill"
+        spill.mkdir(mode=0o700, exist_ok=True)
+        writer = ImageWriter(store, ring, self.record.session, spill, parent=self.record.checkpoint)
+        try:
+            writer.begin()
+            carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint)
+            self._touch(carrier)
+        except BaseException:
+            writer.abort()
+            raise
+        return criu, writer, carrier
+
+    def _check_room(self) -> None:
+        """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
+        sizes = [filetree.measure(upper) for upper in self.uppers]
+        self.files_bytes = sum(one.data_bytes for one in sizes)
+        needed = tree.rss(self.group) + self.files_bytes + (64 << 20)
+        free = shutil.disk_usage(self.config.state_dir).free
+        if free < needed:
+            message = f"not enough disk at {self.config.state_dir}: {units.show_size(free)} free"
+            raise Blocked(f"{message}, up to {units.show_size(needed)} needed", "Free some, then checkpoint again.")
+
+    def _touch(self, carrier: carry.Carrier) -> touched.Touched:
+        found = touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
+        carrier.add(found.mapped, self.wanted.carry != "none")
+        carrier.add(found.opened, self.wanted.carry == "opened")
+        return found
+
+    def _capture(self, criu: Criu, writer: ImageWriter, carrier: carry.Carrier) -> list[dict[str, object]]:
+        with self.phases.phase("freeze"):
+            self.progress("freezing")
+            frozen = self._freeze()
+        pid: int = frozen["pid"]
+        found = self._touch(carrier)
+        with self.phases.phase("reset"):
+            closed = connections.external(self.group)
+            if not self.wanted.leave_running:
+                connections.reset(pid, closed)
+        with ThreadPoolExecutor(1, "files") as pool:
+            files = pool.submit(self._files, writer, found)
+            with self.phases.phase("dump"):
+                self.progress("dumping")
+                self._dump(criu, writer, pid, found)
+            frozen |= self.channel.ask(op="typeahead")
+            with self.phases.phase("capture"):
+                files.result()
+                self._small_things(writer, carrier, closed, frozen)
+                writer.finish_input()
+        self.captured_at = time.monotonic()
+        if self.wanted.leave_running:
+            self.channel.ask(op="thaw")
+        return [one.to_json() for one in closed]
+
+    def _freeze(self) -> dict[str, Any]:
+        self.frozen_at = time.monotonic()
+        try:
+            answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
+        except HolderGone:
+            raise Blocked(
+                f"session {self.record.name!r} ended before it could be frozen", "See: cmdop-migrate ls"
+            ) from None
+        if answer.get("error") == "busy":
+            raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
+        if answer.get("error"):
+            raise TimedOut(
+                f"session {self.record.name!r} could not be frozen: a process of it does not stop",
+                "It goes on. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
+            )
+        return answer
+
+    def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
+        ours, theirs = socket.socketpair()
+        failed: list[BaseException] = []
+
+        def receive() -> None:
+            try:
+                pages.receive(ours, memory.Sink(writer), criu.version)
+            except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
+                failed.append(error)
+
+        receiver = threading.Thread(target=receive, name="pages")
+        directory = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            spec = request.DumpSpec(
+                pid=pid,
+                images_dir_fd=directory,
+                root="/",
+                freeze_cgroup=self.group,
+                leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
+                pages_fd=theirs.fileno(),
+                shared=shared_mounts(self.record, ""),
+                irmap_scan_paths=tuple(sorted(found.watches)),
+            )
+            receiver.start()
+            runner.run(
+                criu.argv,
+                request.dump(spec),
+                self.images / "dump.log",
+                what="the dump failed",
+                pass_fds=(theirs.fileno(),),
+                on_cancel=theirs.close,
+                timeout=CRIU_TIMEOUT,
+            )
+        except CmdopError as error:
+            theirs.close()
+            receiver.join()
+            own = next((one for one in failed if isinstance(one, CmdopError)), None)
+            raise own or error from error
+        finally:
+            theirs.close()
+            os.close(directory)
+            receiver.join()
+        if failed:
+            raise failed[0]
+
+    def _files(self, writer: ImageWriter, found: touched.Touched) -> None:
+        sink = _Sink(writer)
+        for number, upper in enumerate(self.uppers):
+            mapped = frozenset(path for layer, path in found.written if layer == number)
+            cache = self.directory / f"files-{number}"
+            captured = image_files.capture(
+                upper, sink, previous=_previous(cache, writer), mapped=mapped, present=writer.has
+            )
+            for ref in captured.table.chunks:
+                writer.refer(ref)
+            table = captured.table.serialise()
+            writer.add_blob(f"files/{number}", table)
+            (cache.with_suffix(".table")).write_bytes(table)
+            (cache.with_suffix(".stats")).write_bytes(filestats.serialise(captured.table, captured.stats))
+
+    def _small_things(
+        self,
+        writer: ImageWriter,
+        carrier: carry.Carrier,
+        closed: list[connections.Connection],
+        frozen: dict[str, Any],
+    ) -> None:
+        for path in sorted(self.images.iterdir()):
+            if path.suffix == ".img":
+                writer.add_blob(f"criu/{path.name}", path.read_bytes())
+        writer.add_blob("output", (self.directory / "output.ring").read_bytes())
+        writer.add_blob("inputs", (self.directory / "inputs.jsonl").read_bytes())
+        terminal = {key: frozen[key] for key in ("unread", "unwritten", "rows", "cols")}
+        writer.add_blob("terminal", json.dumps(terminal).encode())
+        writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
+        carrier.finish()
+
+    def _facts(self, criu: Criu) -> dict[str, Any]:
+        return {
+            "name": self.record.name,
+            "host": self.record.host,
+            "tag": self.wanted.tag,
+            "record": self.record.to_json(),
+            "version": __version__,
+            "criu": list(criu.version),
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "files_bytes": self.files_bytes,
+            "live": self.wanted.leave_running,
+        }
+
+    def _park(self, manifest: Manifest) -> None:
+        try:
+            self.channel.ask(op="park", checkpoint=manifest.checkpoint)
+            for _ in self.channel.follow(timeout=30):
+                pass
+        except HolderGone:
+            pass  # as it should be: the incarnation has ended
+
+    def _thaw(self) -> None:
+        try:
+            self.channel.ask(op="thaw")
+        except (HolderGone, CmdopError, OSError) as error:
+            _log.warning("could not tell the holder to go on: %s", error)
+
+
+class _Sink:
+    def __init__(self, writer: ImageWriter) -> None:
+        self.submit = writer.submit_named
+
+
+def _previous(cache: Path, writer: ImageWriter) -> image_files.Capture | None:
+    """What the last capture on this host knew; nothing of it is believed that cannot be checked."""
+    del writer
+    try:
+        table = filetable.parse(cache.with_suffix(".table").read_bytes())
+        stats = filestats.parse(cache.with_suffix(".stats").read_bytes(), table)
+    except (FileNotFoundError, CmdopError):
+        return None
+    return None if stats is None else image_files.Capture(table, stats)
+
+
+def shared_mounts(record: Record, root: str) -> tuple[request.SharedMount, ...]:
+    """What CRIU must not dump or make: the views of other file systems (ours to mount, under `root`) and shares."""
+    layers = [
+        request.SharedMount(f"layer{number}", point, f"{root}{point}")
+        for number, point in enumerate(record.layers)
+        if point != "/"
+    ]
+    shares = [request.SharedMount(f"share{number}", path, path) for number, path in enumerate(record.binds)]
+    return (*layers, *shares)

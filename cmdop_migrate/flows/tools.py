@@ -1,0 +1,49 @@
+"""What checkpoint and restore both need before they begin: a store, the keys, a CRIU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cmdop_migrate.config import DEFAULT_STATE_DIR, Config
+from cmdop_migrate.criu import provide
+from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.images import keys
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.storage import registry
+from cmdop_migrate.storage.base import Store
+
+
+def open_store(config: Config) -> Store:
+    return registry.open_reliable(config.store)
+
+
+def open_keys(config: Config) -> KeyRing:
+    return keys.load_or_create(config.key_file)
+
+
+def find_criu(config: Config) -> Criu:
+    """The configured, the system's, this host's private one, or the machine's."""
+    for prefix in dict.fromkeys((config.state_dir / "criu", Path(DEFAULT_STATE_DIR) / "criu")):
+        found = provide.find(config.criu, prefix)
+        if found is not None:
+            return found
+    raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
+
+
+class Phases:
+    """How long each named part took, in order."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 6)

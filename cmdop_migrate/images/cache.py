@@ -1,0 +1,244 @@
+"""Sealed chunks of one checkpoint, brought from the store into a local file, each checked as it arrives.
+
+The file holds spans: neighbouring chunks of one pack, read with one request.
+Spans arrive all at once (`fill`), or on demand and in the background (`lazy`).
+Bytes that do not verify are never written, never returned.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.errors import ImageRefused, StoreUnreachable, Unreachable
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.seal import CHUNK, Sealer
+from cmdop_migrate.images.table import ChunkTable
+from cmdop_migrate.images.tables import read_range
+from cmdop_migrate.storage.base import Store
+
+SPAN = 2 << 20  # one demand request
+GROUP = 4  # spans in one request when filling
+GAP = 64 << 10  # unneeded bytes worth reading to save a request
+_ABSENT, _COMING, _HERE = 0, 1, 2
+_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes start..end of a pack, kept at `base` in the file; `numbers` are the chunks in it."""
+
+    pack: int
+    start: int
+    end: int
+    base: int
+    numbers: Sequence[int]
+
+
+def plan(table: ChunkTable) -> list[Span]:
+    """Cut what is needed into spans. The same table always gives the same plan."""
+    places = [(pack, offset, length, number) for number, (_, pack, offset, length, _) in enumerate(table.rows())]
+    places.sort()
+    spans: list[Span] = []
+    numbers: list[int] = []
+    pack, start, end, base = -1, 0, 0, 0
+    for at_pack, offset, length, number in places:
+        if at_pack != pack or offset > end + GAP or offset + length - start > SPAN:
+            if numbers:
+                spans.append(Span(pack, start, end, base, array("I", numbers)))
+                base += end - start
+            pack, start, end, numbers = at_pack, offset, offset, []
+        end = max(end, offset + length)
+        numbers.append(number)
+    if numbers:
+        spans.append(Span(pack, start, end, base, array("I", numbers)))
+    return spans
+
+
+class SealedCache:
+    """Answers `sealed(number)` from the file; `fill` or `start_background` brings the rest."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        manifest: Manifest,
+        table: ChunkTable,
+        sealer: Sealer,
+        path: Path,
+        on_stall: Callable[[float, Unreachable], None] | None = None,
+    ) -> None:
+        """Without a store everything is in the file already. With `on_stall` an unreachable store is asked again until
+        it answers, and each failure reported with the seconds waited so far; without, it is an error."""
+        self._store, self._manifest, self._table, self._sealer = store, manifest, table, sealer
+        self._on_stall = on_stall
+        self._spans = plan(table)
+        self._span_of = array("I", bytes(4 * len(table)))
+        for at, span in enumerate(self._spans):
+            for number in span.numbers:
+                self._span_of[number] = at
+        self._state = bytearray([_ABSENT if store else _HERE]) * len(self._spans)
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if store else os.O_RDONLY
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file when all is there."""
+        return self._spans[-1].base + self._spans[-1].end - self._spans[-1].start if self._spans else 0
+
+    @property
+    def missing(self) -> int:
+        """Spans that are not here yet."""
+        return len(self._state) - self._state.count(_HERE)
+
+    def sealed(self, number: int) -> bytes:
+        """The sealed bytes of a chunk, as stored; fetched now if need be."""
+        at = self._span_of[number]
+        if self._state[at] != _HERE:
+            self._demand(at)
+        span, place = self._spans[at], self._table.place(number)
+        data = os.pread(self._fd, place.length, span.base + place.offset - span.start)
+        if len(data) != place.length:
+            raise ImageRefused("the local copy of the image is cut short", "Run the restore again.")
+        return data
+
+    def fill(self, parallel: int = 4) -> None:
+        """Bring everything. The first failure stops it and is raised."""
+        with ThreadPoolExecutor(parallel, "fetch") as pool:
+            jobs = [pool.submit(self._fetch, group) for group in self._groups()]
+            try:
+                done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+            finally:
+                for job in jobs:
+                    job.cancel()
+        for job in done:
+            job.result()
+
+    def start_background(self, parallel: int = 2) -> None:
+        """Bring what is missing while `sealed` is answered on demand."""
+        groups = self._groups()
+        lock = threading.Lock()
+
+        def take() -> list[int] | None:
+            with lock:
+                return groups.pop(0) if groups else None
+
+        def run() -> None:
+            try:
+                while not self._closed.is_set() and (group := take()) is not None:
+                    for part in self._claim(group):
+                        self._fetch(part)
+            except BaseException as error:  # noqa: BLE001  a supervising loop: every reader is told
+                self._fail(error)
+
+        self._threads = [threading.Thread(target=run, name=f"fill-{n}", daemon=True) for n in range(parallel)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_filled(self, timeout: float | None = None) -> bool:
+        """Until everything is here; False when the time ran out. Raises what made it impossible."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or not self.missing, timeout)
+        if self.failure:
+            raise self.failure
+        return not self.missing
+
+    def close(self) -> None:
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _groups(self) -> list[list[int]]:
+        """Neighbouring spans of one pack, a request each."""
+        groups: list[list[int]] = []
+        for at, span in enumerate(self._spans):
+            last = self._spans[groups[-1][-1]] if groups else None
+            near = last is not None and last.pack == span.pack and span.start - last.end <= GAP
+            if near and len(groups[-1]) < GROUP:
+                groups[-1].append(at)
+            else:
+                groups.append([at])
+        return groups
+
+    def _claim(self, group: list[int]) -> list[list[int]]:
+        """Mark the absent ones as coming; -> stretches of neighbours."""
+        parts: list[list[int]] = []
+        with self._changed:
+            for at in group:
+                if self._state[at] == _ABSENT:
+                    self._state[at] = _COMING
+                    if parts and parts[-1][-1] == at - 1:
+                        parts[-1].append(at)
+                    else:
+                        parts.append([at])
+        return parts
+
+    def _demand(self, at: int) -> None:
+        with self._changed:
+            while self._state[at] == _COMING and not self.failure and not self._closed.is_set():
+                self._changed.wait()
+            if self.failure:
+                raise self.failure
+            if self._state[at] == _HERE:
+                return
+            self._state[at] = _COMING
+        try:
+            self._fetch([at])
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _fetch(self, group: list[int]) -> None:
+        """Read the spans with one request, check every chunk, keep them."""
+        first, last = self._spans[group[0]], self._spans[group[-1]]
+        data = memoryview(self._read(first.pack, first.start, last.end - first.start))
+        for at in group:
+            span = self._spans[at]
+            part = data[span.start - first.start : span.end - first.start]
+            for number in span.numbers:
+                place = self._table.place(number)
+                begin = place.offset - span.start
+                self._sealer.check(CHUNK, self._table.ident(number), part[begin : begin + place.length], place.size)
+            self._keep(span.base, part)
+        with self._changed:
+            for at in group:
+                self._state[at] = _HERE
+            self._changed.notify_all()
+
+    def _read(self, pack: int, start: int, length: int) -> bytes:
+        assert self._store is not None
+        began, pause = boottime(), _FIRST_WAIT
+        while True:
+            try:
+                return read_range(self._store, self._manifest.packs[pack], start, length)
+            except Unreachable as error:
+                if self._on_stall is None:
+                    raise
+                self._on_stall(boottime() - began, error)
+                if self._closed.wait(pause):
+                    raise StoreUnreachable("closed while waiting for the store", error.hint) from error
+                pause = min(pause * 2, _LONGEST_WAIT)
+
+    def _keep(self, at: int, data: memoryview) -> None:
+        while data:
+            done = os.pwrite(self._fd, data, at)
+            data, at = data[done:], at + done
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()

@@ -1,0 +1,64 @@
+"""Which checkpoints a store holds, and one of them by its id or a unique prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, Usage
+from cmdop_migrate.images import layout, manifest
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.storage.base import Store
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A manifest's name and age by the store's clock; nothing of it is read or believed yet."""
+
+    session: str
+    checkpoint: str
+    modified: float
+    size: int
+
+    @property
+    def name(self) -> str:
+        return layout.manifest_name(self.session, self.checkpoint)
+
+
+def listed(store: Store, session: str | None = None) -> Iterator[Listed]:
+    prefix = layout.MANIFESTS if session is None else f"{layout.MANIFESTS}{session}/"
+    for info in store.list(prefix):
+        ids = layout.manifest_of(info.name)
+        if ids is not None:
+            yield Listed(*ids, info.modified, info.size)
+
+
+def find(store: Store, checkpoint: str, session: str | None = None) -> Listed:
+    """The checkpoint with this id or unique prefix; looked for in `session` first."""
+    for where in ([session] if session else []) + [None]:
+        found = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
+        exact = [entry for entry in found if entry.checkpoint == checkpoint]
+        if len(exact or found) > 1:
+            names = ", ".join(entry.checkpoint[:16] for entry in found[:5])
+            raise Usage(f"several checkpoints begin with {checkpoint!r}: {names}", "Give more digits.")
+        if found:
+            return (exact or found)[0]
+    raise CheckpointNotFound(f"no checkpoint {checkpoint!r} in {store.url}", "See: cmdop-migrate checkpoints ls.")
+
+
+def read(store: Store, ring: KeyRing, entry: Listed) -> Manifest:
+    """Load and check one. ImageRefused when it is not to be trusted, CheckpointNotFound when it is gone."""
+    if entry.size > manifest.MAX_MANIFEST:
+        raise ImageRefused(f"manifest {entry.checkpoint[:12]} is absurdly large", "cmdop-migrate made no such thing.")
+    try:
+        data = store.get(entry.name)
+    except KeyError:
+        raise CheckpointNotFound(
+            f"checkpoint {entry.checkpoint[:12]} was just removed", "See: cmdop-migrate checkpoints ls."
+        ) from None
+    return manifest.decode(entry.session, entry.checkpoint, data, ring)
+
+
+def load(store: Store, ring: KeyRing, checkpoint: str, session: str | None = None) -> Manifest:
+    return read(store, ring, find(store, checkpoint, session))

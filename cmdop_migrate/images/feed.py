@@ -1,0 +1,130 @@
+"""Memory on its way in: pages go from the kernel into our buffers once, and are never copied again.
+
+A page server calls `open`, then for each run `run` and as many `window`s as it
+takes; the view it got must be full when it calls the next method. Buffers end
+where a 64 KiB window ends: the few pages of an unfinished one move on to the
+next buffer, so the cut never depends on message or buffer sizes.
+"""
+
+from __future__ import annotations
+
+import queue
+from array import array
+from collections.abc import Callable, Sequence
+
+from cmdop_migrate.images.chunks import Extent, window_count
+from cmdop_migrate.images.layout import PAGE, WINDOW
+
+BUFFER = 4 << 20
+BUFFERS = 8
+
+
+class PageFeed:
+    """One thread feeds at a time."""
+
+    def __init__(
+        self,
+        submit: Callable[[bytearray, Sequence[Extent], Callable[[bytearray], None]], None],
+        check: Callable[[], None],
+        buffers: int = BUFFERS,
+        size: int = BUFFER,
+    ) -> None:
+        """`submit` takes a full buffer and gives it back later; `check` raises when nothing more can be stored."""
+        if size <= WINDOW:
+            raise ValueError("a buffer must be larger than a window")
+        self.extents: dict[str, list[Extent]] = {}
+        self._submit = submit
+        self._check = check
+        self._size = size
+        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+        self._unmade = buffers
+        self._buffer: bytearray | None = None
+        self._used = 0
+        self._open: list[list[int]] = []  # [vaddr, size, offset] of what lies in the buffer, with the key below
+        self._keys: list[tuple[str, int]] = []  # (dst, flags)
+        self._handed = 0
+        self._vaddr = 0
+        self._dst = ""
+        self._flags = 0
+
+    def open(self, dst: str) -> None:
+        """What follows belongs to `dst`."""
+        self._settle()
+        self._dst = dst
+        self.extents.setdefault(dst, [])
+
+    def run(self, vaddr: int, nr_pages: int, flags: int, present: bool) -> None:
+        """A run begins; without `present` it has no bytes."""
+        self._settle()
+        self._flags = flags
+        if not present and nr_pages:
+            extent = Extent(self._dst, vaddr, nr_pages * PAGE, flags, False, 0, array("I"))
+            self.extents[self._dst].append(extent)
+
+    def window(self, vaddr: int, size: int) -> memoryview:
+        """A buffer for the bytes at `vaddr`, at most `size` long. Waits until one is free."""
+        self._settle()
+        if self._buffer is None or self._used == self._size:
+            self._roll()
+        assert self._buffer is not None
+        self._vaddr = vaddr
+        self._handed = min(size, self._size - self._used)
+        return memoryview(self._buffer)[self._used : self._used + self._handed]
+
+    def done(self) -> None:
+        """Everything is there: send what is left."""
+        self._settle()
+        self._send()
+
+    def _settle(self) -> None:
+        """Enter the bytes of the view that was handed out last."""
+        size, self._handed = self._handed, 0
+        if not size:
+            return
+        key = self._dst, self._flags
+        if self._open and self._keys[-1] == key and sum(self._open[-1][:2]) == self._vaddr:
+            self._open[-1][1] += size
+        else:
+            self._open.append([self._vaddr, size, self._used])
+            self._keys.append(key)
+        self._used += size
+
+    def _roll(self) -> None:
+        """Send the buffer and begin another with the unfinished window of this one."""
+        fresh = self._get()
+        carried: tuple[tuple[str, int], int, int] | None = None
+        if self._open and self._buffer is not None:
+            last = self._open[-1]
+            tail = min((last[0] + last[1]) % WINDOW, last[1])
+            if tail:
+                last[1] -= tail
+                carried = self._keys[-1], last[0] + last[1], tail
+                fresh[:tail] = memoryview(self._buffer)[self._used - tail : self._used]
+        self._send()
+        self._buffer = fresh
+        if carried is not None:
+            self._keys, self._open, self._used = [carried[0]], [[carried[1], carried[2], 0]], carried[2]
+
+    def _send(self) -> None:
+        buffer, self._buffer = self._buffer, None
+        rows, keys, self._open, self._keys, self._used = self._open, self._keys, [], [], 0
+        if buffer is None:
+            return
+        batch = []
+        for (vaddr, size, offset), (dst, flags) in zip(rows, keys, strict=True):
+            if size:
+                refs = array("I", bytes(4 * window_count(vaddr, size)))
+                batch.append(Extent(dst, vaddr, size, flags, True, offset, refs))
+                self.extents[dst].append(batch[-1])
+        self._submit(buffer, batch, self._free.put)
+
+    def _get(self) -> bytearray:
+        if self._unmade:
+            self._unmade -= 1
+            return bytearray(self._size)
+        while True:
+            self._check()
+            try:
+                return self._free.get(timeout=0.5)
+            except queue.Empty:
+                continue

@@ -1,0 +1,246 @@
+"""digest -> known? -> compress -> seal -> pack, on several threads.
+
+Work comes in buffers of some MiB, not chunk by chunk: what Python itself costs
+per chunk must stay small beside the hashing. A chunk is sealed straight from
+the buffer it arrived in into the pack it leaves in.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cmdop_migrate.images import layout
+from cmdop_migrate.images.chunks import Extent, windows
+from cmdop_migrate.images.codec import Buffer, Codec
+from cmdop_migrate.images.index import Known
+from cmdop_migrate.images.packs import Pack
+from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Sealer
+from cmdop_migrate.images.spool import Spool
+from cmdop_migrate.images.table import ChunkTable, Place
+
+T = TypeVar("T")
+_ZEROS = bytes(layout.WINDOW)
+_SHORT_ZEROS = memoryview(_ZEROS)
+BATCH = 16  # chunks compressed in one call; more would be allocated from fresh pages each time, and those are dear
+PENDING = 24 << 20  # bytes of submitted data that wait for a worker
+
+
+@dataclass
+class Counts:
+    """What went through. `raw` and `reused` in plain bytes, `new` in sealed ones."""
+
+    raw: int = 0
+    zero: int = 0
+    reused: int = 0
+    new: int = 0
+    new_chunks: int = 0
+
+
+class Pipeline:
+    """Turns bytes into numbers of chunks in `table`, each stored or on its way."""
+
+    def __init__(self, sealer: Sealer, known: Known, spool: Spool, workers: int | None = None) -> None:
+        self.table = ChunkTable()
+        self.counts = Counts()
+        self.lock = threading.Lock()  # table and counts
+        self._sealer = sealer
+        self._known = known
+        self._spool = spool
+        self._pack: Pack | None = None
+        self._pack_lock = threading.Lock()
+        self._local = threading.local()
+        self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
+        self._idle = threading.Condition()
+        self._tasks = 0
+        self._bytes = 0
+        self._failure: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what went wrong behind the caller's back."""
+        failure = self._failure or self._spool.failure
+        if failure is not None:
+            raise failure
+
+    def submit_extents(
+        self, buffer: bytearray, extents: Sequence[Extent], release: Callable[[bytearray], None]
+    ) -> None:
+        """Store memory; fills in each extent's refs, then gives the buffer back."""
+        self._start(0)
+
+        def work() -> None:
+            try:
+                self._extents(buffer, extents)
+            finally:
+                release(buffer)
+
+        self._pool.submit(self._guard, work, 0)
+
+    def submit(self, data: Buffer) -> Future[int]:
+        """Store one chunk of at most MAX_CHUNK bytes, which must not change until the future is done. Its number."""
+        if not 0 < len(data) <= layout.MAX_CHUNK:
+            raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
+        self._start(len(data))
+        return self._pool.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
+
+    def has(self, ident: bytes) -> bool:
+        with self.lock:
+            return self.table.find(ident) >= 0 or self._known.find(ident) is not None
+
+    def refer(self, ident: bytes) -> int | None:
+        """The number of a chunk that this image or the store has already; None when it must be sent."""
+        with self.lock:
+            number = self.table.find(ident)
+            if number < 0:
+                found = self._known.find(ident)
+                if found is None:
+                    return None
+                number = self._enter(ident, found[1].size)
+            return number
+
+    def store_now(self, data: Buffer) -> tuple[bytes, Place]:
+        """Seal one chunk into the current pack without entering it in the table: for the table itself."""
+        view = memoryview(data)
+        ident = self._sealer.id_of(view)
+        return ident, self._seal(ident, -1, *self._codec().pack(view), len(view))
+
+    def drain(self) -> None:
+        """Until all that was submitted is sealed, in memory or on disk: independent of the store's speed."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._tasks)
+        self.check()
+
+    def flush(self) -> None:
+        """Send the pack that is open. Only after `drain`."""
+        with self._pack_lock:
+            pack, self._pack = self._pack, None
+            if pack is not None:
+                self._spool.push(pack, pack.finish(self._sealer))
+
+    def stop(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=False)
+
+    def _start(self, size: int) -> None:
+        self.check()
+        with self._idle:
+            self._idle.wait_for(lambda: self._bytes + size <= PENDING or not self._bytes)
+            self._tasks += 1
+            self._bytes += size
+
+    def _guard(self, work: Callable[[], T], size: int) -> T:
+        try:
+            self.check()
+            return work()
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            with self._idle:
+                self._tasks -= 1
+                self._bytes -= size
+                self._idle.notify_all()
+
+    def _extents(self, buffer: bytearray, extents: Sequence[Extent]) -> None:
+        view = memoryview(buffer)
+        views: list[memoryview] = []
+        slots: list[tuple[Extent, int]] = []
+        raw = zero = 0
+        for extent in extents:
+            for slot, (offset, size) in enumerate(windows(extent.vaddr, extent.size)):
+                at = extent.offset + offset
+                raw += size
+                zeros = _ZEROS if size == layout.WINDOW else _SHORT_ZEROS[:size]
+                if buffer.startswith(zeros, at):
+                    extent.refs[slot] = layout.NO_CHUNK
+                    zero += size
+                else:
+                    views.append(view[at : at + size])
+                    slots.append((extent, slot))
+        for (extent, slot), number in zip(slots, self._store(views), strict=True):
+            extent.refs[slot] = number
+        with self.lock:
+            self.counts.raw += raw
+            self.counts.zero += zero
+
+    def _store(self, views: Sequence[memoryview]) -> list[int]:
+        id_of = self._sealer.id_of
+        ids = [id_of(view) for view in views]
+        numbers, new = [], []
+        with self.lock:
+            for ident, view in zip(ids, views, strict=True):
+                number = self.table.find(ident)
+                if number < 0:
+                    number = self._enter(ident, len(view))
+                    if number < 0:
+                        number = ~number
+                        new.append((ident, number, view))
+                else:
+                    self.counts.reused += len(view)
+                numbers.append(number)
+        for at in range(0, len(new), BATCH):
+            self._store_new(new[at : at + BATCH])
+        return numbers
+
+    def _store_new(self, batch: Sequence[tuple[bytes, int, memoryview]]) -> None:
+        packed = self._codec().pack_many([view for *_, view in batch])
+        places = [
+            (number, self._seal(ident, number, codec, payload, len(view)))
+            for (ident, number, view), (codec, payload) in zip(batch, packed, strict=True)
+        ]
+        with self.lock:
+            for number, place in places:
+                self.table.set_place(number, place)
+                self.counts.new += place.length
+            self.counts.new_chunks += len(places)
+
+    def _enter(self, ident: bytes, size: int) -> int:
+        """With the lock held: the number of a chunk the store has, or ~number of one it has not."""
+        found = self._known.find(ident)
+        if found is None:
+            return ~self.table.add(ident, Place(0, 0, 0, size))
+        pack, place = found
+        self.counts.reused += size
+        return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
+
+    def _seal(self, ident: bytes, number: int, codec: int, payload: Buffer, size: int) -> Place:
+        length = len(payload) + OVERHEAD
+        with self._pack_lock:
+            pack = self._room(length)
+            offset = pack.reserve(ident, number, length, size)
+            pack_number = pack.number
+        try:
+            out = memoryview(pack.buffer)[offset : offset + length]
+            self._sealer.seal_into(out, CHUNK, ident, codec, payload, size)
+        finally:
+            with self._pack_lock:
+                pack.unfilled -= 1
+                done = pack.closed and not pack.unfilled
+        if done:
+            self._spool.push(pack, pack.finish(self._sealer))
+        return Place(pack_number, offset, length, size)
+
+    def _room(self, length: int) -> Pack:
+        """With the pack lock held: a pack with that much room. The last to fill a closed pack sends it."""
+        pack = self._pack
+        if pack is not None and not pack.fits(length):
+            pack.closed = True
+            self._pack = None
+            if not pack.unfilled:
+                self._spool.push(pack, pack.finish(self._sealer))
+            pack = None
+        if pack is None:
+            buffer = self._spool.take()
+            pack = self._pack = Pack(layout.new_id(), buffer)
+            with self.lock:
+                pack.number = self.table.pack_number(pack.ident)
+        return pack
+
+    def _codec(self) -> Codec:
+        codec: Codec | None = getattr(self._local, "codec", None)
+        if codec is None:
+            codec = self._local.codec = Codec()
+        return codec

@@ -1,0 +1,144 @@
+"""Read a checkpoint: everything is authenticated before the first byte of it is given out.
+
+`fetch` brings all of it first: once it returns, nothing can be missing any more.
+`fetch_lazy` returns as soon as the tables are here and brings the rest behind.
+Both give an Image; a chunk is checked again, tag, size and digest, each time
+it is opened, so a changed local file is refused too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cmdop_migrate.errors import ImageRefused, Unreachable
+from cmdop_migrate.images import catalog, index, manifest
+from cmdop_migrate.images.cache import SealedCache
+from cmdop_migrate.images.chunks import PageTable
+from cmdop_migrate.images.codec import HINT, Buffer, Codec
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.pages import PageReader
+from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.table import ChunkTable
+from cmdop_migrate.images.tables import check_refs, load_table
+from cmdop_migrate.images.writer import PAGES
+from cmdop_migrate.storage.base import Store
+
+CHUNKS_FILE, TABLE_FILE, MANIFEST_FILE = "chunks", "table", "manifest"
+
+
+class Image:
+    """One checkpoint, readable. Close it."""
+
+    def __init__(self, found: Manifest, table: ChunkTable, sealer: Sealer, cache: SealedCache) -> None:
+        self.manifest = found
+        self.cache = cache
+        self._table, self._sealer = table, sealer
+        self._local = threading.local()
+        self._pool = ThreadPoolExecutor(max(2, os.cpu_count() or 2), "open")
+
+    def chunk(self, number: int) -> Buffer:
+        """The plaintext of a chunk."""
+        if not 0 <= number < len(self._table):
+            raise ImageRefused(f"chunk {number} is not in the image", HINT)
+        codec: Codec | None = getattr(self._local, "codec", None)
+        if codec is None:
+            codec = self._local.codec = Codec()
+        size = self._table.place(number).size
+        return self._sealer.open_chunk(self._table.ident(number), self.cache.sealed(number), size, codec)
+
+    def read(self, ref: str) -> bytes:
+        """A chunk by its id in hex, as `submit_named` gave it out."""
+        try:
+            number = self._table.find(bytes.fromhex(ref))
+        except ValueError:
+            number = -1
+        if number < 0:
+            raise ImageRefused("the image lacks a chunk that its files need", HINT)
+        return bytes(self.chunk(number))
+
+    def blob(self, name: str) -> bytes:
+        """A named byte string. KeyError when the image has none of that name."""
+        return b"".join(self.chunk(number) for number in self.manifest.blobs[name].chunks)
+
+    @property
+    def targets(self) -> list[str]:
+        """Whose memory is here: what the pages were fed under."""
+        return [name.removeprefix(PAGES) for name in self.manifest.blobs if name.startswith(PAGES)]
+
+    def pages(self, dst: str) -> PageReader:
+        """The memory of one target. KeyError when there is none."""
+        table = PageTable.decode(self.blob(PAGES + dst))
+        check_refs(table, self._table)
+        return PageReader(table, self.chunk, self._pool)
+
+    def close(self) -> None:
+        self.cache.close()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def fetch(store: Store, ring: KeyRing, checkpoint: str, local_dir: Path, parallel: int = 4) -> Image:
+    """Bring the whole checkpoint into `local_dir`, sealed, every tag verified. `open_local` opens it again."""
+    entry = catalog.find(store, checkpoint)
+    found = catalog.read(store, ring, entry)
+    sealer = Sealer(ring.get(found.key))
+    table = load_table(store, found, sealer)
+    local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE)
+    try:
+        cache.fill(parallel)
+    except BaseException:
+        cache.close()
+        raise
+    _private(local_dir / TABLE_FILE, index.encode(found.checkpoint, table, sealer))
+    _private(local_dir / MANIFEST_FILE, store_copy(found, ring))
+    return Image(found, table, sealer, cache)
+
+
+def open_local(ring: KeyRing, local_dir: Path, session: str, checkpoint: str) -> Image:
+    """Open what `fetch` left, for example in another process. Trusts the directory no more than the store."""
+    try:
+        found = manifest.decode(session, checkpoint, (local_dir / MANIFEST_FILE).read_bytes(), ring)
+        key, table = index.decode(checkpoint, (local_dir / TABLE_FILE).read_bytes(), ring)
+    except OSError as error:
+        raise ImageRefused(
+            f"the local copy in {local_dir} is not complete: {error}", "Run the restore again."
+        ) from error
+    if key.fingerprint != found.key or tuple(table.packs) != found.packs[: len(table.packs)]:
+        raise ImageRefused("the local copy's table is not that of its manifest", "Run the restore again.")
+    sealer = Sealer(key)
+    return Image(found, table, sealer, SealedCache(None, found, table, sealer, local_dir / CHUNKS_FILE))
+
+
+def fetch_lazy(
+    store: Store,
+    ring: KeyRing,
+    checkpoint: str,
+    local_dir: Path,
+    on_stall: Callable[[float, Unreachable], None],
+    parallel: int = 2,
+) -> Image:
+    """An Image whose chunks are still in the store: what is asked for comes first, the rest in the background. A store
+    that is away stalls readers, says so through `on_stall`, and is asked again until it is back or the image closed."""
+    found = catalog.load(store, ring, checkpoint)
+    sealer = Sealer(ring.get(found.key))
+    table = load_table(store, found, sealer)
+    local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE, on_stall)
+    cache.start_background(parallel)
+    return Image(found, table, sealer, cache)
+
+
+def store_copy(found: Manifest, ring: KeyRing) -> bytes:
+    """The manifest, sealed and signed anew with its own key."""
+    return manifest.encode(found, ring.get(found.key))
+
+
+def _private(path: Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)

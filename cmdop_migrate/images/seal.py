@@ -1,0 +1,76 @@
+"""Authenticated encryption of everything that is stored, bound to what it is and where it belongs.
+
+A sealed thing is  codec (1) | nonce (12) | AES-256-GCM ciphertext and tag.  The
+associated data is the format, kind, codec, plain size and the 32-byte id, so a
+chunk that was swapped, replayed, relabelled or cut does not open. With random
+96-bit nonces one key may seal 2^32 chunks (256 TiB); rotate long before.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from blake3 import blake3
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.images.codec import HINT, Buffer, Codec
+from cmdop_migrate.images.keys import MasterKey
+from cmdop_migrate.images.layout import FORMAT, ID_BYTES
+
+CHUNK, TRAILER, INDEX, MANIFEST = 1, 2, 3, 4
+NONCE = 12
+TAG = 16
+HEAD = 1 + NONCE
+OVERHEAD = HEAD + TAG
+_AAD = struct.Struct(f"<14sHBBI{ID_BYTES}s")
+_MAGIC = b"cmdop-migrate\0"
+
+
+class Sealer:
+    """Seals and opens with one master key. May be shared between threads."""
+
+    def __init__(self, key: MasterKey) -> None:
+        self.fingerprint = key.fingerprint
+        self._aead = AESGCM(key.seal_key.reveal())
+        self._id_key = key.id_key.reveal()
+
+    def id_of(self, data: Buffer) -> bytes:
+        """The chunk id: says nothing about the content to anyone without the key."""
+        return blake3(data, key=self._id_key).digest()
+
+    def seal_into(self, out: memoryview, kind: int, ident: bytes, codec: int, payload: Buffer, plain_size: int) -> None:
+        """Fill `out`, which is exactly len(payload) + OVERHEAD long."""
+        nonce = os.urandom(NONCE)
+        out[0] = codec
+        out[1:HEAD] = nonce
+        self._aead.encrypt_into(nonce, payload, _AAD.pack(_MAGIC, FORMAT, kind, codec, plain_size, ident), out[HEAD:])
+
+    def seal(self, kind: int, ident: bytes, codec: int, payload: Buffer, plain_size: int) -> bytearray:
+        out = bytearray(len(payload) + OVERHEAD)
+        self.seal_into(memoryview(out), kind, ident, codec, payload, plain_size)
+        return out
+
+    def check(self, kind: int, ident: bytes, sealed: Buffer, plain_size: int) -> tuple[int, bytes]:
+        """(codec, payload) when every bit is as sealed; else ImageRefused."""
+        view = memoryview(sealed)
+        if len(view) < OVERHEAD:
+            raise ImageRefused("a sealed part is cut short", HINT)
+        codec = view[0]
+        try:
+            payload = self._aead.decrypt(
+                view[1:HEAD], view[HEAD:], _AAD.pack(_MAGIC, FORMAT, kind, codec, plain_size, ident)
+            )
+        except InvalidTag:
+            raise ImageRefused("a sealed part was changed, swapped or damaged", HINT) from None
+        return codec, payload
+
+    def open_chunk(self, ident: bytes, sealed: Buffer, plain_size: int, codec: Codec) -> Buffer:
+        """The plaintext of a chunk: tag, size and digest checked."""
+        kind, payload = self.check(CHUNK, ident, sealed, plain_size)
+        data = codec.unpack(kind, payload, plain_size)
+        if self.id_of(data) != ident:
+            raise ImageRefused("a chunk's content does not match its id", HINT)
+        return data

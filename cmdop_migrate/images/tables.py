@@ -1,0 +1,51 @@
+"""The chunk table of a checkpoint, read back from the store and checked against its manifest."""
+
+from __future__ import annotations
+
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.images import layout
+from cmdop_migrate.images.chunks import PageTable, pages_refused
+from cmdop_migrate.images.codec import HINT, Codec
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.table import ChunkTable
+from cmdop_migrate.storage.base import Store
+
+
+def load_table(store: Store, manifest: Manifest, sealer: Sealer) -> ChunkTable:
+    """ImageRefused when a piece is missing or damaged, or when table and manifest do not fit together."""
+    codec = Codec()
+    body = bytearray()
+    for piece in manifest.table:
+        sealed = read_range(store, manifest.packs[piece.pack], piece.offset, piece.length)
+        body += sealer.open_chunk(piece.ident, sealed, piece.size, codec)
+    try:
+        table = ChunkTable.decode(body)
+    except ValueError as error:
+        raise ImageRefused(f"the chunk table is damaged: {error}", HINT) from error
+    if tuple(table.packs) != manifest.packs[: len(table.packs)]:
+        raise ImageRefused("the chunk table names other packs than the manifest", HINT)
+    for name, blob in manifest.blobs.items():
+        if any(number >= len(table) for number in blob.chunks):
+            raise ImageRefused(f"{name} refers to a chunk that is not in the image", HINT)
+        if sum(table.place(number).size for number in blob.chunks) != blob.size:
+            raise ImageRefused(f"{name} is longer or shorter than the manifest says", HINT)
+    return table
+
+
+def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
+    """Exactly that part of a pack, or ImageRefused when the pack is gone or short."""
+    try:
+        data = store.get(layout.pack_name(pack), offset, length)
+    except KeyError:
+        raise ImageRefused(f"pack {pack[:12]} is missing from the store", HINT) from None
+    if len(data) != length:
+        raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
+    return data
+
+
+def check_refs(pages: PageTable, table: ChunkTable) -> None:
+    """ImageRefused unless every window refers to a chunk of just its size."""
+    for number, size in pages.sized_refs():
+        if number != layout.NO_CHUNK and (number >= len(table) or table.place(number).size != size):
+            raise pages_refused("a window refers to a chunk that is missing or of another size")

@@ -1,0 +1,290 @@
+"""Make a checkpoint: bytes in, packs out, the manifest last.
+
+begin    mark the upload, then learn what the store already has
+feed, submit, add_blob            from here on nothing waits for the store
+finish_input                      all input is consumed; the session may go on
+commit                            wait for the store, publish the manifest: the commit point
+abort                             leave what was uploaded usable for the next try
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import log
+from cmdop_migrate.clock import walltime
+from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
+from cmdop_migrate.images import catalog, index, layout, manifest, tombstones
+from cmdop_migrate.images.chunks import table_of
+from cmdop_migrate.images.codec import Buffer
+from cmdop_migrate.images.feed import PageFeed
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.manifest import Blob, Direct, Manifest
+from cmdop_migrate.images.pipeline import Pipeline
+from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.spool import BUFFERS, UPLOADERS, Spool
+from cmdop_migrate.images.table import ChunkTable, Place
+from cmdop_migrate.images.tables import load_table
+from cmdop_migrate.images.uploads import STALE_AFTER, UploadMark
+from cmdop_migrate.storage.base import Store
+
+PAGES = "pages/"  # blobs with this prefix are page tables
+_FIRST_INDEX = 8  # packs stored before the first index of an unfinished upload
+_logger = log.get("images.writer")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Memory and threads. Peak memory is about 32 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
+
+    workers: int | None = None
+    uploaders: int = UPLOADERS
+    pack_buffers: int = BUFFERS
+    known_chunks: int = index.DEFAULT_LIMIT
+    stale_after: float = STALE_AFTER
+
+
+class ImageWriter:
+    """One checkpoint of one session. Pages are fed from one thread; `submit` and `add_blob` may come from any."""
+
+    def __init__(
+        self,
+        store: Store,
+        ring: KeyRing,
+        session: str,
+        spill_dir: Path,
+        parent: str | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.session = layout.checked_id(session, "session id")
+        self.checkpoint = layout.new_id()
+        self.parent = parent
+        self._store, self._ring, self._spill_dir = store, ring, spill_dir
+        self._tuning = tuning = tuning or Tuning()
+        self._key = ring.current
+        self._sealer = Sealer(self._key)
+        self._mark = UploadMark(store, session, self.checkpoint, tuning.stale_after)
+        self._blobs: dict[str, tuple[int, list[Future[int]]]] = {}
+        self._blob_bytes = 0
+        self._uploaded: list[tuple[str, list[int]]] = []
+        self._next_index = _FIRST_INDEX
+        self._index_lock = threading.Lock()
+        self._spool: Spool | None = None
+        self._pipeline: Pipeline | None = None
+        self._feed: PageFeed | None = None
+
+    def begin(self) -> None:
+        """Mark the upload, then read what is doomed, then what exists: this order is the protocol (retention.py).
+        Takes a moment on a large store, so call it before the freeze."""
+        self._mark.begin()
+        doomed = tombstones.doomed_packs(self._store)
+        usable = set() if doomed is None else index.usable_packs(self._store, doomed)
+        first = self._parent_table() if usable else []
+        known = index.load_known(self._store, self._ring, usable, first, self._tuning.known_chunks)
+        self._spool = Spool(
+            self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
+        )
+        self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
+        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check)
+
+    @property
+    def feed(self) -> PageFeed:
+        """Where a page server puts pages without a copy."""
+        assert self._feed is not None, "begin() first"
+        return self._feed
+
+    def add_run(self, dst: str, vaddr: int, nr_pages: int, flags: int, data: Buffer | None) -> None:
+        """Copying variant of `feed`: one run, with its bytes or None when it has none."""
+        self.feed.open(dst)
+        self.feed.run(vaddr, nr_pages, flags, data is not None)
+        left = memoryview(data or b"").cast("B")
+        while left:
+            room = self.feed.window(vaddr, len(left))
+            room[:] = left[: len(room)]
+            vaddr, left = vaddr + len(room), left[len(room) :]
+
+    def submit(self, data: Buffer) -> Future[int]:
+        """Store a piece of 1 byte to 1 MiB; the future gives its chunk number, to be kept in a table of the caller's.
+        `data` must not change until then. Blocks while too much is under way."""
+        return self._running.submit(data)
+
+    def submit_named(self, data: Buffer) -> Future[str]:
+        """As `submit`, but the future gives the chunk's id in hex, by which a later image may refer to it."""
+        named: Future[str] = Future()
+
+        def name(done: Future[int]) -> None:
+            try:
+                with self._running.lock:
+                    named.set_result(self._running.table.ident(done.result()).hex())
+            except BaseException as error:  # noqa: BLE001 - whatever it was, it reaches who waits
+                named.set_exception(error)
+
+        self.submit(data).add_done_callback(name)
+        return named
+
+    def has(self, ident: str) -> bool:
+        """Whether `refer` would find this chunk."""
+        return self._running.has(bytes.fromhex(ident))
+
+    def refer(self, ident: str) -> bool:
+        """Takes a chunk that the store has into this image without its bytes. False: it has none."""
+        return self._running.refer(bytes.fromhex(ident)) is not None
+
+    def add_blob(self, name: str, data: Buffer) -> None:
+        """Keep a named byte string in the image."""
+        layout.checked_blob_name(name)
+        if name in self._blobs:
+            raise ValueError(f"two blobs named {name!r}")
+        view = memoryview(data).cast("B")
+        step = layout.MAX_CHUNK
+        futures = [self.submit(view[at : at + step]) for at in range(0, len(view), step)]
+        self._blobs[name] = len(view), futures
+        self._blob_bytes += len(view)
+
+    def finish_input(self) -> None:
+        """Until all that was given is digested, sealed and held in memory or on disk: the store is not waited for.
+        Raises StoreUnreachable and the like when the upload has failed already."""
+        self.feed.done()
+        self._running.drain()
+
+    def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Wait for the store, then publish. When this returns the checkpoint exists; when it raises it does not."""
+        self.finish_input()
+        pipeline = self._running
+        memory = 0
+        for dst, extents in self.feed.extents.items():
+            pages = table_of(extents)
+            memory += pages.size
+            self.add_blob(PAGES + dst, pages.encode())
+        blobs = {name: Blob(size, tuple(f.result() for f in futures)) for name, (size, futures) in self._blobs.items()}
+        pipeline.drain()
+        stored = sum(length for *_, length, _ in pipeline.table.rows())
+        body = pipeline.table.encode()
+        pieces = [body[at : at + layout.MAX_CHUNK] for at in range(0, len(body), layout.MAX_CHUNK)]
+        table = [_direct(*pipeline.store_now(piece)) for piece in pieces]
+        pipeline.flush()
+        assert self._spool is not None
+        self._spool.wait_stored()
+        counts = pipeline.counts
+        sizes = {
+            "memory": memory,
+            "zero": counts.zero,
+            "blobs": self._blob_bytes,
+            "reused": counts.reused,
+            "stored": stored + sum(piece.length for piece in table),
+            "new": counts.new + sum(piece.length for piece in table),
+            "chunks": len(pipeline.table),
+        }
+        result = Manifest(
+            self.session, self.checkpoint, self._key.fingerprint, token, round(walltime(), 3), self.parent,
+            tuple(pipeline.table.packs), tuple(table), blobs, sizes, dict(facts or {}),
+        )  # fmt: skip
+        self._publish(result)
+        self._stop()
+        self._mark.end()
+        return result
+
+    def abort(self) -> None:
+        """Give up. What is uploaded already stays useful for the next try; nothing needs to be cleaned up."""
+        self._stop()
+        try:
+            if self._uploaded:
+                self._write_index()
+            self._mark.end()
+        except CmdopError as error:
+            # The store is away: the mark runs out by itself, and the last index that was written serves the next try.
+            _logger.warning("the upload was given up without a last word to the store: %s", error.message)
+            self._mark.stop()
+
+    @property
+    def _running(self) -> Pipeline:
+        assert self._pipeline is not None, "begin() first"
+        return self._pipeline
+
+    def _publish(self, result: Manifest) -> None:
+        self._write_index()
+        data = manifest.encode(result, self._key)
+        manifest.decode(
+            self.session, self.checkpoint, data, self._ring
+        )  # what we could not read back we do not publish
+        self._must_hold(result)
+        try:
+            done = self._store.put_new(result.name, data) or self._is_ours(result, data)
+        except Unreachable:
+            done = self._is_ours(result, data)  # the answer was lost: what is there decides
+        if not done:
+            raise StoreUnreachable("the manifest could not be published", "Run the checkpoint again.")
+        try:
+            self._must_hold(result)
+        except CmdopError:
+            self._store.delete([result.name])
+            raise
+
+    def _is_ours(self, result: Manifest, data: bytes) -> bool:
+        """A put whose answer was lost and that was tried again finds its own object."""
+        try:
+            return self._store.get(result.name) == data
+        except KeyError:
+            return False
+
+    def _must_hold(self, result: Manifest) -> None:
+        if not self._mark.holds(result.packs):
+            raise StoreUnreachable(
+                "the upload took so long that a prune removed parts of it", "Run the checkpoint again."
+            )
+
+    def _parent_table(self) -> list[ChunkTable]:
+        """The chunks of the parent checkpoint: the best guess at what this one needs, however old their packs are."""
+        if self.parent is None:
+            return []
+        try:
+            parent = catalog.load(self._store, self._ring, self.parent, self.session)
+            if parent.key != self._key.fingerprint:
+                return []
+            return [load_table(self._store, parent, self._sealer)]
+        except (CheckpointNotFound, ImageRefused) as error:
+            _logger.warning("the parent checkpoint is of no use: %s", error)
+            return []
+
+    def _on_stored(self, pack: str, numbers: list[int], _length: int) -> None:
+        """Now and then, index what is stored, so that an upload cut off at any point is not sent twice."""
+        self._uploaded.append((pack, numbers))
+        if len(self._uploaded) < self._next_index or not self._index_lock.acquire(blocking=False):
+            return
+        try:
+            self._next_index = len(self._uploaded) * 2
+            self._store.put(layout.index_name(self.checkpoint), self._encode_index())
+        finally:
+            self._index_lock.release()
+
+    def _write_index(self) -> None:
+        with self._index_lock:
+            self._store.put(layout.index_name(self.checkpoint), self._encode_index())
+
+    def _encode_index(self) -> bytes:
+        found, table = ChunkTable(), self._running.table
+        for pack, numbers in list(self._uploaded):
+            with self._running.lock:
+                rows = [(table.ident(n), table.place(n)) for n in numbers if n >= 0]
+            number = found.pack_number(pack)
+            for ident, place in rows:
+                if place.length:  # else its worker is just about to enter it
+                    found.add(ident, Place(number, place.offset, place.length, place.size))
+        return index.encode(self.checkpoint, found, self._sealer)
+
+    def _stop(self) -> None:
+        if self._spool is not None:
+            self._spool.give_up()
+        if self._pipeline is not None:
+            self._pipeline.stop()
+        if self._spool is not None:
+            self._spool.stop()
+
+
+def _direct(ident: bytes, place: Place) -> Direct:
+    return Direct(ident, place.pack, place.offset, place.length, place.size)

@@ -1,0 +1,113 @@
+"""Which files a session's processes have mapped or open, and whose they are: its own, or this host's.
+
+Its own (changed by it, so in an upper layer) travel with it. The host's must be
+the same where it is restored, or be carried along.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
+_DELETED = " (deleted)"
+
+
+@dataclass
+class Touched:
+    """`mapped`, `opened`: paths of the host. `written`: (layer, path in its upper) of files a process may change
+    through memory, without any time stamp telling. `watches`: directories of processes that use inotify."""
+
+    mapped: set[str] = field(default_factory=set)
+    opened: set[str] = field(default_factory=set)
+    written: set[tuple[int, bytes]] = field(default_factory=set)
+    watches: set[str] = field(default_factory=set)
+
+
+class Layers:
+    """Resolves what /proc calls a file to the layer it lies in."""
+
+    def __init__(self, points: Iterable[str], uppers: Iterable[Path]) -> None:
+        self.points, self.uppers = list(points), list(uppers)
+
+    def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
+        """-> (layer, path below its mount point). /proc shows a path below the mount it is on; `inside` is that
+        mount's point when known, else the first layer that has such a file is taken."""
+        below = shown.lstrip("/")
+        for number, point in enumerate(self.points):
+            if inside is not None and point != inside:
+                continue
+            if os.path.lexists(self.uppers[number] / below) or os.path.lexists(os.path.join(point, below)):
+                return number, below
+        return None
+
+    def is_own(self, number: int, below: str) -> bool:
+        return os.path.lexists(self.uppers[number] / below)
+
+
+def look(pids: Iterable[int], layers: Layers) -> Touched:
+    """Everything the processes hold now. One that ends meanwhile is passed over."""
+    touched = Touched()
+    for pid in pids:
+        try:
+            _maps(pid, layers, touched)
+            _fds(pid, layers, touched)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return touched
+
+
+def _maps(pid: int, layers: Layers, touched: Touched) -> None:
+    seen = set()
+    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) < 6 or not _is_file(fields[5]) or (fields[1][1:4:2], fields[5]) in seen:
+            continue
+        permissions, path = fields[1], fields[5]
+        seen.add((permissions[1:4:2], path))
+        found = layers.find(path)
+        if found is None:
+            continue
+        if not layers.is_own(*found):
+            touched.mapped.add(_host_path(layers, found))
+        elif permissions[1] == "w" and permissions[3] == "s":
+            touched.written.add((found[0], os.fsencode(found[1])))
+
+
+def _fds(pid: int, layers: Layers, touched: Touched) -> None:
+    mounts = _mounts(pid)
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{name}")
+            if path == "anon_inode:inotify":
+                touched.watches.add(os.readlink(f"/proc/{pid}/cwd"))
+            if not _is_file(path) or not stat.S_ISREG(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
+                continue
+            found = layers.find(path, mounts.get(_mount_id(pid, name)))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if found is not None and not layers.is_own(*found):
+            touched.opened.add(_host_path(layers, found))
+
+
+def _is_file(path: str) -> bool:
+    return path.startswith("/") and not path.endswith(_DELETED) and not path.startswith(_NOT_FILES)
+
+
+def _host_path(layers: Layers, found: tuple[int, str]) -> str:
+    return os.path.join(layers.points[found[0]], found[1])
+
+
+def _mount_id(pid: int, fd: str) -> str:
+    for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
+        if line.startswith("mnt_id:"):
+            return line.split()[1]
+    return ""
+
+
+def _mounts(pid: int) -> dict[str, str]:
+    text = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    return {line.split()[0]: line.split()[4] for line in text.splitlines()}
