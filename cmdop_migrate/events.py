@@ -7,12 +7,16 @@ processes never mix.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 from cmdop_migrate.clock import walltime
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the holder loads this module: it pays for no more than it needs
+    from collections.abc import Iterator
+    from os import PathLike
 
 ROTATE_AT = 8 << 20
 
@@ -20,8 +24,8 @@ ROTATE_AT = 8 << 20
 class Events:
     """Appends to STATE_DIR/events.jsonl; the file before it is kept as events.jsonl.1."""
 
-    def __init__(self, state_dir: Path, host: str) -> None:
-        self.path = state_dir / "events.jsonl"
+    def __init__(self, state_dir: str | PathLike[str], host: str) -> None:
+        self.path = os.path.join(state_dir, "events.jsonl")
         self.host = host
 
     def emit(self, event: str, session: str | None = None, **facts: object) -> None:
@@ -30,24 +34,38 @@ class Events:
         if session:
             line["session"] = session
         data = json.dumps({**line, **facts}, separators=(",", ":")).encode() + b"\n"
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":
+                data = b"\n" + data  # the line before was cut by a full disk
             os.write(fd, data)
-            if os.fstat(fd).st_size > ROTATE_AT:
-                os.replace(self.path, self.path.with_suffix(".jsonl.1"))
+            if size > ROTATE_AT:
+                self._rotate(fd)
         finally:
             os.close(fd)
 
+    def _rotate(self, fd: int) -> None:
+        """Once, by whoever comes first: a second rotation would throw the older file away."""
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(self.path)):
+                os.replace(self.path, self.path + ".1")
+        except FileNotFoundError:
+            return
+
     def read(self, session: str | None = None) -> Iterator[dict[str, object]]:
         """All kept lines, oldest first; a line cut short by a crash is passed over."""
-        for path in (self.path.with_suffix(".jsonl.1"), self.path):
-            if not path.exists():
+        for path in (self.path + ".1", self.path):
+            try:
+                lines = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below, not here
+            except FileNotFoundError:
                 continue
-            with path.open(encoding="utf-8") as lines:
+            with lines:
                 for text in lines:
                     try:
                         line = json.loads(text)
                     except ValueError:
                         continue
-                    if session is None or line.get("session") == session:
+                    if isinstance(line, dict) and (session is None or line.get("session") == session):
                         yield line

@@ -29,6 +29,13 @@ class Secret:
     __str__ = __repr__
 
 
+class _Quiet(logging.handlers.RotatingFileHandler):
+    """A log that cannot be written, on a full disk, is no reason to fail or to fill the screen."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's own name
+        return
+
+
 def get(name: str) -> logging.Logger:
     return logging.getLogger(f"{LOGGER}.{name}")
 
@@ -45,7 +52,7 @@ def set_up(file: Path | None, verbosity: int) -> None:
     if file is not None:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handler = logging.handlers.RotatingFileHandler(file, maxBytes=4 << 20, backupCount=2)
+            handler = _Quiet(file, maxBytes=4 << 20, backupCount=2)
         except OSError:
             return
         handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))

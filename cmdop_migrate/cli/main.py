@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -12,7 +14,7 @@ import click
 from cmdop_migrate import __version__, log
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App
-from cmdop_migrate.errors import CmdopError, Unexpected, Usage
+from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, Usage
 
 # command -> (module, function). Modules load only when their command is used: starting a session is quick.
 COMMANDS = {
@@ -81,6 +83,7 @@ def cli(ctx: click.Context, /, config_path: str | None, as_json: bool, verbose: 
 
 
 def main() -> None:
+    _open_streams()
     app = App()
     as_json = "--json" in sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
     try:
@@ -96,9 +99,33 @@ def main() -> None:
         status = 0
     except KeyboardInterrupt:
         status = 130
+    except OSError as error:
+        status = _fail(_from_system(error) or _unexpected(app), app.json or as_json)
     except Exception:  # noqa: BLE001 - the boundary: a bug becomes one line and a log file
         status = _fail(_unexpected(app), app.json or as_json)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _open_streams() -> None:
+    """Whoever starts us with stdin, stdout or stderr closed gets /dev/null there, not one of our own files."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names and commands may be no text at all
+
+
+def _from_system(error: OSError) -> CmdopError | None:
+    """What is wrong with the machine, not with us."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        where = f": {error.filename}" if error.filename else ""
+        return Blocked(f"{error.strerror}{where}", "Free some space where state_dir is, or set it elsewhere.")
+    return None
 
 
 def _fail(error: CmdopError, as_json: bool) -> int:

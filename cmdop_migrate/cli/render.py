@@ -32,7 +32,7 @@ def raw(data: bytes) -> None:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Columns as wide as they need to be; the last one is not padded."""
-    lines = [list(headings), *([str(cell) for cell in row] for row in rows)]
+    lines = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
     for cells in lines:
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
@@ -55,10 +55,15 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
+def printable(text: str) -> str:
+    """What a session chose to call itself must not move this terminal's cursor."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
         answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
         return
-    print(f"cmdop-migrate: {error.message}", file=sys.stderr)
+    print(f"cmdop-migrate: {printable(error.message)}", file=sys.stderr)
     if error.hint:
         print(f"  {error.hint}", file=sys.stderr)

@@ -18,7 +18,7 @@ from cmdop_migrate.flows import talk
 from cmdop_migrate.session import terminal
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(context_settings={"allow_interspersed_args": False})
 @click.option("--name", metavar="NAME", help="What to call it [made up].")
 @click.option("--user", metavar="USER", help="Run as this user [you].")
 @click.option("--cwd", metavar="DIR", help="Start in this directory [this one].")
@@ -139,6 +139,10 @@ def show(app: App, session: str) -> None:
     ])  # fmt: skip
 
 
+def _signal_name(text: str) -> str:
+    return f"SIG{text.upper().removeprefix('SIG')}"
+
+
 def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     render.line(f"\n{title}: {len(rows)}")
     if rows:
@@ -168,8 +172,8 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
       cmdop-migrate kill work --signal KILL
     """
     try:
-        number = signals.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
-    except KeyError:
+        number = signals.Signals(int(name)) if name.isdecimal() else signals.Signals[_signal_name(name)]
+    except (KeyError, ValueError):
         raise Usage(f"no such signal: {name}", "For example TERM, INT, HUP or KILL.") from None
     result = talk.kill(app.records(), session, number, grace)
     if app.json:

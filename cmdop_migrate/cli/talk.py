@@ -12,9 +12,10 @@ import click
 from cmdop_migrate import units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, actor_name, command
-from cmdop_migrate.errors import Usage
+from cmdop_migrate.errors import SessionExited, Usage
 from cmdop_migrate.flows import talk
 from cmdop_migrate.session import terminal
+from cmdop_migrate.session.channel import exited
 from cmdop_migrate.session.records import Records
 
 
@@ -53,10 +54,8 @@ def attach_to(records: Records, session: str, actor: str, read_only: bool, start
     if outcome.kind == "exited":
         render.note(f"[{record.name}: {outcome.detail.get('reason', 'ended')}]")
     elif outcome.kind == "lost":
-        records.sweep()
-        after = records.load(record.session)
-        reason = after.exit.reason if after and after.exit else "the connection to it was lost"
-        render.note(f"[{record.name}: {reason}]")
+        after = talk.after_loss(records, record)
+        raise exited(record.name, after.exit.reason if after.exit else after.phase)
     else:
         render.note(
             f"[detached from {record.name} at byte {outcome.seq}; come back with: cmdop-migrate attach {record.name}]"
@@ -150,8 +149,8 @@ def _as_json(got: talk.Output) -> dict[str, Any]:
     "--timeout", type=units.duration, metavar="TIME", default="30s", show_default=True, help="Then give up: exit 11."
 )
 @command
-def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float) -> None:
-    """Wait until a session prints something, or ends.
+def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float) -> int:
+    """Wait until a session prints something, or ends. Exits 4 when it ends without having printed that.
 
     \b
     Examples:
@@ -165,6 +164,7 @@ def wait(app: App, session: str, pattern: str | None, start: int | None, timeout
         render.line(result["matched"])
     else:
         render.line(result["reason"])
+    return SessionExited.exit if pattern is not None and "matched" not in result else 0
 
 
 @click.command()

@@ -301,6 +301,12 @@ class _Checkpoint:
                 pass
         except HolderGone:
             pass  # as it should be: the incarnation has ended
+        after = self.records.load(self.record.session)
+        if after is None or after.phase != "parked":
+            raise Blocked(
+                f"session {self.record.name!r} was ended by someone else while it was being parked",
+                f"Its checkpoint is whole: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
+            )
 
     def _thaw(self) -> None:
         try:

@@ -50,7 +50,8 @@ def not_running(chosen: Chosen) -> None:
             f"session {record.name!r} runs on {record.host} (token {record.token})",
             f"For a second copy under a new identity: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
         )
-    if record.token > manifest.token:
+    still_there = record.phase == "parked" and record.checkpoint == manifest.checkpoint
+    if record.token > manifest.token and not still_there:
         raise Fenced(
             f"checkpoint {manifest.checkpoint[:12]} was restored already, as token {record.token} on {record.host}",
             f"Restore a later one, or a copy: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",

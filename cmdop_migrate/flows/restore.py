@@ -33,7 +33,6 @@ from cmdop_migrate.flows import background, carry, choose, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable, reader
-from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
 from cmdop_migrate.session import cgroup, connections, network
@@ -83,7 +82,7 @@ class _Restore:
             chosen = choose.choose(self.records, store, ring, self.reference)
             if self.wanted.fork is None:
                 choose.not_running(chosen)
-        record = self._record(chosen.manifest)
+        record = self._record(chosen)
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
@@ -104,8 +103,10 @@ class _Restore:
             os.close(lock)
             self.records.sweep()
 
-    def _record(self, manifest: Manifest) -> Record:
+    def _record(self, chosen: choose.Chosen) -> Record:
         """The record the restored session will have."""
+        manifest = chosen.manifest
+        token = max(manifest.token, chosen.record.token if chosen.record else 0) + 1
         try:
             before = Record.from_json(manifest.facts["record"])
         except (KeyError, TypeError, ValueError) as error:
@@ -120,7 +121,7 @@ class _Restore:
             host=self.config.host,
             phase="live",
             checkpoint=manifest.checkpoint,
-            token=manifest.token + 1,
+            token=token,
             link=link,
             exit=None,
             pid=None,

@@ -22,6 +22,7 @@ KEPT = ("LANG", "LANGUAGE", "TZ", "COLORTERM", "PATH")
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HOLDERS = "holders"
 TRIES = 5
+MAX_STRING, MAX_STRINGS = 128 << 10, 1 << 20  # the kernel's limit for one string; half its usual limit for all
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     spec = specify(wish, os.environ if environ is None else environ)
     name = session_name(wish.name) if wish.name is not None else None
     _check_init()
+    _check_state_dir(config)
+    _check_shares(spec.shares, private_paths(config))
     for _ in range(TRIES):
         session = new_session_id()
         link = network.choose(config.subnet) if spec.net == "private" else None
@@ -75,6 +78,8 @@ def _start(config: Config, records: Records, record: Record, wish: Wish) -> Reco
         make_stores(records.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
+            if record.link is not None:
+                network.prepare()  # while the holder boots
             return _see_through(config, starter, order["record"])
         except BaseException:
             starter.abandon()  # the holder undoes what it made
@@ -112,7 +117,7 @@ def holder_order(config: Config, records: Records, record: Record) -> dict[str, 
     cgroup.create(holders)
     hidden = private_paths(config)
     points = list(record.layers) or hostview.read_layers(hidden, record.spec.shares)
-    resolv = hostview.resolv_conf(record.link.gateway) if record.link else None
+    resolv = hostview.read_resolv_conf(record.link.gateway if record.link else None)
     record = replace(record, layers=tuple(points), binds=record.spec.shares)
     return {
         "record": record.to_json(),
@@ -158,7 +163,13 @@ def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
         key, given, value = item.partition("=")
         if not key or "\0" in item:
             raise Usage(f"not an environment setting: {item!r}", "Write it like --env KEY=VALUE.")
-        values[key] = value if given else environ.get(key, "")
+        if given:
+            values[key] = value
+        elif key in environ:
+            values[key] = environ[key]
+        else:
+            raise Usage(f"--env {key}: you have no such variable", f"Write it like --env {key}=VALUE.")
+    _check_size(wish.command, values)
     env = tuple((key, value) for key, value in values.items() if value is not None)
     cwd = os.path.abspath(wish.cwd) if wish.cwd is not None else _here()
     return Spec(wish.command, cwd, user, env, wish.net, tuple(shares))
@@ -180,6 +191,33 @@ def private_paths(config: Config) -> list[str]:
             paths.append(parts.path)
     paths = [os.path.realpath(path) for path in paths]
     return sorted({path for path in paths if not any(path != top and hostview.is_under(path, top) for top in paths)})
+
+
+def _check_size(command: tuple[str, ...], values: Mapping[str, str | None]) -> None:
+    """exec refuses more than this, and could say so only to a terminal nobody looks at."""
+    strings = [*command, *(f"{key}={value}" for key, value in values.items())]
+    lengths = [len(os.fsencode(one)) + 1 for one in strings]
+    if max(lengths) > MAX_STRING or sum(lengths) > MAX_STRINGS:
+        worst = strings[lengths.index(max(lengths))]
+        hint = f"At most {MAX_STRING >> 10} KiB each and {MAX_STRINGS >> 10} KiB in all; put long values into a file."
+        raise Usage(f"command and environment are too long ({sum(lengths)} bytes; longest: {worst[:40]!r}…)", hint)
+
+
+def _check_shares(shares: tuple[str, ...], private: list[str]) -> None:
+    for share in shares:
+        if share == "/" or share in hostview.SPECIAL:
+            raise Usage(f"cannot share {share}: every session has its own", "Share a directory below it.")
+        for path in private:
+            if hostview.is_under(path, share) or hostview.is_under(share, path):
+                hint = "Share a directory that does not hold it, or set state_dir elsewhere."
+                raise Usage(f"cannot share {share}: {path} is private to this toolkit", hint)
+
+
+def _check_state_dir(config: Config) -> None:
+    mount = hostview.mount_of(os.path.realpath(config.sessions_dir))
+    if mount.kind in hostview.NOT_UPPER:
+        hint = "Set state_dir to a directory on ext4, xfs, btrfs or tmpfs."
+        raise Blocked(f"{config.state_dir} is on {mount.kind}, which cannot hold what sessions change", hint)
 
 
 def _check_init() -> None:

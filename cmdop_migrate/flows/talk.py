@@ -8,10 +8,10 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from cmdop_migrate.errors import Blocked, SessionExited, TimedOut, Usage
+from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
 from cmdop_migrate.session import cgroup, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
@@ -19,6 +19,8 @@ from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
 
 T = TypeVar("T")
+LOSS_TIMEOUT = 3.0
+KILL_TIMEOUT = 5.0  # then the holder is stuck, and is not needed for it
 SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
 
 
@@ -102,10 +104,28 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     try:
         return record, Channel(records.socket(record.session))
     except HolderGone:
+        raise _over(after_loss(records, record)) from None
+
+
+def after_loss(records: Records, record: Record) -> Record:
+    """The record of a session whose holder hung up: it ended, or the holder died. The kernel may take a moment to
+    let go of a dead holder's lock. Unreachable when it lives on and just does not talk to us."""
+
+    def read() -> Record:
         records.sweep()
-        after = records.load(record.session)
-        reason = after.exit.reason if after and after.exit else "its holder does not listen"
-        raise exited(record.name, reason) from None
+        return records.load(record.session) or replace(record, phase="exited")
+
+    after = _until(read, lambda one: one.phase != "live", LOSS_TIMEOUT)
+    if after.phase == "live":
+        hint = "It runs on. It may have too many clients; try again, or see: cmdop-migrate show " + record.name
+        raise Unreachable(f"the holder of session {record.name!r} closed the connection", hint)
+    return after
+
+
+def _over(record: Record) -> CmdopError:
+    if record.phase == "parked":
+        return Blocked(f"session {record.name!r} is parked in the store", "Bring it back with: cmdop-migrate restore")
+    return exited(record.name, record.exit.reason if record.exit else "it was removed")
 
 
 def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
         try:
             answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor)
         except HolderGone:
-            raise exited(record.name, "it ended before the input arrived") from None
+            raise _over(after_loss(records, record)) from None
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + record.name
         raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)
@@ -128,8 +148,8 @@ def output(records: Records, reference: str, start: int | None) -> Output:
         try:
             return _live_output(records, record, start)
         except HolderGone:
-            records.sweep()
-    ring = _saved_ring(records, record)
+            record = after_loss(records, record)
+    ring = _kept_ring(records, record)
     begin = _begin(ring.start, ring.end, start)
     return Output(ring.read(begin, ring.end - begin), begin, ring.end, begin - (begin if start is None else start))
 
@@ -141,18 +161,18 @@ def _live_output(records: Records, record: Record, start: int | None) -> Output:
         channel.ask(**_reader(begin))
         end: int = bounds["end"]
         data, lost, first = bytearray(), begin - (begin if start is None else start), begin
-        if begin >= end:
-            return Output(b"", begin, end, lost)
-        for message in channel.follow():
+        for message in channel.follow() if begin < end else ():
             if isinstance(message, tuple):
                 data += message[1]
             elif message.get("event") == "lost":
+                if data:
+                    break  # what we have is of one piece; who asks on from there will hear of the loss
                 lost += message["bytes"]
                 first = message["from"] + message["bytes"]
-                end = max(end, first)
             if first + len(data) >= end:
                 break
-        return Output(bytes(data[: end - first]), first, end, lost)
+        del data[max(0, end - first) :]
+        return Output(bytes(data), first, first + len(data), lost)
 
 
 def _reader(start: int | None) -> dict[str, Any]:
@@ -165,20 +185,45 @@ def _begin(first: int, end: int, start: int | None) -> int:
     return max(first, start) if start is not None else first
 
 
+def _read_from(channel: Channel, start: int | None) -> int:
+    """Asks for output from `start`, or all that is kept -> the number of the first byte that will come."""
+    answer = channel.ask(**_reader(start))
+    first: int = _begin(answer["start"], answer["end"], start)
+    return first
+
+
 def follow(records: Records, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
-    """Pieces of output as they come; the exit event is the last."""
-    record, channel = open_channel(records, reference)
-    with channel:
-        channel.ask(**_reader(start))
+    """Pieces of output as they come; the exit event is the last. What a slow reader had not got when the session
+    ended comes from what was kept."""
+    record = records.find(reference)
+    seen = start
+    if record.phase == "live":
         try:
-            for message in channel.follow():
-                if isinstance(message, tuple):
-                    yield Output(message[1], message[0], message[0] + len(message[1]), 0)
-                else:
-                    yield message
+            with Channel(records.socket(record.session)) as channel:
+                seen = max(_read_from(channel, start), start or 0)
+                for message in channel.follow():
+                    if isinstance(message, tuple):
+                        seen = message[0] + len(message[1])
+                        yield Output(message[1], message[0], seen, 0)
+                    elif message.get("event") == "lost":
+                        seen = message["from"] + message["bytes"]
+                        yield message
         except HolderGone:
-            records.sweep()
-            yield {"event": "exit", **(_exit_of(records, record.session) or {"code": None, "reason": "holder gone"})}
+            pass
+        record = after_loss(records, record)
+    yield from _rest(records, record, seen)
+
+
+def _rest(records: Records, record: Record, seen: int | None) -> Iterator[Output | dict[str, Any]]:
+    ring = _saved_ring(records, record)
+    if ring is not None:
+        begin = _begin(ring.start, ring.end, seen)
+        if seen is not None and begin > seen:
+            yield {"event": "lost", "bytes": begin - seen, "from": seen}
+        if begin < ring.end:
+            yield Output(ring.read(begin, ring.end - begin), begin, ring.end, 0)
+    ended = asdict(record.exit) if record.exit else {"code": None, "reason": record.phase}
+    yield {"event": "exit", **ended}
 
 
 def wait(
@@ -189,37 +234,36 @@ def wait(
     record = records.find(reference)
     if record.phase == "exited":
         return _ended(records, record, matcher, start)
-    record, channel = open_channel(records, reference)
-    with channel:
-        channel.ask(**_reader(start))
-        seen, end = b"", 0
-        try:
+    try:
+        record, channel = open_channel(records, reference)
+        with channel:
+            if matcher is not None or start is not None:
+                _read_from(channel, start)  # else only its end is of interest, which everyone connected is told
+            seen = b""
             for message in channel.follow(timeout):
-                if isinstance(message, tuple):
+                if isinstance(message, tuple) and matcher is not None:
                     seen = (seen + message[1])[-SEARCH_WINDOW - len(message[1]) :]
-                    end = message[0] + len(message[1])
-                    found = matcher.search(seen) if matcher else None
+                    found = matcher.search(seen)
                     if found:
-                        return {"matched": found[0].decode("utf-8", "replace"), "seq": end - len(seen) + found.end()}
-                elif message.get("event") == "exit":
-                    return {"exited": message["code"], "reason": message["reason"], "seq": end}
-        except HolderGone:
-            records.sweep()
-            after = records.load(record.session)
-            return _ended(records, after or record, None, None)
+                        first = message[0] + len(message[1]) - len(seen)
+                        return {"matched": found[0].decode("utf-8", "replace"), "seq": first + found.end()}
+                elif isinstance(message, dict) and message.get("event") == "lost":
+                    seen = b""  # nothing may match across a gap
+                elif isinstance(message, dict) and message.get("event") == "exit":
+                    raise HolderGone
+    except (HolderGone, SessionExited):
+        return _ended(records, after_loss(records, record), matcher, start)
     what = f"did not print {pattern!r}" if pattern is not None else "did not exit"
     raise TimedOut(f"session {record.name!r} {what} within {timeout:g} s", "It goes on; give --timeout more.")
 
 
 def _ended(records: Records, record: Record, matcher: re.Pattern[bytes] | None, start: int | None) -> dict[str, Any]:
-    ring = _saved_ring(records, record)
+    ring = _saved_ring(records, record) or Ring(records.config.ring_size)
     begin = max(ring.start, min(start if start is not None else ring.start, ring.end))
     found = matcher.search(ring.read(begin, ring.end - begin)) if matcher else None
     if found:
         return {"matched": found[0].decode("utf-8", "replace"), "seq": begin + found.end()}
-    code, reason = (record.exit.code, record.exit.reason) if record.exit else (None, "unknown")
-    if matcher:
-        raise exited(record.name, f"{reason}, and never printed that")
+    code, reason = (record.exit.code, record.exit.reason) if record.exit else (None, record.phase)
     return {"exited": code, "reason": reason, "seq": ring.end}
 
 
@@ -240,21 +284,25 @@ def kill(records: Records, reference: str, number: signal.Signals, grace: float)
         record, channel = open_channel(records, reference)
     except SessionExited:
         return {"session": record.session, "exit": (_exit_of(records, record.session) or {}).get("code")}
-    with channel:
-        try:
-            channel.ask(op="kill", signal=int(number), grace=grace)
-        except HolderGone:
-            pass
-        except TimedOut:
-            _kill_without_holder(records, record)
-    ended = _until(lambda: records.load(record.session), lambda one: one is None or one.phase == "exited", grace + 10)
-    if ended is None or ended.exit is None:
-        records.sweep()
+    except TimedOut:
+        _kill_without_holder(records, record)
     else:
-        _until(lambda: records.is_held(record.session), lambda held: not held, 5.0)
+        with channel:
+            try:
+                channel.ask(op="kill", signal=int(number), grace=grace, timeout=KILL_TIMEOUT)
+            except HolderGone:
+                pass
+            except TimedOut:
+                _kill_without_holder(records, record)
+    _until(lambda: _is_over(records, record.session), bool, grace + 10)
+    records.sweep()
     result = _exit_of(records, record.session) or {}
     records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
     return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+
+
+def _is_over(records: Records, session: str) -> bool:
+    return records.load(session) is None or not records.is_held(session)
 
 
 def _kill_without_holder(records: Records, record: Record) -> None:
@@ -263,7 +311,10 @@ def _kill_without_holder(records: Records, record: Record) -> None:
     cgroup.kill(group)
     for pid in cgroup.pids(f"{group.rpartition('/')[0]}/holders"):
         if _holds(pid, str(records.directory(record.session) / "holder.lock")):
-            os.kill(pid, signal.SIGKILL)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
 
 
 def _holds(pid: int, path: str) -> bool:
@@ -282,12 +333,21 @@ def _until(read: Callable[[], T], done: Callable[[T], bool], seconds: float) -> 
         time.sleep(0.02)
 
 
-def _saved_ring(records: Records, record: Record) -> Ring:
+def _saved_ring(records: Records, record: Record) -> Ring | None:
     try:
         saved = (records.directory(record.session) / "output.ring").read_bytes()
-        return Ring.load(saved, records.config.ring_size)
+        return Ring.load(saved, max(records.config.ring_size, len(saved)))
     except (FileNotFoundError, ValueError):
-        return Ring(records.config.ring_size)
+        return None
+
+
+def _kept_ring(records: Records, record: Record) -> Ring:
+    """SessionExited when the output went down with the holder that kept it."""
+    ring = _saved_ring(records, record)
+    if ring is None:
+        reason = record.exit.reason if record.exit else record.phase
+        raise SessionExited(f"session {record.name!r} is over: {reason}; what it printed is lost", "See: events")
+    return ring
 
 
 def _output_bounds(records: Records, record: Record) -> dict[str, int]:
@@ -299,7 +359,7 @@ def _output_bounds(records: Records, record: Record) -> dict[str, int]:
         except (HolderGone, TimedOut):
             pass
     ring = _saved_ring(records, record)
-    return {"start": ring.start, "end": ring.end}
+    return {"start": ring.start, "end": ring.end} if ring else {"start": 0, "end": 0}
 
 
 def _exit_of(records: Records, session: str) -> dict[str, Any] | None:

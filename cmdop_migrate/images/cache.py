@@ -152,12 +152,17 @@ class SealedCache:
             raise self.failure
         return not self.missing
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Nothing more is fetched; whoever waits for the store is told."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def close(self) -> None:
+        """When nobody reads any more."""
+        self.stop()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -195,6 +200,8 @@ class SealedCache:
                 raise self.failure
             if self._state[at] == _HERE:
                 return
+            if self._closed.is_set():
+                raise StoreUnreachable("the image was closed before all of it was fetched", "Run the restore again.")
             self._state[at] = _COMING
         try:
             self._fetch([at])

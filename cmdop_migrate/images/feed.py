@@ -12,6 +12,7 @@ import queue
 from array import array
 from collections.abc import Callable, Sequence
 
+from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.layout import PAGE, WINDOW
 
@@ -50,7 +51,7 @@ class PageFeed:
     def open(self, dst: str) -> None:
         """What follows belongs to `dst`."""
         self._settle()
-        self._dst = dst
+        self._dst = layout.checked_blob_name(dst)  # now, not when the dump is over
         self.extents.setdefault(dst, [])
 
     def run(self, vaddr: int, nr_pages: int, flags: int, present: bool) -> None:

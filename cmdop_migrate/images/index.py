@@ -99,7 +99,7 @@ def load_known(
         checkpoint = layout.last_part(info.name)
         if known.full:
             break
-        if checkpoint is None or info.size > layout.MAX_OBJECT:
+        if checkpoint is None or info.size > layout.MAX_INDEX:
             continue
         try:
             key, table = decode(checkpoint, store.get(info.name), ring)

@@ -21,7 +21,7 @@ PAGE = 4096
 WINDOW = 64 << 10  # memory is cut where the virtual address is a multiple of this
 MAX_CHUNK = 1 << 20  # of plaintext
 PACK_SIZE = 8 << 20
-MAX_OBJECT = 1 << 30  # no manifest or index is larger
+MAX_INDEX = 64 << 20  # a larger one is not read: the index is a hint, memory is not
 NO_CHUNK = 0xFFFFFFFF  # in a page table: this window is all zero
 ID_BYTES = 32
 PACK_ID_BYTES = 16
@@ -36,6 +36,7 @@ DOOMED = "doomed/"
 _ID = re.compile(r"[0-9a-f]{4,64}")
 _BLOB = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)*")
 MAX_BLOB_NAME = 200
+PAGE_TABLES = "pages/"  # blobs with this prefix are page tables
 
 
 def new_id() -> str:

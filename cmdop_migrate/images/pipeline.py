@@ -26,7 +26,6 @@ from cmdop_migrate.images.table import ChunkTable, Place
 T = TypeVar("T")
 _ZEROS = bytes(layout.WINDOW)
 _SHORT_ZEROS = memoryview(_ZEROS)
-BATCH = 16  # chunks compressed in one call; more would be allocated from fresh pages each time, and those are dear
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
 
 
@@ -106,7 +105,7 @@ class Pipeline:
         """Seal one chunk into the current pack without entering it in the table: for the table itself."""
         view = memoryview(data)
         ident = self._sealer.id_of(view)
-        return ident, self._seal(ident, -1, *self._codec().pack(view), len(view))
+        return ident, self._seal(ident, -1, view)
 
     def drain(self) -> None:
         """Until all that was submitted is sealed, in memory or on disk: independent of the store's speed."""
@@ -181,21 +180,13 @@ class Pipeline:
                 else:
                     self.counts.reused += len(view)
                 numbers.append(number)
-        for at in range(0, len(new), BATCH):
-            self._store_new(new[at : at + BATCH])
-        return numbers
-
-    def _store_new(self, batch: Sequence[tuple[bytes, int, memoryview]]) -> None:
-        packed = self._codec().pack_many([view for *_, view in batch])
-        places = [
-            (number, self._seal(ident, number, codec, payload, len(view)))
-            for (ident, number, view), (codec, payload) in zip(batch, packed, strict=True)
-        ]
-        with self.lock:
-            for number, place in places:
+        for ident, number, view in new:
+            place = self._seal(ident, number, view)
+            with self.lock:
                 self.table.set_place(number, place)
                 self.counts.new += place.length
-            self.counts.new_chunks += len(places)
+                self.counts.new_chunks += 1
+        return numbers
 
     def _enter(self, ident: bytes, size: int) -> int:
         """With the lock held: the number of a chunk the store has, or ~number of one it has not."""
@@ -206,7 +197,9 @@ class Pipeline:
         self.counts.reused += size
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
-    def _seal(self, ident: bytes, number: int, codec: int, payload: Buffer, size: int) -> Place:
+    def _seal(self, ident: bytes, number: int, view: memoryview) -> Place:
+        codec, payload = self._codec().pack(view)
+        size = len(view)
         length = len(payload) + OVERHEAD
         with self._pack_lock:
             pack = self._room(length)

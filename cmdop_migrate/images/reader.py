@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cmdop_migrate.errors import ImageRefused, Unreachable
-from cmdop_migrate.images import catalog, index, manifest
+from cmdop_migrate.images import catalog, index, layout, manifest
 from cmdop_migrate.images.cache import SealedCache
 from cmdop_migrate.images.chunks import PageTable
 from cmdop_migrate.images.codec import HINT, Buffer, Codec
@@ -25,7 +25,6 @@ from cmdop_migrate.images.pages import PageReader
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.tables import check_refs, load_table
-from cmdop_migrate.images.writer import PAGES
 from cmdop_migrate.storage.base import Store
 
 CHUNKS_FILE, TABLE_FILE, MANIFEST_FILE = "chunks", "table", "manifest"
@@ -68,17 +67,20 @@ class Image:
     @property
     def targets(self) -> list[str]:
         """Whose memory is here: what the pages were fed under."""
-        return [name.removeprefix(PAGES) for name in self.manifest.blobs if name.startswith(PAGES)]
+        return [
+            name.removeprefix(layout.PAGE_TABLES) for name in self.manifest.blobs if name.startswith(layout.PAGE_TABLES)
+        ]
 
     def pages(self, dst: str) -> PageReader:
         """The memory of one target. KeyError when there is none."""
-        table = PageTable.decode(self.blob(PAGES + dst))
+        table = PageTable.decode(self.blob(layout.PAGE_TABLES + dst))
         check_refs(table, self._table)
         return PageReader(table, self.chunk, self._pool)
 
     def close(self) -> None:
-        self.cache.close()
+        self.cache.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self.cache.close()
 
 
 def fetch(store: Store, ring: KeyRing, checkpoint: str, local_dir: Path, parallel: int = 4) -> Image:
@@ -93,6 +95,7 @@ def fetch(store: Store, ring: KeyRing, checkpoint: str, local_dir: Path, paralle
         cache.fill(parallel)
     except BaseException:
         cache.close()
+        (local_dir / CHUNKS_FILE).unlink(missing_ok=True)
         raise
     _private(local_dir / TABLE_FILE, index.encode(found.checkpoint, table, sealer))
     _private(local_dir / MANIFEST_FILE, store_copy(found, ring))

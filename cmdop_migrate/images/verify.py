@@ -14,7 +14,6 @@ from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.tables import check_refs, load_table, read_range
-from cmdop_migrate.images.writer import PAGES
 from cmdop_migrate.storage.base import Store
 
 
@@ -68,7 +67,7 @@ def _pack(store: Store, pack: str, wanted: set[tuple[bytes, int, int, int]], sea
 def _page_tables(store: Store, found: Manifest, table: ChunkTable, sealer: Sealer) -> None:
     codec = Codec()
     for name, blob in found.blobs.items():
-        if not name.startswith(PAGES):
+        if not name.startswith(layout.PAGE_TABLES):
             continue
         body = bytearray()
         for number in blob.chunks:

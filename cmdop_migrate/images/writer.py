@@ -33,7 +33,6 @@ from cmdop_migrate.images.tables import load_table
 from cmdop_migrate.images.uploads import STALE_AFTER, UploadMark
 from cmdop_migrate.storage.base import Store
 
-PAGES = "pages/"  # blobs with this prefix are page tables
 _FIRST_INDEX = 8  # packs stored before the first index of an unfinished upload
 _logger = log.get("images.writer")
 
@@ -153,14 +152,16 @@ class ImageWriter:
         self._running.drain()
 
     def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
-        """Wait for the store, then publish. When this returns the checkpoint exists; when it raises it does not."""
+        """Wait for the store, then publish. When this returns the checkpoint exists. When it raises it does not, but
+        for one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true
+        one of a session that goes on, as with --leave-running, and the lease decides what it is good for."""
         self.finish_input()
         pipeline = self._running
         memory = 0
         for dst, extents in self.feed.extents.items():
             pages = table_of(extents)
             memory += pages.size
-            self.add_blob(PAGES + dst, pages.encode())
+            self.add_blob(layout.PAGE_TABLES + dst, pages.encode())
         blobs = {name: Blob(size, tuple(f.result() for f in futures)) for name, (size, futures) in self._blobs.items()}
         pipeline.drain()
         stored = sum(length for *_, length, _ in pipeline.table.rows())

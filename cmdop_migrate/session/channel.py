@@ -23,9 +23,11 @@ class Channel:
 
     def __init__(self, path: Path) -> None:
         try:
-            self.sock = wire.connect(str(path))
+            self.sock = wire.connect(str(path), ANSWER_TIMEOUT)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise HolderGone from error
+        except BlockingIOError as error:
+            raise _silent(ANSWER_TIMEOUT) from error
         self._decoder = wire.Decoder()
         self._frames: list[tuple[int, bytes]] = []
 
@@ -39,22 +41,41 @@ class Channel:
         return self.sock.fileno()
 
     def ask(self, *, timeout: float = ANSWER_TIMEOUT, **request: Any) -> dict[str, Any]:
-        """One answer to one request; only before following output on this channel."""
-        self.sock.sendall(wire.control(request))
+        """One answer to one request; only before following output on this channel.
+
+        HolderGone when the session ends before it is answered.
+        """
+        self._send(wire.control(request))
         until = time.monotonic() + timeout
         while True:
             frame = self._next(until - time.monotonic())
             if frame is None:
-                hint = "It may be stopped; see its state with: cmdop-migrate show"
-                raise TimedOut(f"the session's holder did not answer within {timeout:.0f} s", hint)
-            if frame[0] == wire.CONTROL:
-                return wire.parse_control(frame[1])
+                raise _silent(timeout)
+            if frame[0] != wire.CONTROL:
+                continue
+            message = wire.parse_control(frame[1])
+            if "re" in message:
+                return message
+            if message.get("event") == "exit":
+                raise HolderGone
+            if message.get("error") == "protocol":
+                raise Unexpected(
+                    f"the holder did not understand: {message.get('message')}", "Is it of another version?"
+                )
 
     def type(self, data: bytes) -> None:
-        self.sock.sendall(wire.typed(data))
+        self._send(wire.typed(data))
 
     def resize(self, rows: int, cols: int) -> None:
-        self.sock.sendall(wire.control({"op": "resize", "rows": rows, "cols": cols}))
+        self._send(wire.control({"op": "resize", "rows": rows, "cols": cols}))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.sock.sendall(data)
+        except BlockingIOError as error:
+            raise _silent(ANSWER_TIMEOUT) from error
+        except OSError as error:
+            raise HolderGone from error
 
     def follow(self, timeout: float | None = None) -> Iterator[tuple[int, bytes] | dict[str, Any]]:
         """(seq, bytes) of output and dicts of events, until exit (its event is the last) or `timeout` runs out."""
@@ -73,10 +94,15 @@ class Channel:
         return wire.parse_output(payload) if kind == wire.OUTPUT else wire.parse_control(payload)
 
     def pending(self) -> list[tuple[int, bytes]]:
-        """Frames that a readable socket brings now."""
-        self._receive()
+        """Frames that have come already, or that a readable socket brings now."""
+        if not self._frames:
+            self._receive()
         frames, self._frames = self._frames, []
         return frames
+
+    def has_frames(self) -> bool:
+        """Whether `pending` has something that came along with an answer: no socket turns readable for it."""
+        return bool(self._frames)
 
     def _next(self, timeout: float | None) -> tuple[int, bytes] | None:
         until = None if timeout is None else time.monotonic() + timeout
@@ -90,7 +116,9 @@ class Channel:
     def _receive(self) -> None:
         try:
             data = self.sock.recv(256 << 10)
-        except (ConnectionResetError, BrokenPipeError) as error:
+        except BlockingIOError:
+            return
+        except OSError as error:
             raise HolderGone from error
         if not data:
             raise HolderGone
@@ -98,6 +126,11 @@ class Channel:
             self._frames += self._decoder.feed(data)
         except wire.ProtocolError as error:
             raise Unexpected(f"the holder speaks another protocol: {error}", "Is it of another version?") from error
+
+
+def _silent(timeout: float) -> TimedOut:
+    hint = "It may be stopped; see its state with: cmdop-migrate show"
+    return TimedOut(f"the session's holder did not answer within {timeout:.0f} s", hint)
 
 
 def exited(name: str, reason: str) -> SessionExited:

@@ -7,6 +7,7 @@ only: the holder loads this.
 
 from __future__ import annotations
 
+import resource
 import select
 import socket
 import time
@@ -37,6 +38,8 @@ class Clients:
     def __init__(self, epoll: select.epoll, ring: Ring) -> None:
         self._epoll, self._ring = epoll, ring
         self._all: dict[int, Client] = {}
+        # Descriptors are kept back for the holder's own work: running out of them must never end a session.
+        self._most = max(1, min(MAX_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64))
 
     def get(self, fd: int) -> Client | None:
         return self._all.get(fd)
@@ -46,7 +49,7 @@ class Clients:
 
     def accept(self, listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        if len(self._all) >= MAX_CLIENTS:
+        if len(self._all) >= self._most:
             sock.close()
             return
         sock.setblocking(False)
@@ -104,6 +107,8 @@ class Clients:
         return bool(client.unsent)
 
     def _watch(self, client: Client) -> None:
+        if self._all.get(client.fd) is not client:
+            return  # dropped meanwhile
         events = (0 if client.blocked else select.EPOLLIN) | (select.EPOLLOUT if client.unsent else 0)
         self._epoll.modify(client.sock.fileno(), events)
 

@@ -16,7 +16,9 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Callable
 
+from cmdop_migrate.events import Events
 from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.inputs import Inputs, Journal
@@ -38,6 +40,7 @@ class Holder:
         self.dir, self.cgroup = str(order["dir"]), str(order["cgroup"])
         self.ring = self._ring()
         self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
+        self.events = Events(os.path.dirname(os.path.dirname(self.dir)), str(record["host"]))
         self.epoll = select.epoll()
         self.clients = Clients(self.epoll, self.ring)
         self.master = -1
@@ -223,6 +226,9 @@ class Holder:
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
+            if self.freezer is not None:
+                self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
+                self.thaw()
             self.end(int(str(message["signal"])), float(str(message["grace"])))
             return {"re": op}
         raise ValueError(f"unknown request {op!r}")
@@ -354,16 +360,50 @@ class Holder:
             self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
         else:
             self.record.update(phase="exited", exit=ended, pid=None)
-        files.replace(f"{self.dir}/output.ring", self.ring.save())
-        self.save()
-        os.unlink(str(self.order["socket"]))
+        self.keep_record(ended)
         if self.parked is not None:
             launch.remove_files(self.dir)
         self.clients.farewell({"event": "exit", **ended}, FAREWELL)
 
+    def keep_record(self, ended: Message) -> None:
+        """Output, event and record, in this order: who sees the end on record finds the rest in place. On a full disk
+        what can be written is, and whoever is connected still hears how it ended."""
+        words = {"name": self.record["name"], "code": ended["code"], "reason": ended["reason"]}
+<<<<<<< HEAD
+        steps: tuple[Callable[[], object], ...] = (
+=======
+        steps: list[Callable[[], None]] = [
+>>>>>>> sessions
+            lambda: files.replace(f"{self.dir}/output.ring", self.ring.save()),
+            lambda: self.events.emit("parked" if self.parked else "exited", str(self.record["session"]), **words),
+            self.save,
+            lambda: os.unlink(str(self.order["socket"])),
+<<<<<<< HEAD
+        )
+=======
+        ]
+>>>>>>> sessions
+        for step in steps:
+            try:
+                step()
+            except OSError as error:
+<<<<<<< HEAD
+                sys.stderr.write(f"{self.record['session']}: {error}\n")  # our log
+=======
+                complain(f"{self.record['session']}: {error}")
+>>>>>>> sessions
+
     def read_all(self) -> bool:
         before = self.ring.end
         return self.read_terminal() and self.ring.end > before
+
+
+def complain(words: str) -> None:
+    """To our log, which may be on the very disk that is full."""
+    try:
+        os.write(2, words.encode() + b"\n")
+    except OSError:
+        return
 
 
 def main() -> None:
@@ -373,7 +413,7 @@ def main() -> None:
     lock = int(sys.argv[3])
     for fd in (control.fileno(), lock):
         os.set_inheritable(fd, False)
-    order = wire.parse_control(control.recv(1 << 20))
+    order = wire.parse_control(control.recv(16 << 20))
     os.umask(0o077)
     holder: Holder | None = None
     try:

@@ -15,6 +15,8 @@ from pathlib import Path
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3")
 _OTHER = ("overlay", "tmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs")
 REAL = frozenset({*_LOCAL, *_OTHER})
+# What the kernel does not take as the upper layer of an overlay.
+NOT_UPPER = frozenset({"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "vfat", "exfat", "ntfs3", "squashfs", "erofs"})
 SPECIAL = ("/proc", "/sys", "/dev", "/run")
 RESOLV = "/etc/resolv.conf"
 RESOLVED = "/run/systemd/resolve/resolv.conf"
@@ -31,7 +33,13 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
     found: dict[str, Mount] = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape").encode("latin-1").decode("utf-8", "surrogateescape")
+        point = (
+            left.split()[4]
+            .encode("utf-8", "surrogateescape")
+            .decode("unicode_escape")
+            .encode("latin-1")
+            .decode("utf-8", "surrogateescape")
+        )
         found[point] = Mount(point, right.split()[0])
     return [found[point] for point in sorted(found)]
 
@@ -56,6 +64,12 @@ def read_layers(hidden: Iterable[str], shares: Iterable[str]) -> list[str]:
     return [point for point in layers(mounts, hidden, shares) if os.path.isdir(point)]
 
 
+def mount_of(path: str) -> Mount:
+    """The mount that `path`, free of links, lies on."""
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    return max((one for one in mounts if is_under(path, one.point)), key=lambda one: len(one.point))
+
+
 def make_host_layer(top: str, points: Iterable[str], hidden: Iterable[str], resolv: str | None) -> dict[str, str]:
     """Fills `top` with a layer that goes between the host's files and the session's: whiteouts over what is
     private to this toolkit (keys, other sessions), and a resolv.conf that works from a network of its own.
@@ -78,7 +92,8 @@ def make_host_layer(top: str, points: Iterable[str], hidden: Iterable[str], reso
         return f"{here}/{os.path.basename(path)}"
 
     for path in hidden:
-        if os.path.lexists(path) and not any(is_under(path, one) for one in SPECIAL):
+        # Also what is not there yet: it must not appear in a running session when it is made.
+        if os.path.isdir(os.path.dirname(path)) and not any(is_under(path, one) for one in SPECIAL):
             os.mknod(place(path), stat.S_IFCHR, os.makedev(0, 0))
     if resolv is not None:
         target = place(RESOLV)
@@ -97,18 +112,24 @@ def _like(there: str, here: str) -> None:
     os.utime(here, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
-def resolv_conf(gateway: str) -> str | None:
+def read_resolv_conf(gateway: str | None) -> str | None:
     """The resolv.conf a session needs, or None when the host's own will do.
 
-    The host's does not work when it points at a resolver on the host's loopback
-    or is a link into /run, which a session has its own of.
+    The host's own cannot be seen when it is a link into /run, which a session
+    has its own of, or a file mounted over another, as in a container.
     """
-    here = os.path.realpath(RESOLV)
-    text = _read(RESOLV)
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    unseen = os.path.realpath(RESOLV).startswith("/run/") or any(one.point == RESOLV for one in mounts)
+    return resolv_conf(_read(RESOLV), _read(RESOLVED), unseen, gateway)
+
+
+def resolv_conf(text: str, resolved: str, unseen: bool, gateway: str | None) -> str | None:
+    """Pure. `gateway` is None for a session on the host's own network, where the host's loopback works too.
+    `resolved` names the servers behind a resolver on the loopback."""
     servers = _servers(text)
-    if servers and not here.startswith("/run/") and not any(_is_loopback(one) for one in servers):
-        return None
-    upstream = [one for one in _servers(_read(RESOLVED)) if not _is_loopback(one)]
+    if gateway is None or (servers and not any(_is_loopback(one) for one in servers)):
+        return text if unseen else None
+    upstream = [one for one in _servers(resolved) if not _is_loopback(one)]
     usable = [one for one in servers if not _is_loopback(one)] or upstream or [gateway]
     rest = [line for line in text.splitlines() if line.split()[:1] in (["search"], ["domain"], ["options"])]
     return "\n".join([*(f"nameserver {one}" for one in usable), *rest]) + "\n"

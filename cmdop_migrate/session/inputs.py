@@ -23,14 +23,15 @@ class Journal:
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._cut = b""  # what must come first, so that the next line stands alone
         self.next = self._last() + 1
 
     def _last(self) -> int:
-        """The highest number written; a line cut by a crash is ended so that the next one stands alone."""
+        """The highest number written; a line cut by a crash will be ended before the next one."""
         size = os.fstat(self._fd).st_size
         tail = os.pread(self._fd, 64 << 10, max(0, size - (64 << 10)))
         if tail and not tail.endswith(b"\n"):
-            os.write(self._fd, b"\n")
+            self._cut = b"\n"
         for line in reversed(tail.splitlines()):
             try:
                 return int(json.loads(line)["seq"])
@@ -39,9 +40,15 @@ class Journal:
         return 0
 
     def write(self, line: dict[str, object]) -> int:
-        seq = self.next
-        os.write(self._fd, json.dumps({"seq": seq, **line}, separators=(",", ":")).encode() + b"\n")
-        self.next += 1
+        """Its number. On a full disk the line is lost and the number with it, a gap that tells: a session must not
+        end, nor its user be locked out, because its record cannot be kept."""
+        seq, self.next = self.next, self.next + 1
+        data = self._cut + json.dumps({"seq": seq, **line}, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = os.write(self._fd, data)
+        except OSError:
+            return seq
+        self._cut = b"" if written == len(data) else b"\n"
         return seq
 
 
@@ -55,6 +62,7 @@ class Inputs:
         self._queue = bytearray()
         self._staged = bytearray()
         self._authors: list[str] = []
+        self._secret = False  # some of what is staged was typed where a password was asked for
 
     @property
     def waiting(self) -> int:
@@ -66,13 +74,17 @@ class Inputs:
     def add(self, actor: str, data: bytes, master: int) -> int:
         """Takes one actor's bytes; returns the number under which they are, or will be, journalled."""
         secret = _is_secret(master)
+        self._secret = self._secret or secret
         seq = self.journal.next
         for byte in data:
             if actor not in self._authors:
                 self._authors.append(actor)
             self._staged.append(byte)
             if byte in COMMIT or len(self._staged) >= LINE_LIMIT:
-                seq = self._commit(actor, secret)
+                seq = self._commit(actor)
+                self._secret = secret
+        if not self._staged:
+            self._secret = False
         self._queue += data
         self.flush(master)
         return seq
@@ -97,8 +109,8 @@ class Inputs:
                 return
             del self._queue[:written]
 
-    def _commit(self, actor: str, secret: bool) -> int:
-        text = None if secret else self._staged.decode("utf-8", "replace")
+    def _commit(self, actor: str) -> int:
+        text = None if self._secret else self._staged.decode("utf-8", "replace")
         self.last = time.time()
         seq = self.journal.write(
             {

@@ -5,11 +5,10 @@ Stdlib only: the holder loads this.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-import shutil
 import socket
-import traceback
 from collections.abc import Callable
 
 from cmdop_migrate.session import cgroup, syscalls
@@ -131,13 +130,8 @@ def _fork(run: Callable[[], None]) -> tuple[int, int]:
     try:
         run()
     except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
-        why = {
-            "code": getattr(error, "code", "unexpected"),
-            "message": str(error),
-            "hint": getattr(error, "hint", ""),
-            "trace": traceback.format_exc()[-1500:],
-        }
-        os.write(status_in, json.dumps(why).encode())
+        # Nothing may be imported here: as another user, in another root, the library may be out of reach.
+        os.write(status_in, json.dumps(_described(error)).encode())
     finally:
         os._exit(1)
 
@@ -160,16 +154,35 @@ def tell(control: socket.socket, message: dict[str, object]) -> None:
 
 def give_up(order: Order, control: socket.socket, error: Exception) -> None:
     """Leaves nothing of a session that never began, then says why."""
+    import shutil
+    import traceback
+
     cgroup.remove(str(order["cgroup"]))
+    try:
+        os.unlink(str(order["socket"]))
+    except FileNotFoundError:
+        pass
     directory = str(order["dir"])
     remove_files(directory)
     if order["mode"] != "restore" or not os.path.exists(f"{directory}/session.json"):
         shutil.rmtree(directory, ignore_errors=True)  # else it is parked, as its record says, and stays so
-    why = error.why if isinstance(error, StartFailed) else {"message": str(error), "trace": traceback.format_exc()}
+    why = (
+        error.why if isinstance(error, StartFailed) else {**_described(error), "trace": traceback.format_exc()[-1500:]}
+    )
     tell(control, {"ok": False, "code": "unexpected", "hint": "", **why})
+
+
+def _described(error: BaseException) -> dict[str, object]:
+    """What the person who asked is told; a full disk is no bug."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return {"code": "blocked", "message": str(error), "hint": "Free some space where state_dir is."}
+    code, hint = getattr(error, "code", "unexpected"), getattr(error, "hint", "")
+    return {"code": code, "message": str(error), "hint": hint}
 
 
 def remove_files(directory: str) -> None:
     """What a session that lives elsewhere, or in the store, needs no copy of here."""
+    import shutil  # brings half the library along: not for a holder's whole life
+
     for name in ("layers", "root", "host", "image", "images"):
         shutil.rmtree(f"{directory}/{name}", ignore_errors=True)

@@ -1,6 +1,6 @@
 """A session's private network: a veth pair, one /30 of the configured range, NAT to the outside.
 
-The interface's name is made from the number of the /30, and the kernel allows
+The interface's name is made from the address of the /30, and the kernel allows
 a name once: two sessions, of whatever host on this machine, never share one.
 """
 
@@ -31,7 +31,7 @@ def link_at(subnet: str, number: int) -> Link:
     """Pure: the link of the `number`-th /30."""
     first = int(ipaddress.IPv4Network(subnet).network_address) + 4 * number
     return Link(
-        veth=f"{PREFIX}{number:x}",
+        veth=f"{PREFIX}{first >> 2:x}",
         gateway=str(ipaddress.IPv4Address(first + 1)),
         address=str(ipaddress.IPv4Address(first + 2)),
         prefix=_BITS,
@@ -39,15 +39,19 @@ def link_at(subnet: str, number: int) -> Link:
 
 
 def rules(subnet: str) -> str:
-    """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart."""
+    """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart.
+
+    A chain for each subnet: hosts on one machine may have different ones, and none undoes another's.
+    """
+    out = "out_" + subnet.replace(".", "_").replace("/", "_")
     return f"""
         add table ip {TABLE}
-        add chain ip {TABLE} out {{ type nat hook postrouting priority 100; }}
-        flush chain ip {TABLE} out
-        add rule ip {TABLE} out ip saddr {subnet} ip daddr != {subnet} masquerade
+        add chain ip {TABLE} {out} {{ type nat hook postrouting priority 100; }}
+        flush chain ip {TABLE} {out}
+        add rule ip {TABLE} {out} ip saddr {subnet} oifname != "{PREFIX}*" masquerade
         add chain ip {TABLE} between {{ type filter hook forward priority 0; }}
         flush chain ip {TABLE} between
-        add rule ip {TABLE} between ip saddr {subnet} ip daddr {subnet} drop
+        add rule ip {TABLE} between iifname "{PREFIX}*" oifname "{PREFIX}*" drop
     """
 
 
@@ -68,21 +72,30 @@ def choose(subnet: str) -> Link:
     raise Blocked(f"no free /30 left in {subnet}", "Set a larger `subnet`, or end sessions you no longer need.")
 
 
+def prepare() -> None:
+    """Loads what `connect` needs, which takes a while: to be done while the holder starts."""
+    import pyroute2  # noqa: F401
+
+
 def connect(pid: int, link: Link, subnet: str) -> None:
     """Gives the network namespace of `pid` a cable to the outside, which vanishes with the namespace.
     Raises LinkTaken when the name, and so the /30, is no longer free."""
     from pyroute2 import NetlinkError
 
     let_out(subnet)
+    try:
+        _lay(pid, link)
+    except NetlinkError as error:
+        if error.code == errno.EEXIST:
+            raise LinkTaken(link.veth) from error
+        raise Blocked(f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host.") from error
+    except OSError as error:
+        raise Blocked(f"cannot enter the session's network: {error}", "Run it again.") from error
+
+
+def _lay(pid: int, link: Link) -> None:
     with _netlink() as host:
-        try:
-            host.link("add", kind="veth", ifname=link.veth, peer={"ifname": INSIDE, "net_ns_pid": pid})
-        except NetlinkError as error:
-            if error.code == errno.EEXIST:
-                raise LinkTaken(link.veth) from error
-            raise Blocked(
-                f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host."
-            ) from error
+        host.link("add", kind="veth", ifname=link.veth, peer={"ifname": INSIDE, "net_ns_pid": pid})
         raise_outer_end(host, link)
     with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
         inside.link("set", index=1, state="up")
@@ -118,7 +131,11 @@ def raise_outer_end(host: Any, link: Link) -> None:
 
 def let_out(subnet: str) -> None:
     if _FORWARD.read_text().strip() != "1":
-        _FORWARD.write_text("1")
+        try:
+            _FORWARD.write_text("1")
+        except OSError as error:
+            hint = "Run on the host: sysctl net.ipv4.ip_forward=1; or run with --net host."
+            raise Blocked(f"cannot switch on forwarding: {error.strerror}", hint) from error
     nft = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
     if nft is None:
         raise Blocked("nft is not installed: a private network needs NAT", "Run: cmdop-migrate doctor --fix")

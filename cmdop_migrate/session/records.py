@@ -19,6 +19,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,18 +27,28 @@ from pathlib import Path
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
-from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, Unexpected, Usage
+from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import Exit, Record
 from cmdop_migrate.session import cgroup, files, launch
 
 _log = log.get("session")
+LOCK_TIMEOUT = 20.0
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Records:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.events = Events(config.state_dir, config.host)
+        self._unsaved: dict[str, Record] = {}  # put right, but the disk is full
 
     def prepare(self) -> None:
         """Makes this host's directories. BadConfig when they cannot be written."""
@@ -49,15 +60,20 @@ class Records:
             except OSError as error:
                 hint = "Set state_dir and run_dir to directories root can write to."
                 raise BadConfig(f"cannot use {directory}: {error.strerror}", hint) from error
-        try:
-            files_id = os.open(self.config.state_dir / "host-id", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
+        named = self.config.state_dir / "host-id"
+        if named.exists():
             return
+        own = str(named.with_name(f"host-id.{secrets.token_hex(4)}"))
+        try:
+            files.replace(own, secrets.token_hex(4).encode())
+            try:
+                os.link(own, named)  # whole from its first moment, and of two who try one wins
+            except FileExistsError:
+                pass
+            os.unlink(own)
         except OSError as error:
             hint = "Set state_dir to a directory root can write to."
             raise BadConfig(f"cannot write in {self.config.state_dir}: {error.strerror}", hint) from error
-        with os.fdopen(files_id, "w") as file:
-            file.write(secrets.token_hex(4))
 
     def host_id(self) -> str:
         return (self.config.state_dir / "host-id").read_text(encoding="ascii").strip()
@@ -76,6 +92,8 @@ class Records:
 
     def load(self, session: str) -> Record | None:
         """None for a directory without a readable record: a start that was cut off, or damage."""
+        if session in self._unsaved:
+            return self._unsaved[session]
         try:
             return Record.from_json(json.loads((self.directory(session) / "session.json").read_bytes()))
         except FileNotFoundError:
@@ -119,9 +137,15 @@ class Records:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One creator or sweeper at a time on this host."""
-        fd = os.open(self.config.state_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path = self.config.state_dir / "lock"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + LOCK_TIMEOUT
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            while not _try_lock(fd):
+                if time.monotonic() > until:
+                    hint = f"One of its processes may be stopped; see: fuser -v {path}"
+                    raise TimedOut(f"another command has kept {path} for {LOCK_TIMEOUT:.0f} s", hint)
+                time.sleep(0.005)
             yield
         finally:
             os.close(fd)
@@ -133,9 +157,7 @@ class Records:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             return None  # swept by someone else meanwhile
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(fd):
             os.close(fd)
             return None
         return fd
@@ -161,7 +183,12 @@ class Records:
             fd = self.take(record.session)
             if fd is None:
                 raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
-            self.save(record)
+            try:
+                self.save(record)
+            except OSError:
+                self.forget(record.session)
+                os.close(fd)
+                raise
             return fd
 
     def claim_parked(self, record: Record) -> int:
@@ -182,13 +209,20 @@ class Records:
             return
         with self.locked():
             for session in os.listdir(self.config.sessions_dir):
-                record = self.load(session)
-                if record is None or record.phase in ("starting", "live", "restoring"):
-                    self._sweep_unfinished(session)
-                elif record.phase == "parked":
-                    self._sweep_parked(session)
-                elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
-                    self.forget(session)
+                try:
+                    self._sweep_one(session)
+                except OSError as error:
+                    # A full disk must not keep the commands that would free it from running.
+                    _log.warning("session %s could not be put right: %s", session, error)
+
+    def _sweep_one(self, session: str) -> None:
+        record = self.load(session)
+        if record is None or record.phase in ("starting", "live", "restoring"):
+            self._sweep_unfinished(session)
+        elif record.phase == "parked":
+            self._sweep_parked(session)
+        elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
+            self.forget(session)
 
     def _sweep_unfinished(self, session: str) -> None:
         fd = self.take(session)
@@ -206,8 +240,9 @@ class Records:
                 self.events.emit("start_undone", session)
                 return
             ended = Exit(code=None, reason="its holder died", at=clock.walltime())
-            self.save(replace(record, phase="exited", exit=ended, pid=None))
+            self._unsaved[session] = replace(record, phase="exited", exit=ended, pid=None)
             self.events.emit("holder_lost", session, name=record.name, token=record.token)
+            self.save(self._unsaved.pop(session))
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
             os.close(fd)

@@ -11,7 +11,10 @@ import struct
 
 _SAVED = struct.Struct(">8sQQ")
 _MAGIC = b"cmdring1"
-_PRIVATE_MODE = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])")
+_CHANGE = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])|\x1bc")
+# Those that change what a terminal shows or sends; others are left alone, so no session can make this grow.
+TRACKED = frozenset({1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004})
+AT_START = frozenset({7, 25})  # a terminal starts wrapping, cursor shown
 _CARRY = 48  # longest mode sequence that may be cut by an eviction
 
 
@@ -22,15 +25,17 @@ class Modes:
     evicted would replay a full-screen program onto the wrong screen.
     """
 
-    def __init__(self, on: frozenset[int] = frozenset({7, 25})) -> None:  # a terminal starts wrapping, cursor shown
-        self._on = set(on)
+    def __init__(self, on: frozenset[int] = AT_START) -> None:
+        self._on = set(on & TRACKED)
         self._carry = b""
 
     def feed(self, evicted: bytes) -> None:
         data = self._carry + evicted
-        for numbers, action in _PRIVATE_MODE.findall(data):
+        for numbers, action in _CHANGE.findall(data):
+            if not action:
+                self._on = set(AT_START)  # a reset of the whole terminal
             for number in numbers.split(b";"):
-                if number:
+                if number and int(number) in TRACKED:
                     (self._on.add if action == b"h" else self._on.discard)(int(number))
         escape = data.rfind(b"\x1b", max(0, len(data) - _CARRY))
         self._carry = data[escape:] if escape >= 0 else b""

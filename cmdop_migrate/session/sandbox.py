@@ -39,6 +39,7 @@ def become(order: dict[str, object], control: socket.socket, master_to: socket.s
     record = order["record"]
     assert isinstance(record, dict)
     spec = record["spec"]
+    syscalls.die_with_parent()
     _reset_signals()
     os.setsid()
     cgroup.join(str(order["cgroup"]))
@@ -123,7 +124,11 @@ def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> 
     lower = ":".join(_escaped(path) for path in (above, point) if path)
     data = f"lowerdir={lower},upperdir={_escaped(store)}/upper,workdir={_escaped(store)}/work,{OVERLAY_OPTIONS}"
     if point == "/":
-        mount("overlay", target, "overlay", 0, data)
+        try:
+            mount("overlay", target, "overlay", 0, data)
+        except OSError as error:
+            hint = "Set state_dir to a directory on ext4, xfs, btrfs or tmpfs; the kernel's log (dmesg) says more."
+            raise Refused("blocked", f"no copy-on-write view with {base}: {error.strerror}", hint) from error
         return
     try:
         mount("overlay", target, "overlay", 0, data)
@@ -209,14 +214,15 @@ def _change_dir(wanted: str, given: bool, home: str) -> None:
 def _check_command(name: str, path: str) -> None:
     """Says now, in words, what exec could only say to a terminal nobody looks at yet."""
     places = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
-    found = [place for place in places if os.path.exists(place)]
+    found = [place for place in places if name and os.path.exists(place)]
     if not found:
         where = "" if "/" in name else f" in PATH ({path})"
         raise Refused("usage", f"command not found: {name}{where}", "Give a full path, or set PATH with --env.")
     usable = [place for place in found if os.path.isfile(place) and os.access(place, os.X_OK)]
     if not usable:
-        kind = "is a directory" if os.path.isdir(found[0]) else "is not executable"
-        raise Refused("usage", f"cannot run {found[0]}: it {kind}", f"Try: chmod +x {found[0]}")
+        if os.path.isdir(found[0]):
+            raise Refused("usage", f"cannot run {found[0]}: it is a directory", "Name a program.")
+        raise Refused("usage", f"cannot run {found[0]}: it is not executable", f"Try: chmod +x {found[0]}")
     try:
         with open(usable[0], "rb") as file:
             first = file.readline(256)

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import re
 
-from cmdop_migrate.session.ring import Modes
+from cmdop_migrate.session.ring import AT_START, TRACKED, Modes
 
 PREFIX = 0x1C  # Ctrl-\
 _ALTERNATE = {47, 1047, 1049}
-# Modes worth re-creating for a client whose replay starts after they were set.
-_RESTORED = {1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004}
-_ON_BY_DEFAULT = {7, 25}
 
 # Questions to the terminal. Asked once by the session, long ago; asked again by a replay, the terminal's
 # answers would be typed into the session.
@@ -25,7 +22,7 @@ _QUESTIONS = re.compile(
     rb"|\x1b\[>[0-9;]*q|\x1b\[\?u|\x1b\[[0-9;]*x"  # version, keyboard and parameter requests
     rb"|\x1b\][0-9;]*(?:[^\x07\x1b]*;)?\?(?:\x07|\x1b\\)"  # colours, clipboard
     rb"|\x1bP[+$]q[^\x1b]*\x1b\\"  # capabilities, settings
-    rb"|\x05"
+    rb"|\x1bZ|\x05"
 )
 _UNFINISHED = re.compile(rb"\x1b(?:\[[0-9;?>=$]*|\][^\x07\x1b]{0,512}\x1b?|P[^\x1b]{0,512}\x1b?)?\Z")
 
@@ -50,16 +47,16 @@ class Replay:
 
 def set_modes(on: list[int]) -> bytes:
     """Brings a fresh terminal into the modes that were on where the replay begins."""
-    codes = [b"\x1b[?%dh" % mode for mode in on if mode in _RESTORED - _ON_BY_DEFAULT]
-    codes += [b"\x1b[?%dl" % mode for mode in _ON_BY_DEFAULT if mode not in on]
+    codes = [b"\x1b[?%dh" % mode for mode in on if mode in TRACKED - AT_START]
+    codes += [b"\x1b[?%dl" % mode for mode in AT_START if mode not in on]
     return b"".join(codes)
 
 
 def reset(modes: Modes) -> bytes:
     """Undoes whatever the session left the terminal in."""
     on = set(modes.on())
-    codes = [b"\x1b[?%dl" % mode for mode in sorted(on & (_RESTORED - _ON_BY_DEFAULT))]
-    codes += [b"\x1b[?%dh" % mode for mode in sorted(_ON_BY_DEFAULT - on)]
+    codes = [b"\x1b[?%dl" % mode for mode in sorted(on & (TRACKED - AT_START))]
+    codes += [b"\x1b[?%dh" % mode for mode in sorted(AT_START - on)]
     return b"".join(codes) + b"\x1b>\x1b[0m"
 
 

@@ -15,6 +15,7 @@ import cmdop_migrate
 from cmdop_migrate.errors import CmdopError, Unexpected, from_code
 
 START_TIMEOUT = 60.0
+_SO_SNDBUFFORCE = 32
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.session.holder import main; main()"
 
 
@@ -38,7 +39,8 @@ class Starter:
         self.control = ours
         ours.settimeout(START_TIMEOUT)
         payload = json.dumps(order).encode()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(payload) + 65536)
+        # FORCE: the order holds the whole environment, which may be more than the system's default allows.
+        ours.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, len(payload) + 65536)
         ours.send(payload)
 
     def expect(self) -> dict[str, Any]:

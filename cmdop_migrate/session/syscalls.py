@@ -20,6 +20,11 @@ def _check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
+def die_with_parent() -> None:
+    """SIGKILL when the process that forked us ends. Holds until a change of user; init asks again after that."""
+    _check(_libc.prctl(1, 9, 0, 0, 0), "prctl")
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 

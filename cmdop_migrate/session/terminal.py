@@ -17,6 +17,8 @@ from cmdop_migrate.session import screen
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.ring import Modes
 
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -64,31 +66,41 @@ class _Attachment:
             terminal.show(screen.set_modes(answer["modes"]))
 
     def run(self) -> Outcome:
-        self._maybe_live()
-        with _signals(signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP) as wake:
-            while True:
-                ready: list[Any] = select.select([self.channel.fileno(), self.terminal.keyboard, wake], [], [])[0]
-                for outcome in self._serve(ready, wake):
+        with _signals(signal.SIGWINCH, signal.SIGCONT, *ENDINGS) as wake:
+            try:
+                self._resize()  # it may have changed between asking for the session and listening for changes
+                self._maybe_live()
+                while True:
+                    outcome = self._serve(wake)
                     if outcome is not None:
                         return outcome
+            except HolderGone:
+                return self._outcome("lost")
+            except (OSError, termios.error):
+                return self._outcome("hangup")  # the terminal is gone: its window was closed
 
-    def _serve(self, ready: list[Any], wake: int) -> Iterator[Outcome | None]:
+    def _serve(self, wake: int) -> Outcome | None:
+        """Waits for something to do, and does it."""
+        outcome = None
+        sources = [self.channel.fileno(), self.terminal.keyboard, wake]
+        # What came along with the answer to `attach` is here already: nothing will turn readable for it.
+        waiting = self.channel.has_frames()
+        ready: list[Any] = select.select(sources, [], [], 0 if waiting else None)[0]
         if wake in ready:
             numbers = os.read(wake, 64)
-            if signal.SIGTERM in numbers or signal.SIGHUP in numbers:
-                yield self._outcome("hangup")
+            if any(one in numbers for one in ENDINGS):
+                return self._outcome("hangup")
+            if signal.SIGCONT in numbers:
+                self.terminal.make_raw()  # whoever stopped us has had the terminal meanwhile
             self._resize()
-        if self.channel.fileno() in ready:
-            yield self._from_session()
-        if self.terminal.keyboard in ready:
-            yield self._from_person()
+        if waiting or self.channel.fileno() in ready:
+            outcome = self._from_session()
+        if outcome is None and self.terminal.keyboard in ready:
+            outcome = self._from_person()
+        return outcome
 
     def _from_session(self) -> Outcome | None:
-        try:
-            frames = self.channel.pending()
-        except HolderGone:
-            return self._outcome("lost")
-        for frame in frames:
+        for frame in self.channel.pending():
             message = self.channel.read(frame)
             if isinstance(message, tuple):
                 self._show(*message)
@@ -124,11 +136,8 @@ class _Attachment:
         if not data:
             return self._outcome("hangup")
         typed, leave = self.keys.feed(data)
-        try:
-            if typed and not self.read_only:
-                self.channel.type(typed)
-        except OSError:
-            return self._outcome("lost")
+        if typed and not self.read_only:
+            self.channel.type(typed)
         return self._outcome("detached") if leave else None
 
     def _resize(self) -> None:
@@ -154,15 +163,27 @@ class _Terminal:
         if self._guard_pid == 0:
             _guard(watched, self._guard, self.keyboard, self.display, self._before)
         os.close(watched)
-        tty.setraw(self.keyboard, termios.TCSADRAIN)
+        self.make_raw()
         return self
 
+    def make_raw(self) -> None:
+        tty.setraw(self.keyboard, termios.TCSADRAIN)
+
     def __exit__(self, *_: object) -> None:
-        termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
-        self._write(screen.reset(self.modes) + b"\r\n")
-        os.write(self._guard, b"all is well\n")
+        try:
+            termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
+            self._write(screen.reset(self.modes) + b"\r\n")
+        except (OSError, termios.error):
+            pass  # the terminal itself is gone, and nothing is left to put right
+        self._tell_guard(b"all is well\n")
         os.close(self._guard)
         os.waitpid(self._guard_pid, 0)
+
+    def _tell_guard(self, line: bytes) -> None:
+        try:
+            os.write(self._guard, line)
+        except BrokenPipeError:
+            return  # it was killed; we are alive, and put the terminal right ourselves
 
     def show(self, data: bytes) -> None:
         if not data:
@@ -170,7 +191,7 @@ class _Terminal:
         self.modes.feed(data)
         if self.modes.on() != self._known:
             self._known = self.modes.on()
-            os.write(self._guard, screen.reset(self.modes).hex().encode() + b"\n")
+            self._tell_guard(screen.reset(self.modes).hex().encode() + b"\n")
         self._write(data)
 
     def _write(self, data: bytes) -> None:
@@ -182,6 +203,7 @@ class _Terminal:
 def _guard(watched: int, ours: int, keyboard: int, display: int, before: list[Any]) -> None:
     """A child that outlives a killed attach by an instant, to give the terminal back."""
     try:
+        os.setsid()  # `kill -9 %1` ends the whole job, and this must not be of it
         for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)
         os.close(ours)
@@ -191,7 +213,9 @@ def _guard(watched: int, ours: int, keyboard: int, display: int, before: list[An
                 if line == b"all is well\n":
                     return
                 undo = bytes.fromhex(line.decode())
-        termios.tcsetattr(keyboard, termios.TCSANOW, before)
+        raw = not termios.tcgetattr(keyboard)[3] & termios.ISIG
+        if raw:  # else someone, a shell with job control, was quicker
+            termios.tcsetattr(keyboard, termios.TCSANOW, before)
         os.write(display, undo + b"\r\n")
     finally:
         os._exit(0)

@@ -22,6 +22,7 @@ MAX_PAYLOAD = 1 << 20
 OUTPUT_STEP = 32 << 10
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
+_TIMEVAL = struct.Struct("ll")
 
 
 class ProtocolError(Exception):
@@ -90,11 +91,14 @@ def listen(path: str) -> socket.socket:
         os.close(directory)
 
 
-def connect(path: str) -> socket.socket:
-    """Raises FileNotFoundError or ConnectionRefusedError when nobody is there."""
+def connect(path: str, timeout: float) -> socket.socket:
+    """Raises FileNotFoundError or ConnectionRefusedError when nobody is there, BlockingIOError when whoever is
+    there does not accept within `timeout`, which also bounds each later send."""
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sock = socket.socket(socket.AF_UNIX)
+        # Not settimeout(): a unix socket that does not block gives up at once when the listener's queue is full.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout), int(timeout % 1 * 1e6)))
         sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
         return sock
     finally:

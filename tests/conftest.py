@@ -1,0 +1,71 @@
+"""What every test may use; `host` is a host of the test's own (tests/hosts.py)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import Host, a_host
+
+CAP_SYS_RESOURCE = 24
+
+
+def pytest_report_header() -> list[str]:
+    tools = [f"{tool} {'yes' if shutil.which(tool) else 'no'}" for tool in ("criu", "tini-static", "nft", "vim", "tmux")]
+    return [
+        f"machine: kernel {platform.release()}, {os.cpu_count()} cores, root {'yes' if os.geteuid() == 0 else 'no'}, "
+        f"CAP_SYS_RESOURCE {'yes' if has_capability(CAP_SYS_RESOURCE) else 'no'}, "
+        f"userfaultfd {'yes' if has_userfaultfd() else 'no'}, cgroup v2 {'yes' if has_cgroup2() else 'no'}",
+        "tools: " + ", ".join(tools),
+    ]
+
+
+def has_capability(number: int) -> bool:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
+def has_userfaultfd() -> bool:
+    return os.path.exists("/proc/sys/vm/unprivileged_userfaultfd") or os.path.exists("/dev/userfaultfd")
+
+
+def has_cgroup2() -> bool:
+    return any(line.split()[2] == "cgroup2" for line in Path("/proc/self/mounts").read_text().splitlines())
+
+
+def _must_be_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("sessions need root")
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host that ends with the test; the test fails if anything of it stays."""
+    _must_be_root()
+    with a_host(tmp_path) as one:
+        yield one
+
+
+@pytest.fixture
+def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
+    """More hosts on this machine, each with directories of its own."""
+    _must_be_root()
+    made: list[Host] = []
+
+    def make(name: str) -> Host:
+        (tmp_path / name).mkdir()
+        made.append(Host(tmp_path / name, name=name))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for one in made:
+            one.close()

@@ -1,0 +1,234 @@
+"""A host of a test's own: settings, directories, cgroups and addresses that no other test or user has.
+
+    done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
+    host.leftovers()        # what is there that should not be, once every session has ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cmdop_migrate.session import cgroup, network
+
+T = TypeVar("T")
+PROJECT = Path(__file__).resolve().parent.parent
+CM = [sys.executable, "-m", "cmdop_migrate"]
+
+
+def until(read: Callable[[], T], within: float = 10.0, what: str = "") -> T:
+    """The first true value `read` gives."""
+    end = time.monotonic() + within
+    while not (value := read()):
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {within:g} s: {what or read}")
+        time.sleep(0.02)
+    return value
+
+
+def free_subnet() -> str:
+    """A /24 of the range for sessions where no interface of this machine is."""
+    taken = set(os.listdir("/sys/class/net"))
+    while True:
+        subnet = str(ipaddress.IPv4Network((0x64400000 + (random.randrange(1, 1 << 14) << 8), 24)))
+        if not taken & veths_of(subnet):
+            return subnet
+
+
+def veths_of(subnet: str) -> set[str]:
+    return {network.link_at(subnet, number).veth for number in range(64)}
+
+
+@dataclass
+class Host:
+    dir: Path
+    name: str = "host-t"
+    subnet: str = field(default_factory=free_subnet)
+    extra: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()  # put before every command: a namespace to run it in
+
+    @property
+    def state(self) -> Path:
+        return self.dir / "s"
+
+    @property
+    def run(self) -> Path:
+        return self.dir / "r"
+
+    def env(self, **more: str) -> dict[str, str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("CMDOP_", "LC_", "SUDO_"))}
+        return {
+            **kept,
+            "TERM": "xterm-256color",
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(PROJECT),
+            "CMDOP_MIGRATE_CONFIG": os.devnull,
+            "CMDOP_MIGRATE_STATE_DIR": str(self.state),
+            "CMDOP_MIGRATE_RUN_DIR": str(self.run),
+            "CMDOP_MIGRATE_HOST": self.name,
+            "CMDOP_MIGRATE_SUBNET": self.subnet,
+            **self.extra,
+            **more,
+        }
+
+    def cm(
+        self, *args: str, env: dict[str, str] | None = None, timeout: float = 60, cwd: str = "/"
+    ) -> subprocess.CompletedProcess[bytes]:
+        """The real command line, as its own process."""
+        return subprocess.run(
+            [*self.prefix, *CM, *args],
+            env=self.env(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            cwd=cwd,
+            check=False,
+        )
+
+    def ok(self, *args: str, **options: Any) -> str:
+        done = self.cm(*args, **options)
+        assert done.returncode == 0, f"{args}: exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
+        return done.stdout.decode(errors="replace")
+
+    def cm_json(self, *args: str, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.ok("--json", *args, **options))
+        return found
+
+    def fails(self, *args: str, exit: int, code: str, **options: Any) -> dict[str, Any]:
+        """It fails both ways: as one line with a hint for people, and as an object for programs."""
+        done = self.cm(*args, **options)
+        said = done.stderr.decode()
+        assert done.returncode == exit, f"{args}: exit {done.returncode}, not {exit}\n{done.stdout!r}\n{said}"
+        assert done.stdout == b"", done.stdout
+        lines = said.splitlines()
+        assert lines[0].startswith("cmdop-migrate: ") and len(lines) == 2 and lines[1].startswith("  "), said
+        assert "Traceback" not in said
+        done = self.cm("--json", *args, **options)
+        assert done.returncode == exit
+        error: dict[str, Any] = json.loads(done.stdout)["error"]
+        assert set(error) == {"code", "exit", "message", "hint"}
+        assert (error["code"], error["exit"]) == (code, exit) and error["message"] and error["hint"], error
+        return error
+
+    def start(self, *command: str, name: str | None = None, options: tuple[str, ...] = ()) -> dict[str, Any]:
+        named = ("--name", name) if name else ()
+        return self.cm_json("run", "-d", *named, *options, "--", *command)
+
+    def output(self, session: str, *options: str) -> str:
+        return str(self.cm_json("output", session, *options)["data"])
+
+    def wait_for(self, session: str, pattern: str, *options: str) -> dict[str, Any]:
+        return self.cm_json("wait", session, "--for", pattern, "--timeout", "20s", *options)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        return list(self.cm_json("ls")["sessions"])
+
+    def events(self, session: str | None = None) -> list[dict[str, Any]]:
+        try:
+            lines = (self.state / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [one for one in map(json.loads, lines) if session in (None, one.get("session"))]
+
+    def group(self, session: str = "") -> str:
+        mount = cgroup.mount_point()
+        assert mount is not None
+        host_id = (self.state / "host-id").read_text()
+        return cgroup.path_of(mount, host_id, session).rstrip("/")
+
+    def pids(self, session: str) -> list[int]:
+        return cgroup.pids(self.group(session))
+
+    def holder(self, session: str) -> int:
+        """The one process that keeps this session."""
+        lock = str(self.state / "sessions" / session / "holder.lock")
+        found = [pid for pid in cgroup.pids(self.group("holders")) if lock in open_files(pid)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def session_dirs(self) -> list[str]:
+        try:
+            return os.listdir(self.state / "sessions")
+        except FileNotFoundError:
+            return []
+
+    def leftovers(self, ended: bool = False) -> list[str]:
+        """Everything of this host's sessions that is still there; with `ended`, records of ended ones may be."""
+        left = [f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line]
+        left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
+        left += [f"socket {path.name}" for path in self.run.glob("*")]
+        left += [f"process {pid}" for pid in processes() if any(str(self.state) in one for one in open_files(pid))]
+        if (self.state / "host-id").exists() and os.path.isdir(self.group()):
+            for one in os.scandir(self.group()):
+                if one.is_dir() and one.name != "holders":
+                    left.append(f"cgroup {one.name}")
+            left += [f"holder {pid}" for pid in cgroup.pids(self.group("holders"))]
+        for session in self.session_dirs():
+            if not (ended and json.loads((self.state / "sessions" / session / "session.json").read_text())["exit"]):
+                left.append(f"directory {session}")
+        return left
+
+    def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:
+        """The kernel takes network namespaces down in its own time: a moment is allowed."""
+        end = time.monotonic() + within
+        while left := self.leftovers(ended):
+            assert time.monotonic() < end, left
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Ends every session, and asserts that nothing of this host is left."""
+        if not (self.state / "host-id").exists():
+            return
+        with contextlib.suppress(FileNotFoundError):
+            for pid in cgroup.pids(self.group("holders")):
+                os.kill(pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGCONT)
+            for one in os.scandir(self.group()):
+                if one.is_dir() and one.name != "holders":
+                    cgroup.kill(one.path)
+        try:
+            until(lambda: not cgroup.pids(self.group("holders")), 10, "holders end")
+            self.cm("ls")
+            self.assert_clean(ended=True)
+        finally:
+            cgroup.remove(self.group("holders"))
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(self.group())
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+
+
+def processes() -> list[int]:
+    own = os.getpid()
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != own]
+
+
+def open_files(pid: int) -> list[str]:
+    found = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return found
+
+
+@contextlib.contextmanager
+def a_host(directory: Path, **options: Any) -> Iterator[Host]:
+    host = Host(directory, **options)
+    try:
+        yield host
+    finally:
+        host.close()

@@ -1,0 +1,392 @@
+"""Clients come and go, stop and die; the session and the others do not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from cmdop_migrate.session import wire
+from tests.hosts import CM, Host, until
+from tests.ptys import Pty
+
+DETACH = b"\x1cd"
+
+
+def attach(host: Host, session: str, *options: str, rows: int = 24, cols: int = 80) -> Pty:
+    return Pty([*CM, "attach", session, *options], host.env(), rows, cols)
+
+
+def test_counter_with_clients_that_come_and_go(host: Host) -> None:
+    """The scenario of the issue: no byte lost or doubled between a killed, a detached and a later client."""
+    script = "for i in $(seq 1e6); do echo $i; sleep .05; done"
+    made = host.start("bash", "-c", script, name="t")
+    with attach(host, "t") as first, attach(host, "t") as second:
+        first.expect(b"\r\n10\r\n")
+        second.expect(b"\r\n10\r\n")
+        until(lambda: host.sessions()[0]["clients"] == 2)
+        first.process.kill()
+        first.wait()
+        until(lambda: host.sessions()[0]["clients"] == 1)
+        second.expect(b"\r\n40\r\n")
+        second.type(DETACH)
+        assert second.wait() == 0
+        at = int(re.findall(rb"detached from t at byte (\d+)", second.seen)[0])
+        shown = bytes(second.seen[: second.seen.rfind(b"\x1b>\x1b[0m")])
+        assert len(shown) == at
+        with attach(host, "t", "--from", str(at)) as third:
+            third.expect(b"\r\n60\r\n")
+            third.type(DETACH)
+            assert third.wait() == 0
+            rest = bytes(third.seen[: third.seen.rfind(b"\x1b>\x1b[0m")])
+    numbers = (shown + rest).split(b"\r\n")
+    end = len(numbers) - 1
+    assert numbers[:end] == [str(number).encode() for number in range(1, end + 1)] and end >= 60
+    assert b"\r\n".join(numbers) == host.cm_json("output", "t")["data"].encode()[: len(shown + rest)]
+    row = host.sessions()[0]
+    assert (row["pid"], row["clients"], row["state"]) == (made["pid"], 0, "running")
+    assert os.path.exists(f"/proc/{made['pid']}")
+
+
+def test_survives_the_end_of_everything_but_its_holder(host: Host) -> None:
+    made = host.start("bash", "-c", "for i in $(seq 1e6); do echo $i; sleep .05; done", name="t")
+    follower = subprocess.Popen([*CM, "output", "t", "--follow"], env=host.env(), stdout=subprocess.PIPE)
+    waiter = subprocess.Popen([*CM, "wait", "t"], env=host.env(), stdout=subprocess.PIPE)
+    with attach(host, "t") as client:
+        client.expect(b"\r\n5\r\n")
+        holder = host.holder(made["session"])
+        mine = [pid for pid in cmdop_pids(host) if pid != holder]
+        assert len(mine) >= 3
+        for pid in mine:
+            os.kill(pid, signal.SIGKILL)
+        client.wait()
+    for process in (follower, waiter):
+        process.communicate()
+    row = host.sessions()[0]
+    assert (row["state"], row["pid"], row["clients"]) == ("running", made["pid"], 0)
+    seq = host.cm_json("output", "t")["to"]
+    until(lambda: host.cm_json("output", "t")["to"] > seq)
+
+
+def cmdop_pids(host: Host) -> list[int]:
+    """Every process of this toolkit for this host."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if not entry.isdecimal() or b"cmdop_migrate" not in Path(f"/proc/{entry}/cmdline").read_bytes():
+                continue
+            environ = Path(f"/proc/{entry}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"CMDOP_MIGRATE_STATE_DIR={host.state}".encode() in environ:
+            found.append(int(entry))
+    return found
+
+
+def test_death_of_the_holder_is_told(host: Host) -> None:
+    made = host.start("bash", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done", name="t")
+    session = made["session"]
+    host.wait_for("t", "up")
+    waiter = subprocess.Popen([*CM, "--json", "wait", "t"], env=host.env(), stdout=subprocess.PIPE)
+    follower = subprocess.Popen([*CM, "--json", "output", "t", "--follow"], env=host.env(), stdout=subprocess.PIPE)
+    with attach(host, "t") as client:
+        client.expect(b"up")
+        pids = host.pids(session)
+        os.kill(host.holder(session), signal.SIGKILL)
+        until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 2, "the session dies at once")
+        assert client.wait() == 4
+        assert b"its holder died" in client.seen and client.is_sane()
+    assert json.loads(waiter.communicate(timeout=10)[0])["reason"] == "its holder died"
+    last = json.loads(follower.communicate(timeout=10)[0].splitlines()[-1])
+    assert (last["event"], last["reason"]) == ("exit", "its holder died")
+    row = host.sessions()[0]
+    assert (row["state"], row["note"]) == ("exited", "its holder died")
+    assert host.cm_json("show", "t")["exit"]["reason"] == "its holder died"
+    waited = host.cm_json("wait", "t")
+    assert (waited["exited"], waited["reason"]) == (None, "its holder died")
+    assert "its holder died" in host.fails("output", "t", exit=4, code="session_exited")["message"]
+    assert "its holder died" in host.fails("send", "t", "x", exit=4, code="session_exited")["message"]
+    assert [one["event"] for one in host.events(session)] == ["started", "holder_lost"]
+    host.assert_clean(ended=True)
+
+
+def test_clients_that_do_not_read(host: Host) -> None:
+    """A stopped client and one that never reads slow nobody down, and cost the holder no memory."""
+    session = host.start("sh", "-c", "read x; seq 600000; echo finished; read x; echo end", name="t")["session"]
+    holder = host.holder(session)
+    before = pss(holder)
+    silent = wire.connect(str(host.run / f"{session}.sock"), 5)
+    silent.sendall(wire.control({"op": "attach", "actor": "", "read_only": True}))
+    with attach(host, "t") as stopped:
+        until(lambda: host.sessions()[0]["clients"] == 1)
+        stopped.process.send_signal(signal.SIGSTOP)
+        host.ok("send", "t", "", "--enter")
+        host.wait_for("t", "finished")
+        assert pss(holder) - before < 6 << 20
+        stopped.process.send_signal(signal.SIGCONT)
+        stopped.expect(b"finished")
+        assert b"too much to keep" in stopped.seen
+        host.ok("send", "t", "", "--enter")
+        assert stopped.wait() == 0 and b"[t: exited 0]" in stopped.seen
+    silent.close()
+    got = host.cm_json("output", "t", "--from", "0")
+    assert got["lost"] == got["from"] > 0 and got["data"].endswith("end\r\n") and got["to"] - got["from"] == 1 << 20
+    until(lambda: not os.path.exists(f"/proc/{holder}"))
+
+
+def pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError
+
+
+def test_nonsense_from_a_client(host: Host) -> None:
+    """Whatever a client sends, the session lives."""
+    session = host.start("cat", name="t")["session"]
+    path = str(host.run / f"{session}.sock")
+    for nonsense in (
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"\xff" * 100,
+        wire.control({"op": "attach"}),
+        wire.control({"op": "kill", "signal": "x", "grace": 1}),
+        wire.control({"op": "resize", "rows": 1 << 40, "cols": -1}),
+        wire.control({"op": "send", "data": "\u20ac", "actor": "x"}),
+        wire.control({"op": "attach", "actor": "x", "from": -1}),
+        b"\x00\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x00\x01{",
+        wire.output(1, b"x"),
+    ):
+        sock = wire.connect(path, 5)
+        sock.sendall(nonsense)
+        sock.settimeout(0.2)
+        try:
+            sock.recv(65536)
+        except (TimeoutError, ConnectionError):
+            pass
+        sock.close()
+    # asks and asks, never reads; then types a lot into a session that is gone from its list
+    sock = wire.connect(path, 1)
+    try:
+        for _ in range(20000):
+            sock.sendall(wire.control({"op": "status"}))
+    except (BlockingIOError, ConnectionError):
+        pass
+    sock.close()
+    assert host.sessions()[0]["state"] == "running"
+    host.ok("send", "t", "still here", "--enter")
+    host.wait_for("t", "still here")
+
+
+def test_more_clients_than_are_taken(host: Host) -> None:
+    session = host.start("cat", name="t")["session"]
+    socks = []
+    for _ in range(530):
+        socks.append(wire.connect(str(host.run / f"{session}.sock"), 5))
+    time.sleep(0.3)
+    error = host.fails("send", "t", "x", exit=6, code="unreachable")
+    assert "closed the connection" in error["message"]
+    for sock in socks:
+        sock.close()
+    host.ok("send", "t", "back", "--enter")
+    host.wait_for("t", "back")
+
+
+def test_kill_escalates(host: Host) -> None:
+    host.start("bash", "-c", "trap '' TERM HUP INT; echo up; while :; do sleep 1; done", name="t")
+    host.wait_for("t", "up")
+    began = time.monotonic()
+    assert host.cm_json("kill", "t", "--grace", "1s")["exit"] == 137
+    assert time.monotonic() - began > 1
+    host.start("sleep", "1000", name="u")
+    assert host.cm_json("kill", "u", "--signal", "9")["exit"] == 137
+    host.assert_clean(ended=True)
+
+
+def test_kill_ends_an_interactive_shell(host: Host) -> None:
+    host.start("bash", "-i", name="t")
+    host.ok("send", "t", "sleep 1000 & echo up$((1+1))", "--enter")
+    host.wait_for("t", "up2")
+    began = time.monotonic()
+    host.ok("kill", "t")
+    assert time.monotonic() - began < 4.5
+    host.assert_clean(ended=True)
+
+
+def test_kill_with_a_stopped_holder(host: Host) -> None:
+    session = host.start("sleep", "1000", name="t")["session"]
+    os.kill(host.holder(session), signal.SIGSTOP)
+    assert "does not answer" in host.ok("ls")
+    host.ok("kill", "t")
+    assert host.sessions()[0]["state"] == "exited"
+    host.assert_clean(ended=True)
+
+
+def test_output_by_number(host: Host) -> None:
+    host.start("sh", "-c", "echo 0123456789; read x; echo more; read x", name="t")
+    host.wait_for("t", "9")
+    assert host.cm_json("output", "t", "--from", "4") == {"data": "456789\r\n", "from": 4, "to": 12, "lost": 0}
+    assert host.cm_json("output", "t", "--from", "12") == {"data": "", "from": 12, "to": 12, "lost": 0}
+    host.fails("output", "t", "--from", "13", exit=2, code="usage")
+    host.fails("output", "t", "--from", "13", "--follow", exit=2, code="usage")
+    host.fails("wait", "t", "--for", "x", "--from", "13", exit=2, code="usage")
+    assert b"no output has number 13" in attach_fails(host, "t", "--from", "13")
+    sent = host.cm_json("send", "t", "", "--enter")
+    assert sent["seq"] == 1 and sent["at"] == 12
+    host.wait_for("t", "more", "--from", "12")
+    follower = subprocess.Popen([*CM, "output", "t", "--follow"], env=host.env(), stdout=subprocess.PIPE)
+    host.ok("send", "t", "", "--enter")
+    whole = b"0123456789\r\n\r\nmore\r\n\r\n"
+    assert follower.communicate(timeout=10)[0] == whole
+    assert host.cm("output", "t").stdout == whole
+    assert host.cm("output", "t", "--follow", "--from", "12").stdout == whole[12:]
+    assert host.cm_json("output", "t", "--from", "4")["data"].encode() == whole[4:]
+
+
+def attach_fails(host: Host, session: str, *options: str) -> bytes:
+    with attach(host, session, *options) as client:
+        assert client.wait() == 2 and client.is_sane()
+        return bytes(client.seen)
+
+
+def test_follow_at_a_slow_pace_gets_everything(host: Host) -> None:
+    """The session ends long before its reader has caught up."""
+    host.start("sh", "-c", "read x; seq 100000; echo end", name="t")
+    follower = subprocess.Popen([*CM, "output", "t", "--follow"], env=host.env(), stdout=subprocess.PIPE)
+    time.sleep(0.5)
+    host.ok("send", "t", "", "--enter")
+    host.cm_json("wait", "t")
+    time.sleep(2.5)  # longer than a holder waits with its farewell
+    whole = follower.communicate(timeout=20)[0]
+    assert whole.split() == [str(number).encode() for number in range(1, 100001)] + [b"end"]
+
+
+def test_wait(host: Host) -> None:
+    host.start("sh", "-c", "printf 'one tw'; sleep 0.7; printf 'o three\\n'; read x; exit 5", name="t")
+    found = host.cm_json("wait", "t", "--for", "t[w]o")
+    assert (found["matched"], found["seq"]) == ("two", 7)
+    host.fails("wait", "t", "--for", "four", "--timeout", "300ms", exit=11, code="timed_out")
+    host.fails("wait", "t", "--timeout", "300ms", exit=11, code="timed_out")
+    host.fails("wait", "t", "--for", "(", exit=2, code="usage")
+    assert host.cm_json("wait", "t", "--for", "^o", "--from", "0")["seq"] == 1
+    waiter = subprocess.Popen([*CM, "--json", "wait", "t", "--for", "never"], env=host.env(), stdout=subprocess.PIPE)
+    time.sleep(0.5)
+    host.ok("send", "t", "", "--enter")
+    said = json.loads(waiter.communicate(timeout=10)[0])
+    assert waiter.returncode == 4 and said["exited"] == 5
+    done = host.cm("--json", "wait", "t", "--for", "never")
+    assert done.returncode == 4 and json.loads(done.stdout) == said
+    assert host.cm_json("wait", "t", "--for", "three")["matched"] == "three"
+    assert host.cm_json("wait", "t")["exited"] == 5
+
+
+def test_inputs_are_attributed_and_ordered(host: Host) -> None:
+    session = host.start("sh", "-c", "while read x; do echo got $x; done", name="t")["session"]
+    host.ok("send", "t", "first", "--enter", "--actor", "ann")
+    host.ok("send", "t", "half ", "--actor", "ann")
+    sent = host.cm_json("send", "t", "whole", "--enter", "--actor", "bob")
+    host.wait_for("t", "got half whole")
+    lines = journal(host, session)
+    assert [(one["actor"], one["originators"], one["text"], one["token"]) for one in lines] == [
+        ("ann", ["ann"], "first\r", 1),
+        ("bob", ["ann", "bob"], "half whole\r", 1),
+    ]
+    assert [one["seq"] for one in lines] == [1, 2] and sent["seq"] == 2
+
+
+def journal(host: Host, session: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (host.state / "sessions" / session / "inputs.jsonl").read_text().splitlines()]
+
+
+def test_passwords_are_not_written_down(host: Host) -> None:
+    script = "stty -echo; echo ask; read x; stty echo; echo have ${#x}; read y"
+    session = host.start("sh", "-c", script, name="t")["session"]
+    host.wait_for("t", "ask")
+    with attach(host, "t") as client:
+        client.expect(b"ask")
+        for key in "geheim":
+            client.type(key)
+            client.pump(0.02)
+        client.type("\r")
+        client.expect(b"have 6")
+    host.ok("send", "t", "public", "--enter")
+    host.cm_json("wait", "t")
+    lines = journal(host, session)
+    assert [one["text"] for one in lines] == [None, "public\r"]
+    assert all(b"geheim" not in path.read_bytes() for path in host.state.rglob("*") if path.is_file())
+
+
+def test_a_password_left_half_typed_is_not_written_down(host: Host) -> None:
+    script = "stty -echo; echo ask; sleep 1; stty echo; echo late; read x"
+    session = host.start("sh", "-c", script, name="t")["session"]
+    host.wait_for("t", "ask")
+    host.ok("send", "t", "gehe")
+    host.wait_for("t", "late")
+    host.ok("send", "t", "im", "--enter")
+    host.cm_json("wait", "t")
+    assert [one["text"] for one in journal(host, session)] == [None]
+
+
+def test_send_to_a_session_that_does_not_read(host: Host) -> None:
+    """Refused whole once it is full; what was taken arrives, and the session lives."""
+    session = host.start("sh", "-c", "stty raw -echo; echo up; sleep 3; head -c 100000 | wc -c; sleep 100", name="t")
+    host.wait_for("t", "up")
+    codes = [host.cm("send", "t", "x" * 100_000).returncode for _ in range(6)]
+    assert codes[0] == 0 and codes[-1] == 4
+    error = host.fails("send", "t", "x" * 100_000, exit=4, code="blocked")
+    assert "nothing was sent" in error["message"]
+    host.wait_for("t", "100000")
+    assert pss(host.holder(session["session"])) < 16 << 20
+
+
+def test_sends_of_many_arrive_whole(host: Host) -> None:
+    host.start("sh", "-c", "stty -echo; while read x; do echo $x; done", name="t")
+    senders = [
+        subprocess.Popen([*CM, "send", "t", letter * 500, "--enter"], env=host.env()) for letter in "abcdefgh"
+    ]
+    assert [one.wait(timeout=30) for one in senders] == [0] * 8
+    host.ok("send", "t", "end", "--enter")
+    host.wait_for("t", "^end")
+    lines = [line for line in host.output("t").split("\r\n") if len(line) == 500]
+    assert sorted(lines) == [letter * 500 for letter in "abcdefgh"]
+
+
+def test_disk_full_while_running(host: Host, tmp_path: Path) -> None:
+    """A full disk ends no session, and its user can still type; how it ended is told to who is connected."""
+    host.state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "host-t", str(host.state)], check=True)
+    try:
+        session = host.start("sh", "-c", "while read x; do echo got $x; done; exit 3", name="t")["session"]
+        host.ok("send", "t", "one", "--enter")
+        fill = host.state / "fill"
+        fd = os.open(fill, os.O_WRONLY | os.O_CREAT)
+        try:
+            while os.write(fd, b"x" * 4096):
+                pass
+        except OSError:
+            os.close(fd)
+        for number in range(4):
+            host.ok("send", "t", "x" * 1500 + f" line{number}", "--enter")
+        host.wait_for("t", "got x+ line3")
+        assert host.sessions()[0]["state"] == "running"
+        waiter = subprocess.Popen([*CM, "--json", "wait", "t"], env=host.env(), stdout=subprocess.PIPE)
+        time.sleep(0.5)
+        fill.unlink()
+        host.ok("send", "t", "after", "--enter")
+        host.wait_for("t", "got after")
+        assert journal(host, session)[-1]["text"] == "after\r"
+        host.ok("send", "t", "\x04")
+        assert json.loads(waiter.communicate(timeout=10)[0])["exited"] == 3
+        host.close()
+    finally:
+        subprocess.run(["umount", "-l", str(host.state)], check=True)
+
+
+def test_bad_sends(host: Host) -> None:
+    host.start("cat", name="t")
+    host.fails("send", "t", "", exit=2, code="usage")
+    host.fails("send", "t", "x" * 131_071 , "--enter", exit=2, code="usage")
