@@ -16,7 +16,9 @@ CAP_SYS_RESOURCE = 24
 
 
 def pytest_report_header() -> list[str]:
-    tools = [f"{tool} {'yes' if shutil.which(tool) else 'no'}" for tool in ("criu", "tini-static", "nft", "vim", "tmux")]
+    tools = [
+        f"{tool} {'yes' if shutil.which(tool) else 'no'}" for tool in ("criu", "tini-static", "nft", "vim", "tmux")
+    ]
     return [
         f"machine: kernel {platform.release()}, {os.cpu_count()} cores, root {'yes' if os.geteuid() == 0 else 'no'}, "
         f"CAP_SYS_RESOURCE {'yes' if has_capability(CAP_SYS_RESOURCE) else 'no'}, "

@@ -1,7 +1,7 @@
 """A host of a test's own: settings, directories, cgroups and addresses that no other test or user has.
 
-    done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
-    host.leftovers()        # what is there that should not be, once every session has ended
+done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
+host.leftovers()        # what is there that should not be, once every session has ended
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ class Host:
 
     def leftovers(self, ended: bool = False) -> list[str]:
         """Everything of this host's sessions that is still there; with `ended`, records of ended ones may be."""
-        left = [f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line]
+        left = [
+            f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
+        ]
         left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
         left += [f"socket {path.name}" for path in self.run.glob("*")]
         left += [f"process {pid}" for pid in processes() if any(str(self.state) in one for one in open_files(pid))]

@@ -369,29 +369,17 @@ class Holder:
         """Output, event and record, in this order: who sees the end on record finds the rest in place. On a full disk
         what can be written is, and whoever is connected still hears how it ended."""
         words = {"name": self.record["name"], "code": ended["code"], "reason": ended["reason"]}
-<<<<<<< HEAD
-        steps: tuple[Callable[[], object], ...] = (
-=======
         steps: list[Callable[[], None]] = [
->>>>>>> sessions
             lambda: files.replace(f"{self.dir}/output.ring", self.ring.save()),
             lambda: self.events.emit("parked" if self.parked else "exited", str(self.record["session"]), **words),
             self.save,
             lambda: os.unlink(str(self.order["socket"])),
-<<<<<<< HEAD
-        )
-=======
         ]
->>>>>>> sessions
         for step in steps:
             try:
                 step()
             except OSError as error:
-<<<<<<< HEAD
-                sys.stderr.write(f"{self.record['session']}: {error}\n")  # our log
-=======
                 complain(f"{self.record['session']}: {error}")
->>>>>>> sessions
 
     def read_all(self) -> bool:
         before = self.ring.end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 
 NEWNS, NEWUTS, NEWIPC, NEWPID, NEWNET = 0x20000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND = 1, 2, 4, 8, 32, 0x1000
@@ -43,6 +44,30 @@ def mount(source: str | None, target: str, kind: str | None = None, flags: int =
 
 def umount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+class _Timer(ctypes.Structure):
+    _fields_ = [
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("s", ctypes.c_long),
+        ("ns", ctypes.c_long),
+    ]
+
+
+def boottime_timer() -> int:
+    """A descriptor that becomes readable at a time on CLOCK_BOOTTIME; Python 3.11 has none."""
+    fd: int = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
+    if fd < 0:
+        _check(fd, "timerfd_create")
+    return fd
+
+
+def set_timer(fd: int, at: float) -> None:
+    """Absolute; one that has passed fires at once."""
+    whole = max(0, int(at))
+    timer = _Timer(0, 0, whole, max(1, int((at - whole) * 1e9)))
+    _check(_libc.timerfd_settime(fd, 1, ctypes.byref(timer), None), "timerfd_settime")
 
 
 def pivot_root(new: str, old: str) -> None:

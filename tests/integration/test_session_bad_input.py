@@ -150,7 +150,14 @@ def test_state_dir_on_an_overlay(host: Host, tmp_path: Path) -> None:
     for name in ("u", "w"):
         (tmp_path / name).mkdir()
     options = f"lowerdir={host.state},upperdir={tmp_path}/u,workdir={tmp_path}/w"
-    host.prefix = ("unshare", "-m", "sh", "-c", f'mount -t overlay overlay -o {options} {host.state} && exec "$@"', "sh")
+    host.prefix = (
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        f'mount -t overlay overlay -o {options} {host.state} && exec "$@"',
+        "sh",
+    )
     try:
         error = host.fails("run", "-d", "--", "true", exit=4, code="blocked")
     finally:

@@ -68,7 +68,12 @@ def test_environment(host: Host) -> None:
     session = host.start("env", options=options)["session"]
     host.cm_json("wait", session)
     got = dict(line.split("=", 1) for line in host.output(session).split("\r\n") if line)
-    assert {key: got[key] for key in ("A", "MINE", "E", "P")} == {"A": "1", "MINE": "of the caller", "E": "", "P": "a=b"}
+    assert {key: got[key] for key in ("A", "MINE", "E", "P")} == {
+        "A": "1",
+        "MINE": "of the caller",
+        "E": "",
+        "P": "a=b",
+    }
     assert not [key for key in got if key.startswith("CMDOP_")]
     assert got["PATH"] and got["LANG"] == "C.UTF-8"
     host.fails("run", "-d", "--env", "NOT_THERE", "--", "true", exit=2, code="usage")
@@ -76,7 +81,9 @@ def test_environment(host: Host) -> None:
 
 def test_user(host: Host, tmp_path: Path) -> None:
     user = pwd.getpwnam("nobody")
-    script = 'id -u; id -g; id -G; echo "$USER:$HOME:$LOGNAME"; echo written > $(tty); pwd; touch /root/x || echo refused'
+    script = (
+        'id -u; id -g; id -G; echo "$USER:$HOME:$LOGNAME"; echo written > $(tty); pwd; touch /root/x || echo refused'
+    )
     session = host.start("sh", "-c", script, options=("--user", "nobody"))["session"]
     host.cm_json("wait", session)
     lines = host.output(session).split("\r\n")

@@ -345,9 +345,7 @@ def test_send_to_a_session_that_does_not_read(host: Host) -> None:
 
 def test_sends_of_many_arrive_whole(host: Host) -> None:
     host.start("sh", "-c", "stty -echo; while read x; do echo $x; done", name="t")
-    senders = [
-        subprocess.Popen([*CM, "send", "t", letter * 500, "--enter"], env=host.env()) for letter in "abcdefgh"
-    ]
+    senders = [subprocess.Popen([*CM, "send", "t", letter * 500, "--enter"], env=host.env()) for letter in "abcdefgh"]
     assert [one.wait(timeout=30) for one in senders] == [0] * 8
     host.ok("send", "t", "end", "--enter")
     host.wait_for("t", "^end")
@@ -389,4 +387,4 @@ def test_disk_full_while_running(host: Host, tmp_path: Path) -> None:
 def test_bad_sends(host: Host) -> None:
     host.start("cat", name="t")
     host.fails("send", "t", "", exit=2, code="usage")
-    host.fails("send", "t", "x" * 131_071 , "--enter", exit=2, code="usage")
+    host.fails("send", "t", "x" * 131_071, "--enter", exit=2, code="usage")
