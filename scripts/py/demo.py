@@ -21,8 +21,8 @@ from demo_terminal import Terminal
 
 NAME = "counter"
 COUNT = "while :; do echo $((++i)); sleep .1; done"
-WATCH = 1.5
-AWAY = 1.0
+WATCH = 1.2
+AWAY = 0.8
 
 
 @dataclass
