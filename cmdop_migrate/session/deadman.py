@@ -57,6 +57,11 @@ class DeadMan:
             self.fenced = False
             self._on_change(False)
 
+    def doubt(self) -> None:
+        """Nobody knows whether the lease is still ours: stand still until it is known."""
+        self._until = min(self._until or 0.0, time.clock_gettime(time.CLOCK_BOOTTIME))
+        self.check()
+
     def _arm(self) -> None:
         if self._until is not None:
             syscalls.set_timer(self._timer, self._until)

@@ -204,6 +204,12 @@ class Holder:
         cgroup.kill(self.cgroup)
         return {"re": "superseded"}
 
+    def on_was_parked(self, checkpoint: str) -> Message:
+        """The lease store says that our own parking took effect, whoever was to tell us and could not."""
+        self.parked, self.freezer = checkpoint, None
+        cgroup.kill(self.cgroup)
+        return {"re": "parked"}
+
     def note(self, event: str, **facts: object) -> None:
         try:
             self.events.emit(event, str(self.record["session"]), name=self.record["name"], **facts)
@@ -257,6 +263,11 @@ class Holder:
             return self.on_fresh(message)
         if op == "superseded":
             return self.on_superseded(message)
+        if op == "doubt":
+            self.deadman.doubt()
+            return {"re": op}
+        if op == "parked":
+            return self.on_was_parked(str(message["checkpoint"]))
         if op == "saved":
             self.record["checkpoint"] = str(message["checkpoint"])
             self.save()
