@@ -141,6 +141,25 @@ def load(
     return _build(chosen)
 
 
+def to_environment(config: Config) -> dict[str, str]:
+    """The same settings for a process of our own: nothing of its own surroundings then matters."""
+    values = {
+        "host": config.host,
+        "state_dir": str(config.state_dir),
+        "run_dir": str(config.run_dir),
+        "store": config.store,
+        "lease": config.lease,
+        "lease_ttl": f"{config.lease_ttl:g}s",
+        "key_file": str(config.key_file),
+        "relay": config.relay or "",
+        "criu": config.criu or "",
+        "ring_size": f"{config.ring_size}B",
+        "keep_exited": f"{config.keep_exited:g}s",
+        "subnet": config.subnet,
+    }
+    return {CONFIG_ENV: os.devnull, **{ENV_PREFIX + key.upper(): value for key, value in values.items()}}
+
+
 def _build(chosen: Mapping[str, str]) -> Config:
     def value(key: str) -> str | None:
         text = chosen.get(key, KEYS[key].default)

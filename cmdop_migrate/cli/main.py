@@ -31,6 +31,8 @@ COMMANDS = {
     "fork": ("images", "fork"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
+    "lease": ("fence", "lease"),
+    "agent": ("fence", "agent"),
     "events": ("talk", "events"),
     "doctor": ("machine", "doctor"),
 }

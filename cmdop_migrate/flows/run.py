@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
+from cmdop_migrate.flows import agent, leases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network
 from cmdop_migrate.session.records import Records
@@ -49,27 +50,35 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     _check_init()
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
+    agent.ensure(config)
+    store = leases.open_store(config)
     for _ in range(TRIES):
         session = new_session_id()
         link = network.choose(config.subnet) if spec.net == "private" else None
+        lease = leases.take_new(store, records, session)
         record = Record(
-            session, name or f"s-{session[:6]}", config.host, 1, "starting", spec, clock.walltime(), link=link
+            session, name or f"s-{session[:6]}", config.host, lease.token, "starting", spec, clock.walltime(), link=link
         )
         try:
-            started = _start(config, records, record, wish)
+            started = _start(config, records, record, wish, lease.fresh_until)
         except network.LinkTaken:
+            store.release(lease)
             continue
+        except BaseException:
+            store.release(lease)
+            raise
         records.events.emit("started", session, name=started.name, token=started.token, pid=started.pid)
         return started
     raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
 
 
-def _start(config: Config, records: Records, record: Record, wish: Wish) -> Record:
+def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_until: float) -> Record:
     lock = records.claim(record)
     try:
         order = holder_order(config, records, record)
         order |= {
             "mode": "start",
+            "fresh_until": fresh_until,
             "rows": wish.rows,
             "cols": wish.cols,
             "cwd_given": wish.cwd is not None,

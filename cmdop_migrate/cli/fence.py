@@ -1,0 +1,133 @@
+"""agent, lease."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import click
+
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.errors import CmdopError, Fenced, SessionNotFound, Usage
+from cmdop_migrate.flows import agent as agent_flow
+from cmdop_migrate.flows import leases
+from cmdop_migrate.lease.rules import Lost
+from cmdop_migrate.lease.store import Seen
+from cmdop_migrate.session.records import Records
+
+
+@click.command()
+@click.option("--until-idle", is_flag=True, help="End when this host has no sessions.")
+@click.option("--ready-fd", type=int, hidden=True)
+@command
+def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
+    """Renew the leases of this host's sessions. `run` starts one when there is none.
+
+    Without it, sessions stand still when their lease runs out, and go on when it is back.
+
+    \b
+    Examples:
+      cmdop-migrate agent
+      systemctl enable --now cmdop-migrate-agent
+    """
+
+    def say(word: bytes) -> None:
+        if ready_fd is not None:
+            os.write(ready_fd, word)
+            os.close(ready_fd)
+
+    try:
+        agent_flow.serve(app.records(), until_idle, lambda: say(b"ready"))
+    except CmdopError as error:
+        if ready_fd is not None:
+            try:
+                say(json.dumps({"code": error.code, "message": error.message, "hint": error.hint}).encode())
+            except OSError:
+                pass
+        raise
+
+
+@click.group()
+def lease() -> None:
+    """Show or break the lease of a session: who may run it."""
+
+
+@lease.command("show")
+@click.argument("session")
+@command
+def show_lease(app: App, session: str) -> None:
+    """Who holds a session, under which token.
+
+    \b
+    Examples:
+      cmdop-migrate lease show work
+    """
+    records = app.records()
+    _, seen = _seen(records, session)
+    facts = _facts(seen)
+    if app.json:
+        render.answer(facts)
+    else:
+        render.line(f"{session}: {facts['state']} by {facts['host']}, token {facts['token']}, TTL {facts['ttl_s']:g} s")
+        if facts["checkpoint"]:
+            render.line(f"  its last checkpoint: {facts['checkpoint']}")
+
+
+@lease.command("break")
+@click.argument("session")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@command
+def break_lease(app: App, session: str, yes: bool) -> None:
+    """Take a session from a host that is dead for certain.
+
+    If that host still runs it, two copies run until its agent learns of it. Waiting is safe: restore --wait 60s.
+
+    \b
+    Examples:
+      cmdop-migrate lease break work
+    """
+    records = app.records()
+    ident, seen = _seen(records, session)
+    if seen.record.state == "held" and not yes:
+        if app.json:
+            raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is dead for certain.")
+        render.note(f"{session} is held by {seen.record.host} (token {seen.record.token}).")
+        render.note("If that host is alive, two copies will run, and both may act on the outside world.")
+        click.confirm("Is it dead for certain?", abort=True, err=True)
+    store = leases.open_store(app.config)
+    answer = store.force_break(ident, app.config.host, records.host_id())
+    if isinstance(answer, Lost):
+        raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
+    records.events.emit("lease_broken", ident, token=answer.record.token, before=seen.record.host)
+    if app.json:
+        render.answer({"holder": None, "token": answer.record.token, "ttl_s": 0, "state": answer.record.state})
+    else:
+        render.line(f"{session}: now {answer.record.state}, token {answer.record.token}")
+
+
+def _seen(records: Records, reference: str) -> tuple[str, Seen]:
+    try:
+        ident = records.find(reference).session
+    except SessionNotFound:
+        ident = reference
+    seen = leases.open_store(records.config).inspect(ident)
+    if seen is None:
+        raise SessionNotFound(
+            f"the lease store knows no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
+        )
+    return ident, seen
+
+
+def _facts(seen: Seen) -> dict[str, Any]:
+    record = seen.record
+    return {
+        "holder": record.host if record.state == "held" else None,
+        "host": record.host,
+        "token": record.token,
+        "ttl_s": record.ttl,
+        "state": record.state,
+        "checkpoint": record.checkpoint,
+        "renewals": record.renewals,
+    }
