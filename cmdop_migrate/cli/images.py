@@ -61,6 +61,13 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 @click.option("--to", "host", metavar="HOST", help="Restore it on another host (planned).")
 @click.option("--fork", "name", metavar="NAME", help="As a new session of this name, beside the old one.")
 @click.option("--lazy", is_flag=True, help="Start while memory is still in the store; a lost store stalls it.")
+@click.option(
+    "--wait",
+    type=units.duration,
+    default="0s",
+    metavar="TIME",
+    help="Wait so long for a dead host's lease to run out.",
+)
 @click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
 @click.option("--allow-devices", is_flag=True, help="Also make device nodes that the session had made.")
 @command
@@ -72,6 +79,7 @@ def restore(
     lazy: bool,
     everything: bool,
     allow_devices: bool,
+    wait: float,
 ) -> None:
     """Bring a parked session back.
 
@@ -85,7 +93,7 @@ def restore(
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
     records = app.records()
-    wanted = restore_flow.Wanted(name, lazy, allow_devices)
+    wanted = restore_flow.Wanted(name, lazy, allow_devices, wait)
     if everything:
         _restore_all(app, records, wanted, reference)
         return

@@ -186,8 +186,9 @@ class Agent:
         if record is not None and record.phase == "parked":
             del self.held[session]
             return
+        died = record is not None and record.exit is not None and record.exit.code is None
         try:
-            self.leases.release(lease)
+            self.leases.release(lease, keep_checkpoint=died)  # one whose holder died may come back from the store
             del self.held[session]
         except Unreachable as error:
             _log.warning("lease of %s not released yet: %s", session, error.message)

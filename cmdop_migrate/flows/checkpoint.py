@@ -5,12 +5,13 @@
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
     capture   what is left is digested, sealed, in memory or on disk    ── captured
-    upload    the store has every pack
-    publish   the manifest: the point of no return
-    park      the holder ends this incarnation; or thaw, for --leave-running
+    upload    the store has every pack, and the manifest
+    commit    the lease names this checkpoint: the point of no return
+    park      the holder ends this incarnation; or it was thawed already, for --leave-running
 
-A failure anywhere before `publish` thaws the session: the holder does so as
-soon as our connection to it ends, whatever became of us.
+A failure anywhere before `commit` thaws the session: the holder does so as
+soon as our connection to it ends, whatever became of us. When nobody can tell
+whether the commit took effect, it stands still until the agent can.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ from cmdop_migrate import __version__, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, TimedOut
-from cmdop_migrate.flows import carry, dumpable, memory, talk, tools
+from cmdop_migrate.errors import Blocked, CmdopError, LeaseUnreachable, TimedOut
+from cmdop_migrate.flows import carry, dumpable, leases, memory, talk, tools
 from cmdop_migrate.images import files as image_files
 from cmdop_migrate.images import filestats, filetable, filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.lease.rules import Lost, Why
+from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup, connections, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 CRIU_TIMEOUT = 600.0
+SETTLE_SECONDS = 10.0
 FREEZE_TIMEOUT = 30.0
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -110,6 +114,8 @@ class _Checkpoint:
             with self.phases.phase("upload"):
                 self.progress("uploading")
                 manifest = writer.commit(self.record.token, self._facts(criu))
+            with self.phases.phase("commit"):
+                self._commit(manifest)
         except BaseException:
             self._thaw()  # at once; the holder would do it too, when it sees us gone
             writer.abort()
@@ -131,6 +137,7 @@ class _Checkpoint:
     def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
         """All that can fail or take long while the session still runs."""
         criu = tools.find_criu(self.config)
+        leases.prove(leases.open_store(self.config), self.records, self.record)
         ring, store = tools.open_keys(self.config), tools.open_store(self.config)
         dumpable.check(self.group, self.record)
         self._check_room()
@@ -295,6 +302,41 @@ class _Checkpoint:
             "files_bytes": self.files_bytes,
             "live": self.wanted.leave_running,
         }
+
+    def _commit(self, manifest: Manifest) -> None:
+        """The lease store itself refuses a host that was superseded: its manifest then counts for nothing."""
+        store = leases.open_store(self.config)
+        lease = leases.prove(store, self.records, self.record)
+        try:
+            if self.wanted.leave_running:
+                answer: object = store.commit_checkpoint(lease, manifest.checkpoint)
+            else:
+                answer = store.park(lease, manifest.checkpoint)
+        except LeaseUnreachable:
+            if not self.wanted.leave_running:
+                self._is_parked(store, lease, manifest)
+                return
+            raise
+        if isinstance(answer, Lost):
+            raise leases.fenced(self.record.name, answer)
+
+    def _is_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
+        """The answer got lost. A renewal tells: held, then it was not parked and will not be; or it was."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while True:
+            try:
+                answer = store.renew(lease)
+                break
+            except LeaseUnreachable:
+                if time.monotonic() > until:
+                    self.channel.ask(op="doubt")
+                    raise
+                time.sleep(0.5)
+        if isinstance(answer, Held):
+            raise LeaseUnreachable("the lease store did not take the checkpoint", "The session goes on; try again.")
+        holder = answer.holder
+        if answer.why is not Why.PARKED or holder is None or holder.checkpoint != manifest.checkpoint:
+            raise leases.fenced(self.record.name, answer)
 
     def _park(self, manifest: Manifest) -> None:
         try:

@@ -41,7 +41,7 @@ def choose(records: Records, store: Store, ring: KeyRing, reference: str | None)
 
 
 def not_running(chosen: Chosen) -> None:
-    """Fenced when the session lives here, or this generation of it was restored before."""
+    """Fenced when the session lives here. Whether another host has it, or had this generation, the lease tells."""
     record, manifest = chosen.record, chosen.manifest
     if record is None:
         return
@@ -49,12 +49,6 @@ def not_running(chosen: Chosen) -> None:
         raise Fenced(
             f"session {record.name!r} runs on {record.host} (token {record.token})",
             f"For a second copy under a new identity: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
-        )
-    still_there = record.phase == "parked" and record.checkpoint == manifest.checkpoint
-    if record.token > manifest.token and not still_there:
-        raise Fenced(
-            f"checkpoint {manifest.checkpoint[:12]} was restored already, as token {record.token} on {record.host}",
-            f"Restore a later one, or a copy: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
         )
 
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.registry import open_lease
-from cmdop_migrate.lease.rules import Lost, Why
+from cmdop_migrate.lease.rules import Lost, Observation, Why
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
+from cmdop_migrate.storage.base import Store
 
 
 def open_store(config: Config) -> LeaseStore:
@@ -31,6 +38,87 @@ def prove(leases: LeaseStore, records: Records, record: Record) -> Held:
     if isinstance(answer, Held):
         return answer
     raise fenced(record.name, answer)
+
+
+class TakeOver:
+    """The lease of a session that is to be restored here from `checkpoint`.
+
+    `look` refuses early what cannot work, and begins to watch a lease that is held; `take` takes it, waiting up to
+    `patience` for a dead holder's to run out; `give_back` undoes that when the restore fails.
+    """
+
+    def __init__(
+        self, leases: LeaseStore, images: Store, records: Records, name: str, manifest: Manifest, patience: float
+    ) -> None:
+        self._leases, self._images, self._records = leases, images, records
+        self._name, self._manifest = name, manifest
+        self._until = clock.boottime() + patience
+        self._observation: Observation | None = None
+        self._marker: str | None = None
+
+    def look(self) -> None:
+        seen = self._leases.inspect(self._manifest.session)
+        if seen is None:
+            return
+        self._observation = seen.observation
+        if seen.record.checkpoint != self._manifest.checkpoint:
+            raise fenced(self._name, Lost(self._manifest.session, Why.CHECKPOINT, seen.record))
+        if seen.record.state == "held" and not self._is_own(seen.record) and self._until <= clock.boottime():
+            raise fenced(self._name, Lost(self._manifest.session, Why.HELD, seen.record))
+
+    def _is_own(self, record: LeaseRecord) -> bool:
+        """Held by this very host, which does not run it: a restore here was cut off. We have its lock: nobody lives."""
+        return record.instance == self._records.host_id()
+
+    def take(self, say: Callable[[str], None]) -> Held:
+        config, session = self._records.config, self._manifest.session
+        who = (session, config.host, self._records.host_id(), config.lease_ttl)
+        while True:
+            seen = self._leases.inspect(session, self._observation)
+            if seen is None:
+                return self._take_unknown(who)
+            expected = self._manifest.checkpoint
+            if seen.record.state == "held" and self._is_own(seen.record):
+                resume = seen.record.token
+                answer = self._leases.acquire(*who, expect_checkpoint=expected, resume_token=resume)
+            else:
+                observed = seen.observation
+                answer = self._leases.acquire(
+                    *who, expect_checkpoint=expected, observation=observed, above=self._manifest.token
+                )
+            if isinstance(answer, Held):
+                return answer
+            if isinstance(answer, Lost) or clock.boottime() + answer.seconds > self._until:
+                raise fenced(self._name, answer)
+            self._observation = answer.observation
+            say(f"{answer.holder.host} holds it; waiting {answer.seconds:.0f} s for its lease to run out")
+            time.sleep(min(1.0, answer.seconds + 0.005))
+
+    def _take_unknown(self, who: tuple[str, str, str, float]) -> Held:
+        """No lease store knows it: this one is new, or not the one its old host used. The images' store decides then,
+        once and for all, and only for a session that was parked."""
+        if self._manifest.facts.get("live"):
+            raise Fenced(
+                f"session {self._name!r} ran on when this checkpoint was made, and the lease store does not know it",
+                "Use the lease store of the host it ran on, or restore a copy: --fork NAME",
+            )
+        marker = f"restored/{self._manifest.checkpoint}"
+        if not self._images.put_new(marker, who[2].encode()) and self._images.get(marker) != who[2].encode():
+            raise Fenced(
+                f"checkpoint {self._manifest.checkpoint[:12]} was restored already, by a host with another lease store",
+                "Hosts that share a store must share a lease store too. A copy: --fork NAME",
+            )
+        self._marker = marker
+        answer = self._leases.acquire(*who, above=self._manifest.token)
+        if not isinstance(answer, Held):
+            raise fenced(self._name, answer)
+        return answer
+
+    def give_back(self, lease: Held) -> None:
+        """Parked again, at the same checkpoint; the token has grown, which harms nobody."""
+        if self._marker is not None:
+            self._images.delete([self._marker])
+        self._leases.park(lease, self._manifest.checkpoint)
 
 
 def fenced(name: str, answer: Lost | Waiting) -> Fenced:

@@ -29,11 +29,13 @@ from cmdop_migrate.criu import logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CriuFailed, ImageRefused, Unexpected, Unreachable
-from cmdop_migrate.flows import background, carry, choose, memory, tools
+from cmdop_migrate.flows import agent, background, carry, choose, leases, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable, reader
 from cmdop_migrate.images.reader import Image
+from cmdop_migrate.lease.rules import Lost
+from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
 from cmdop_migrate.session import cgroup, connections, network
 from cmdop_migrate.session.records import Records
@@ -49,12 +51,14 @@ class Wanted:
     fork: str | None = None
     lazy: bool = False
     allow_devices: bool = False
+    wait: float = 0.0
 
 
 def restore(
     records: Records, reference: str | None, wanted: Wanted, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """What `restore --json` answers, once the session runs and, unless lazy, has all its memory."""
+    agent.ensure(records.config)
     return background.run(lambda say, answer: _Restore(records, reference, wanted, say, answer).run(), progress)
 
 
@@ -83,6 +87,10 @@ class _Restore:
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
+        host_leases = leases.open_store(self.config)
+        over = leases.TakeOver(host_leases, store, self.records, record.name, chosen.manifest, self.wanted.wait)
+        if self.wanted.fork is None:
+            over.look()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
@@ -96,7 +104,19 @@ class _Restore:
                 else:
                     image = reader.fetch(store, ring, checkpoint, image_dir)
             try:
-                _Incarnation(self, criu, image, record, directory, lock).run()
+                with self.phases.phase("lease"):
+                    forked = self.wanted.fork is not None
+                    lease = (
+                        leases.take_new(host_leases, self.records, record.session) if forked else over.take(self.say)
+                    )
+                record = replace(record, token=lease.token)
+                incarnation = _Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
+                try:
+                    incarnation.run()
+                except BaseException:
+                    if not incarnation.adopted:
+                        host_leases.release(lease) if forked else over.give_back(lease)
+                    raise
             finally:
                 image.close()
         finally:
@@ -106,7 +126,6 @@ class _Restore:
     def _record(self, chosen: choose.Chosen) -> Record:
         """The record the restored session will have."""
         manifest = chosen.manifest
-        token = max(manifest.token, chosen.record.token if chosen.record else 0) + 1
         try:
             before = Record.from_json(manifest.facts["record"])
         except (KeyError, TypeError, ValueError) as error:
@@ -121,7 +140,6 @@ class _Restore:
             host=self.config.host,
             phase="live",
             checkpoint=manifest.checkpoint,
-            token=token,
             link=link,
             exit=None,
             pid=None,
@@ -132,7 +150,6 @@ class _Restore:
             kept,
             session=new_session_id(),
             name=session_name(self.wanted.fork),
-            token=1,
             parent=manifest.session,
             created=clock.walltime(),
         )
@@ -145,7 +162,19 @@ class _Restore:
 class _Incarnation:
     """From a verified image to a running session."""
 
-    def __init__(self, parent: _Restore, criu: Criu, image: Image, record: Record, directory: Path, lock: int) -> None:
+    def __init__(
+        self,
+        parent: _Restore,
+        criu: Criu,
+        image: Image,
+        record: Record,
+        directory: Path,
+        lock: int,
+        host_leases: LeaseStore,
+        lease: Held,
+    ) -> None:
+        self.leases, self.lease = host_leases, lease
+        self.adopted = False
         self.parent, self.criu, self.image, self.record = parent, criu, image, record
         self.directory, self.lock = directory, lock
         self.records, self.config, self.phases = parent.records, parent.config, parent.phases
@@ -241,6 +270,7 @@ class _Incarnation:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = holder_order(self.config, self.records, self.record) | {
             "mode": "restore",
+            "fresh_until": self.lease.fresh_until,
             "worker": list(self.criu.argv),
             "worker_fd": theirs.fileno(),
         }
@@ -253,6 +283,7 @@ class _Incarnation:
                     self._converse(ours, starter, daemon, page_socket)
                 starter.control.send(b"resumed")
                 starter.expect()
+                self.adopted = True
             except BaseException:
                 starter.abandon()
                 raise
@@ -306,7 +337,15 @@ class _Incarnation:
             connections.reset(self.pid, [connections.Connection(**row) for row in rows])
         if daemon is not None and not daemon.secure():
             raise Blocked("memory cannot be served", "See the log.")
-        message = {"pid": self.pid, "unread": self.terminal["unread"], "unwritten": self.terminal["unwritten"]}
+        renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
+        if isinstance(renewed, Lost):
+            raise leases.fenced(self.record.name, renewed)
+        message = {
+            "pid": self.pid,
+            "fresh_until": renewed.fresh_until,
+            "unread": self.terminal["unread"],
+            "unwritten": self.terminal["unwritten"],
+        }
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()

@@ -88,6 +88,7 @@ class Holder:
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew."""
+        self.deadman.renewed(restored.fresh_until)
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.feed_terminal()

@@ -54,8 +54,9 @@ class Pager:
 class Restored:
     """A session made anew by CRIU, not running yet."""
 
-    def __init__(self, pid: int, master: int, unwritten: bytes, pager: Pager | None) -> None:
+    def __init__(self, pid: int, master: int, unwritten: bytes, fresh_until: float, pager: Pager | None) -> None:
         self.pid, self.master, self.unwritten, self.pager = pid, master, unwritten, pager
+        self.fresh_until = fresh_until
 
 
 def start(order: Order, control: socket.socket) -> tuple[int, int]:
@@ -110,7 +111,7 @@ def restore(order: Order, control: socket.socket) -> Restored:
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), pager)
+    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), said["fresh_until"], pager)
 
 
 def give_back(pid: int, master: int, unread: bytes) -> None:
