@@ -13,7 +13,7 @@ import click
 from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
-from cmdop_migrate.errors import NotRoot
+from cmdop_migrate.errors import CmdopError, NotRoot
 from cmdop_migrate.session.records import Records
 
 
@@ -34,13 +34,25 @@ class App:
             log.set_up(self._config.log_file if os.geteuid() == 0 else None, self.verbosity)
         return self._config
 
-    def records(self) -> Records:
-        """This host's sessions, stale ones put right first."""
+    def _keep_agent(self, records: Records) -> None:
+        """Sessions whose agent died stand still before long: whoever comes by first starts another."""
+        if any(record.phase == "live" for record in records.all()):
+            from cmdop_migrate.flows import agent
+
+            try:
+                agent.ensure(self.config)
+            except CmdopError as error:
+                log.get("cli").warning("no agent: %s", error.message)
+
+    def records(self, keeping: bool = True) -> Records:
+        """This host's sessions, stale ones put right first; with an agent, unless not `keeping`."""
         if os.geteuid() != 0:
             raise NotRoot("sessions need root", "Run it with sudo.")
         records = Records(self.config)
         records.prepare()
         records.sweep()
+        if keeping:
+            self._keep_agent(records)
         return records
 
 

@@ -39,7 +39,7 @@ def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
             os.close(ready_fd)
 
     try:
-        agent_flow.serve(app.records(), until_idle, lambda: say(b"ready"))
+        agent_flow.serve(app.records(keeping=False), until_idle, lambda: say(b"ready"))
     except CmdopError as error:
         if ready_fd is not None:
             try:

@@ -94,9 +94,9 @@ class Agent:
                 return
 
     def _may_leave(self) -> bool:
-        """Nobody is starting a session right now who counts on us."""
+        """Nobody is starting or restoring a session right now who counts on us."""
         with self.records.locked():
-            if any(record.phase in ("live", "starting") for record in self.records.all()):
+            if any(map(self.records.is_held, self.records.ids())):
                 return False
             self.lock.release()
             return True
@@ -173,9 +173,8 @@ class Agent:
         cgroup.kill(self.records.cgroup(record.session))
         self.metrics.add("superseded_total")
         token, host = (holder.token, holder.host) if holder else (record.token + 1, "nobody")
-        self.records.events.emit(
-            "superseded", record.session, name=record.name, token=record.token, by=token, host=host
-        )
+        facts = {"name": record.name, "token": record.token, "by": token, "where": host}
+        self.records.events.emit("superseded", record.session, **facts)
         self._tell(record, op="superseded", token=max(token, record.token + 1), host=host)
 
     def _ended(self, session: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused, SessionNotFound, Usage
@@ -23,12 +23,17 @@ class Chosen:
     record: Record | None
 
 
-def choose(records: Records, store: Store, ring: KeyRing, reference: str | None) -> Chosen:
+Current = Callable[[str], str | None]
+
+
+def choose(records: Records, store: Store, ring: KeyRing, reference: str | None, current: Current) -> Chosen:
+    """`current` tells a session's last checkpoint by its lease: this host's own record may be behind."""
     if reference is None:
-        return _only_one(records, store, ring)
+        return _only_one(records, store, ring, current)
     record = _record(records, reference)
-    if record is not None and record.phase in ("parked", "exited") and record.checkpoint:
-        return Chosen(catalog.load(store, ring, record.checkpoint, record.session), record)
+    last = (current(record.session) or record.checkpoint) if record is not None else None
+    if record is not None and last is not None:
+        return Chosen(catalog.load(store, ring, last, record.session), record)
     if record is not None:
         newest = _newest(store, record.session)
         if newest is None:
@@ -36,7 +41,7 @@ def choose(records: Records, store: Store, ring: KeyRing, reference: str | None)
                 f"session {record.name!r} has no checkpoint", f"Make one: cmdop-migrate checkpoint {record.name}"
             )
         return Chosen(catalog.read(store, ring, newest), record)
-    found = _in_store(store, ring, reference)
+    found = _in_store(store, ring, reference, current)
     return Chosen(found, records.load(found.session))
 
 
@@ -56,17 +61,17 @@ def parked(records: Records) -> list[Record]:
     return [record for record in records.all() if record.phase == "parked"]
 
 
-def _only_one(records: Records, store: Store, ring: KeyRing) -> Chosen:
+def _only_one(records: Records, store: Store, ring: KeyRing, current: Current) -> Chosen:
     here = parked(records)
     if len(here) == 1:
-        return choose(records, store, ring, here[0].session)
+        return choose(records, store, ring, here[0].session, current)
     if here:
         names = ", ".join(record.name for record in here)
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
     known = {record.session for record in records.all()}
     strangers = {entry.session for entry in catalog.listed(store)} - known
     if len(strangers) == 1:
-        return choose(records, store, ring, strangers.pop())
+        return choose(records, store, ring, strangers.pop(), current)
     if strangers:
         some = ", ".join(sorted(one[:12] for one in strangers)[:8])
         raise Usage(f"the store holds several sessions: {some}", "Name one. See: cmdop-migrate checkpoints ls")
@@ -85,7 +90,7 @@ def _newest(store: Store, session: str) -> Listed | None:
     return entries[-1] if entries else None
 
 
-def _in_store(store: Store, ring: KeyRing, reference: str) -> Manifest:
+def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> Manifest:
     entries = list(catalog.listed(store))
     by_checkpoint = [one for one in entries if one.checkpoint.startswith(reference)]
     if len(by_checkpoint) == 1:
@@ -93,7 +98,11 @@ def _in_store(store: Store, ring: KeyRing, reference: str) -> Manifest:
     sessions = {one.session for one in entries if one.session.startswith(reference)}
     sessions = sessions or _by_name(store, ring, entries, reference)
     if len(sessions) == 1:
-        newest = _newest(store, sessions.pop())
+        session = sessions.pop()
+        last = current(session)
+        if last is not None:
+            return catalog.load(store, ring, last, session)
+        newest = _newest(store, session)
         if newest is not None:
             return catalog.read(store, ring, newest)
     if by_checkpoint or sessions:

@@ -22,6 +22,12 @@ def open_store(config: Config) -> LeaseStore:
     return open_lease(config.lease)
 
 
+def last_checkpoint(leases: LeaseStore, session: str) -> str | None:
+    """What the session's lease says is its last committed checkpoint."""
+    seen = leases.inspect(session)
+    return seen.record.checkpoint if seen else None
+
+
 def take_new(leases: LeaseStore, records: Records, session: str) -> Held:
     """The lease of a session that never was: nobody else can have it."""
     config = records.config

@@ -83,11 +83,12 @@ class _Restore:
         criu = tools.find_criu(self.config)
         store, ring = tools.open_store(self.config), tools.open_keys(self.config)
         with self.phases.phase("choose"):
-            chosen = choose.choose(self.records, store, ring, self.reference)
+            host_leases = leases.open_store(self.config)
+            current = lambda session: leases.last_checkpoint(host_leases, session)  # noqa: E731
+            chosen = choose.choose(self.records, store, ring, self.reference, current)
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
-        host_leases = leases.open_store(self.config)
         over = leases.TakeOver(host_leases, store, self.records, record.name, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
@@ -343,6 +344,7 @@ class _Incarnation:
         message = {
             "pid": self.pid,
             "fresh_until": renewed.fresh_until,
+            "token": renewed.token,
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
         }

@@ -472,6 +472,7 @@ def main() -> None:
             holder.take_over(launch.restore(order, control))
         else:
             holder.adopt(*launch.start(order, control))
+            launch.write_token(holder.pid, holder.record["token"])
         launch.tell(control, {"ok": True, "pid": holder.pid, "holder": os.getpid()})
     except Exception as error:  # noqa: BLE001 - a supervisor: whatever it was, the starter hears it and nothing stays
         launch.give_up(order, control, error)

@@ -107,11 +107,32 @@ def restore(order: Order, control: socket.socket) -> Restored:
         raise _GIVEN_UP
     said = json.loads(data)
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
+    write_token(said["pid"], said["token"])
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
     return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), said["fresh_until"], pager)
+
+
+INSIDE_DIR = "run/cmdop-migrate"
+
+
+def write_token(pid: int, token: object) -> None:
+    """Where programs in the session, and through them the resources they use, find the current token. A file, not
+    a variable: it changes with every restore."""
+    folder = f"/proc/{pid}/root/{INSIDE_DIR}"
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        os.chmod(folder, 0o755)
+        fd = os.open(f"{folder}/token.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(fd, "w") as file:
+            file.write(f"{token}\n")
+            os.fchmod(fd, 0o644)
+        os.replace(f"{folder}/token.new", f"{folder}/token")
+    except OSError as error:
+        # The session may have put something else there, or ended already: its own affair.
+        os.write(2, f"token file: {error}\n".encode())
 
 
 def give_back(pid: int, master: int, unread: bytes) -> None:

@@ -105,13 +105,15 @@ class Records:
     def save(self, record: Record) -> None:
         files.replace_json(str(self.directory(record.session) / "session.json"), record.to_json())
 
-    def all(self) -> list[Record]:
-        """Every readable record, oldest first."""
+    def ids(self) -> list[str]:
         try:
-            names = os.listdir(self.config.sessions_dir)
+            return os.listdir(self.config.sessions_dir)
         except FileNotFoundError:
             return []
-        records = [record for record in map(self.load, names) if record is not None]
+
+    def all(self) -> list[Record]:
+        """Every readable record, oldest first."""
+        records = [record for record in map(self.load, self.ids()) if record is not None]
         return sorted(records, key=lambda record: (record.created, record.session))
 
     def find(self, reference: str) -> Record:
