@@ -1,7 +1,7 @@
 """A host of a test's own: settings, directories, cgroups and addresses that no other test or user has.
 
-    done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
-    host.leftovers()        # what is there that should not be, once every session has ended
+done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
+host.leftovers()        # what is there that should not be, once every session has ended
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmdop_migrate.session import cgroup, network
+from cmdop_migrate.session import cgroup, launch, network
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -164,8 +164,10 @@ class Host:
             return []
 
     def leftovers(self, ended: bool = False) -> list[str]:
-        """Everything of this host's sessions that is still there; with `ended`, records of ended ones may be."""
-        left = [f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line]
+        """Everything of this host's sessions that is still there; with `ended`, records of ended and parked ones may be."""
+        left = [
+            f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
+        ]
         left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
         left += [f"socket {path.name}" for path in self.run.glob("*")]
         left += [f"process {pid}" for pid in processes() if any(str(self.state) in one for one in open_files(pid))]
@@ -175,8 +177,12 @@ class Host:
                     left.append(f"cgroup {one.name}")
             left += [f"holder {pid}" for pid in cgroup.pids(self.group("holders"))]
         for session in self.session_dirs():
-            if not (ended and json.loads((self.state / "sessions" / session / "session.json").read_text())["exit"]):
+            where = self.state / "sessions" / session
+            record = json.loads((where / "session.json").read_text())
+            if not ended or not (record["exit"] or record["phase"] == "parked"):
                 left.append(f"directory {session}")
+            if record["phase"] == "parked":
+                left += [f"{one} of parked {session}" for one in launch.FILES if (where / one).exists()]
         return left
 
     def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:
