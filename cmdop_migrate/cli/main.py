@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import sys
-import traceback
 
 import click
 
@@ -145,6 +144,8 @@ def _unexpected(app: App) -> Unexpected:
     try:
         file = app.config.log_file
     except CmdopError:
+        import traceback
+
         return Unexpected(words, traceback.format_exc())
     log.get("cli").error("unexpected", exc_info=True)
     return Unexpected(words, f"This is a bug. The details are in {file}")

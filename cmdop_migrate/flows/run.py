@@ -14,6 +14,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network
+from cmdop_migrate.session.hostlayer import SPECIAL, is_under
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -78,8 +79,6 @@ def _start(config: Config, records: Records, record: Record, wish: Wish) -> Reco
         make_stores(records.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
-            if record.link is not None:
-                network.prepare()  # while the holder boots
             return _see_through(config, starter, order["record"])
         except BaseException:
             starter.abandon()  # the holder undoes what it made
@@ -190,7 +189,7 @@ def private_paths(config: Config) -> list[str]:
         if parts.scheme in ("file", "sqlite"):
             paths.append(parts.path)
     paths = [os.path.realpath(path) for path in paths]
-    return sorted({path for path in paths if not any(path != top and hostview.is_under(path, top) for top in paths)})
+    return sorted({path for path in paths if not any(path != top and is_under(path, top) for top in paths)})
 
 
 def _check_size(command: tuple[str, ...], values: Mapping[str, str | None]) -> None:
@@ -205,10 +204,10 @@ def _check_size(command: tuple[str, ...], values: Mapping[str, str | None]) -> N
 
 def _check_shares(shares: tuple[str, ...], private: list[str]) -> None:
     for share in shares:
-        if share == "/" or share in hostview.SPECIAL:
+        if share == "/" or share in SPECIAL:
             raise Usage(f"cannot share {share}: every session has its own", "Share a directory below it.")
         for path in private:
-            if hostview.is_under(path, share) or hostview.is_under(share, path):
+            if is_under(path, share) or is_under(share, path):
                 hint = "Share a directory that does not hold it, or set state_dir elsewhere."
                 raise Usage(f"cannot share {share}: {path} is private to this toolkit", hint)
 

@@ -17,7 +17,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -63,9 +62,9 @@ class Records:
         named = self.config.state_dir / "host-id"
         if named.exists():
             return
-        own = str(named.with_name(f"host-id.{secrets.token_hex(4)}"))
+        own = str(named.with_name(f"host-id.{os.urandom(4).hex()}"))
         try:
-            files.replace(own, secrets.token_hex(4).encode())
+            files.replace(own, os.urandom(4).hex().encode())
             try:
                 os.link(own, named)  # whole from its first moment, and of two who try one wins
             except FileExistsError:
