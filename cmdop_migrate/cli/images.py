@@ -27,11 +27,14 @@ _CARRY = click.Choice(["none", "mapped", "opened"])
 @click.option("--carry", type=_CARRY, default="mapped", show_default=True, help="Host files that travel along.")
 @command
 def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, carry: Any) -> None:
-    """Freeze a session, dump it, ship it to the store. It is then parked.
+    """Save a session to the store; it is then parked.
+
+    It is frozen, dumped and shipped. With --leave-running it goes on here. When anything fails it goes on as well.
 
     \b
-    cmdop-migrate checkpoint work
-    cmdop-migrate checkpoint work --leave-running --tag before-upgrade
+    Examples:
+      cmdop-migrate checkpoint work
+      cmdop-migrate checkpoint work --leave-running --tag before-upgrade
     """
     wanted = checkpoint_flow.Wanted(leave_running, tag, carry)
     with render.progress(app.json) as show:
@@ -55,7 +58,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 
 @click.command()
 @click.argument("reference", required=False, metavar="[SESSION|CHECKPOINT]")
-@click.option("--to", "host", metavar="HOST", help="Restore it on another host.")
+@click.option("--to", "host", metavar="HOST", help="Restore it on another host (planned).")
 @click.option("--fork", "name", metavar="NAME", help="As a new session of this name, beside the old one.")
 @click.option("--lazy", is_flag=True, help="Start while memory is still in the store; a lost store stalls it.")
 @click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
@@ -70,11 +73,14 @@ def restore(
     everything: bool,
     allow_devices: bool,
 ) -> None:
-    """Bring a session back: the one that is parked, or the one you name.
+    """Bring a parked session back.
+
+    Without a name: the one that is parked. The name of a checkpoint goes back to it.
 
     \b
-    cmdop-migrate restore work
-    cmdop-migrate restore 3f9c --fork experiment
+    Examples:
+      cmdop-migrate restore work
+      cmdop-migrate restore 3f9c --fork experiment
     """
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
@@ -117,13 +123,16 @@ def _restore_all(app: App, records: Any, wanted: restore_flow.Wanted, reference:
 @click.command()
 @click.argument("session")
 @click.argument("name")
-@click.option("--to", "host", metavar="HOST", help="Start the branch on another host.")
+@click.option("--to", "host", metavar="HOST", help="Start the branch on another host (planned).")
 @command
 def fork(app: App, session: str, name: str, host: str | None) -> None:
-    """Branch a running session: a new one that goes on from the same point.
+    """Branch a running session into a second one.
+
+    The new one goes on from the same point, under an identity of its own; both run.
 
     \b
-    cmdop-migrate fork work experiment
+    Examples:
+      cmdop-migrate fork work experiment
     """
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Fork it here.")
@@ -137,17 +146,18 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
 
 @click.group()
 def checkpoints() -> None:
-    """Look at, verify and prune what is in the store."""
+    """List, show, verify or prune what is in the store."""
 
 
 @checkpoints.command("ls")
 @click.argument("session", required=False)
 @command
 def list_checkpoints(app: App, session: str | None) -> None:
-    """Every checkpoint this host's keys can read.
+    """List the checkpoints this host's keys can read.
 
     \b
-    cmdop-migrate checkpoints ls
+    Examples:
+      cmdop-migrate checkpoints ls
     """
     found = collect.listing(app.records(), session)
     if app.json:
@@ -179,10 +189,11 @@ def list_checkpoints(app: App, session: str | None) -> None:
 @click.argument("checkpoint")
 @command
 def show_checkpoint(app: App, checkpoint: str) -> None:
-    """One checkpoint: what it is of, what it needs.
+    """Show one checkpoint: what it is of, what it needs.
 
     \b
-    cmdop-migrate checkpoints show 3f9c
+    Examples:
+      cmdop-migrate checkpoints show 3f9c
     """
     facts = collect.show(app.records(), checkpoint)
     if app.json:
@@ -196,10 +207,11 @@ def show_checkpoint(app: App, checkpoint: str) -> None:
 @click.argument("checkpoint", required=False)
 @command
 def verify_checkpoint(app: App, checkpoint: str | None) -> None:
-    """Re-reads every byte, and says whether it would restore.
+    """Read every byte again, and say whether all is whole.
 
     \b
-    cmdop-migrate checkpoints verify
+    Examples:
+      cmdop-migrate checkpoints verify
     """
     results = collect.verify(app.records(), checkpoint)
     bad = [one for one in results if one["problem"]]
@@ -218,10 +230,13 @@ def verify_checkpoint(app: App, checkpoint: str | None) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @command
 def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tuple[str, ...], dry_run: bool) -> None:
-    """Removes checkpoints the rules do not keep. The newest of a parked session always stays.
+    """Remove the checkpoints that no rule keeps.
+
+    The newest of a parked session always stays.
 
     \b
-    cmdop-migrate checkpoints prune --keep-last 3 --keep-within 7d
+    Examples:
+      cmdop-migrate checkpoints prune --keep-last 3 --keep-within 7d
     """
     if keep_last is None and keep_within is None and not drop:
         raise Usage("nothing says what to keep", "For example: --keep-last 3 --keep-within 7d")
@@ -238,7 +253,10 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
 
 @click.group()
 def key() -> None:
-    """The key that seals images. Whoever has it can read and make them."""
+    """Show, export, import or rotate the key that seals checkpoints.
+
+    Whoever has it can read them, and make new ones.
+    """
 
 
 def _key_facts(ring: keys.KeyRing) -> dict[str, Any]:
@@ -257,10 +275,11 @@ def _say_key(app: App, ring: keys.KeyRing) -> None:
 @key.command("show")
 @command
 def show_key(app: App) -> None:
-    """Its fingerprint only.
+    """Show the key's fingerprint, and nothing of the key.
 
     \b
-    cmdop-migrate key show
+    Examples:
+      cmdop-migrate key show
     """
     app.records()
     _say_key(app, tools.open_keys(app.config))
@@ -269,10 +288,13 @@ def show_key(app: App) -> None:
 @key.command("export")
 @command
 def export_key(app: App) -> None:
-    """The keys as text, for another host. It is a secret: pipe it, do not print it.
+    """Write the keys as text, for another host.
+
+    They are secret: pipe them, do not print them.
 
     \b
-    cmdop-migrate key export | ssh host-b cmdop-migrate key import
+    Examples:
+      cmdop-migrate key export | ssh host-b cmdop-migrate key import
     """
     app.records()
     if app.json:
@@ -286,10 +308,11 @@ def export_key(app: App) -> None:
 @click.option("--keep-current", is_flag=True, help="Only to read: new checkpoints still use this host's own key.")
 @command
 def import_key(app: App, keep_current: bool) -> None:
-    """Takes over exported keys from standard input.
+    """Take over exported keys, from standard input.
 
     \b
-    cmdop-migrate key import < FILE
+    Examples:
+      cmdop-migrate key import < FILE
     """
     app.records()
     _say_key(app, keys.import_text(app.config.key_file, sys.stdin.read(), make_current=not keep_current))
@@ -298,10 +321,11 @@ def import_key(app: App, keep_current: bool) -> None:
 @key.command("rotate")
 @command
 def rotate_key(app: App) -> None:
-    """A new key for new checkpoints; old ones stay readable.
+    """Make a new key for new checkpoints; old ones stay readable.
 
     \b
-    cmdop-migrate key rotate
+    Examples:
+      cmdop-migrate key rotate
     """
     app.records()
     _say_key(app, keys.rotate(app.config.key_file))

@@ -21,8 +21,8 @@ from demo_terminal import Terminal
 
 NAME = "counter"
 COUNT = "while :; do echo $((++i)); sleep .1; done"
-WATCH = 2.0
-AWAY = 1.5
+WATCH = 1.2
+AWAY = 0.8
 
 
 @dataclass
@@ -76,13 +76,16 @@ def nobody(demo: Demo) -> None:
     before = demo.end
     time.sleep(AWAY)
     facts, _ = demo.place.json("show", NAME)
+    if facts["pid"] != demo.pid:
+        raise Trouble(f"the session is another process now: {facts['pid']}")
     if facts["clients"] != 0:
         raise Trouble(f"{facts['clients']} clients are attached, where none should be")
     missed, _ = demo.place.json("output", NAME, "--from", str(before))
     numbers = missed["data"].split()
     if not numbers:
         raise Trouble("the session stood still while nobody was attached")
-    demo.say.result(f"{AWAY} s later it has printed {numbers[0]} to {numbers[-1]}, with no client there to read them.")
+    demo.say.result(f"{AWAY} s later it has printed {numbers[0]} to {numbers[-1]}, with no client there to read them;")
+    demo.say.result(f"it is still process {demo.pid}.")
 
 
 def come_back(demo: Demo) -> None:
@@ -96,13 +99,41 @@ def come_back(demo: Demo) -> None:
 
 
 def whole_screen(demo: Demo) -> None:
-    """A third one gets the whole screen back"""
+    """Without a number, a client gets the whole screen back"""
     client = demo.attach("--read-only")
     with demo.say.stream(brief=True) as show:
-        client.watch(1.0, show)
+        client.watch(0.5, show)
     _detach(demo, client, 0)
     if not client.session_bytes(0).startswith(b"".join(data for _, data in demo.seen)):
         raise Trouble("the replayed screen is not what the clients before saw")
+
+
+def park(demo: Demo) -> None:
+    """Put it away: checkpoint to the store, every process gone"""
+    demo.say.command(f"cmdop-migrate checkpoint {NAME}")
+    parked, seconds = demo.place.json("checkpoint", NAME)
+    demo.timings.append(("checkpoint, in all", seconds))
+    demo.timings.append(("  of it frozen", parked["frozen_s"]))
+    facts, _ = demo.place.json("show", NAME)
+    if facts["state"] != "parked" or facts["tree"] or os.path.exists(f"/proc/{demo.pid}"):
+        raise Trouble(f"the session is {facts['state']}, where it should be parked, with no process left")
+    size = parked["bytes"]["new"] / 1024
+    demo.say.result(f"parked as {parked['checkpoint'][:12]}, {size:.0f} KiB sealed in the store; no process is left.")
+
+
+def bring_back(demo: Demo) -> None:
+    """Bring it back, and go on where the second client left"""
+    demo.say.command(f"cmdop-migrate restore {NAME}")
+    restored, seconds = demo.place.json("restore", NAME)
+    demo.timings.append(("restore", seconds))
+    demo.say.result(f"running again: process {restored['pid']}, incarnation {restored['token']}")
+    if restored["token"] != 2:
+        raise Trouble(f"the restored session has token {restored['token']}, not 2")
+    client = demo.attach("--from", str(demo.end))
+    with demo.say.stream() as show:
+        client.watch(WATCH, show)
+    _detach(demo, client, demo.end)
+    demo.seen.append(("third client, after restore", client.session_bytes(demo.end)))
 
 
 def _detach(demo: Demo, client: Terminal, begin: int) -> None:
@@ -113,7 +144,6 @@ def _detach(demo: Demo, client: Terminal, begin: int) -> None:
 
 def check(demo: Demo) -> None:
     """Is any number missing, or doubled?"""
-    facts, _ = demo.place.json("show", NAME)
     record, _ = demo.place.json("output", NAME, "--from", "0")
     together = b"".join(data for _, data in demo.seen)
     at = 0
@@ -125,9 +155,7 @@ def check(demo: Demo) -> None:
         raise Trouble("the numbers that the clients saw are not 1, 2, 3 …")
     if together != record["data"].encode()[: len(together)]:
         raise Trouble("what the clients saw is not what the session printed")
-    if facts["pid"] != demo.pid:
-        raise Trouble(f"the session is another process now: {facts['pid']}")
-    demo.say.good(f"1 to {numbers[-1]}: none missing, none doubled, and the same process {demo.pid} throughout.")
+    demo.say.good(f"1 to {numbers[-1]}: none missing, none doubled, across kill -9, detach and restore.")
 
 
 def _first_and_last(text: bytes, begin: int, length: int) -> str:
@@ -138,7 +166,7 @@ def _first_and_last(text: bytes, begin: int, length: int) -> str:
 
 
 def end(demo: Demo) -> None:
-    """End it"""
+    """End it; and what took how long"""
     demo.say.command(f"cmdop-migrate kill {NAME}")
     _, seconds = demo.place.json("kill", NAME)
     demo.timings.append(("session ended", seconds))
@@ -146,7 +174,17 @@ def end(demo: Demo) -> None:
         demo.say.row(what, f"{took:.2f} s")
 
 
-STEPS: list[Callable[[Demo], None]] = [start, watch_and_die, nobody, come_back, whole_screen, check, end]
+STEPS: list[Callable[[Demo], None]] = [
+    start,
+    watch_and_die,
+    nobody,
+    come_back,
+    whole_screen,
+    park,
+    bring_back,
+    check,
+    end,
+]
 
 
 def main() -> int:
@@ -156,7 +194,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda which, _: sys.exit(128 + which))
     say, began = Say(), time.monotonic()
-    say.title("cmdop-migrate: a live session that outlives its clients")
+    say.title("cmdop-migrate: a live session outlives its clients, and its own processes")
     try:
         with Place() as place:
             demo = Demo(place, say)
@@ -169,7 +207,7 @@ def main() -> int:
     except KeyboardInterrupt:
         say.bad("interrupted; the session it had started is gone")
         return 130
-    say.end(f"All of it held, in {time.monotonic() - began:.1f} s; nothing of it is left on this machine.")
+    say.end(f"All of it held, in {time.monotonic() - began:.1f} s; its session and its files are gone again.")
     say.next(
         "Now you:",
         ".venv/bin/cmdop-migrate run --name work -- bash",

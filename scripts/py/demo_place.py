@@ -79,28 +79,34 @@ def _call(environment: dict[str, str], *arguments: str) -> tuple[Any, float]:
 def _clear(top: Path) -> None:
     """Ends the sessions of that host and removes it."""
     identity = top / "state" / "host-id"
-    if identity.exists():
-        environment = _environment(top)
-        for session in _call(environment, "ls")[0]["sessions"]:
-            _call(environment, "kill", session["session"], "--signal", "KILL")
-        mount = cgroup.mount_point()
-        if mount is not None:
-            group = Path(cgroup.path_of(mount, identity.read_text(encoding="ascii").strip(), "holders"))
-            for directory in (group, group.parent):
-                _remove_group(directory)
+    mount = cgroup.mount_point()
+    if identity.exists() and mount is not None:
+        holders = Path(cgroup.path_of(mount, identity.read_text(encoding="ascii").strip(), "holders"))
+        until = time.monotonic() + TIMEOUT
+        # Repeatedly: one that was just starting is listed a moment later, and a holder leaves a moment after its end.
+        while not _gone(holders):
+            if time.monotonic() > until:
+                raise Trouble(f"the demo's session does not end; its files are in {top}")
+            _end_sessions(_environment(top))
+            time.sleep(0.05)
     shutil.rmtree(top)
 
 
-def _remove_group(directory: Path) -> None:
-    """A holder needs a moment to leave its group after its session is on record as ended."""
-    until = time.monotonic() + 5
-    while directory.exists():
-        try:
-            directory.rmdir()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(0.05)
+def _end_sessions(environment: dict[str, str]) -> None:
+    for session in _call(environment, "ls")[0]["sessions"]:
+        if session["state"] not in ("parked", "exited"):  # these have no process, only files
+            _call(environment, "kill", session["session"], "--signal", "KILL")
+
+
+def _gone(holders: Path) -> bool:
+    """Whether no holder is left; removes their group, and the host's around it."""
+    try:
+        for directory in (holders, holders.parent):
+            if directory.exists():
+                directory.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _clear_old() -> None:

@@ -32,7 +32,7 @@ class Say:
         self._print(f"{INDENT}{text}")
 
     def row(self, *cells: str) -> None:
-        self._print(INDENT + "".join(cell.ljust(27) for cell in cells).rstrip())
+        self._print(INDENT + cells[0].ljust(29) + "".join(cell.ljust(19) for cell in cells[1:]).rstrip())
 
     def good(self, text: str) -> None:
         self._print(f"{INDENT}{text}", "32")
