@@ -13,7 +13,7 @@ from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
-from cmdop_migrate.session import cgroup, hostview, network
+from cmdop_migrate.session import cgroup, hostview, network, rtnetlink
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
@@ -79,6 +79,8 @@ def _start(config: Config, records: Records, record: Record, wish: Wish) -> Reco
         make_stores(records.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
+            if record.link is not None:
+                rtnetlink.prepare()  # while the holder boots
             return _see_through(config, starter, order["record"])
         except BaseException:
             starter.abandon()  # the holder undoes what it made
