@@ -37,7 +37,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
-from cmdop_migrate.session import cgroup, connections, network
+from cmdop_migrate.session import cgroup, connections, network, rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -97,6 +97,8 @@ class _Restore:
         try:
             image_dir = directory / "image"
             shutil.rmtree(image_dir, ignore_errors=True)
+            if record.link is not None:
+                threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
             with self.phases.phase("fetch"):
                 self.say("fetching")
                 checkpoint = chosen.manifest.checkpoint
