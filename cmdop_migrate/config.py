@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +193,8 @@ def _from_file(file: Path) -> dict[str, str]:
         raise BadConfig(
             f"cannot read the config file {file}: {error}", "Check --config and its permissions."
         ) from error
+    import tomllib  # most hosts have no file
+
     try:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -15,7 +15,7 @@ from cmdop_migrate.clock import walltime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the holder loads this module: it pays for no more than it needs
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from os import PathLike
 
 ROTATE_AT = 8 << 20
@@ -56,16 +56,38 @@ class Events:
 
     def read(self, session: str | None = None) -> Iterator[dict[str, object]]:
         """All kept lines, oldest first; a line cut short by a crash is passed over."""
+        return self._read_on({}, session)
+
+    def follow(self, session: str | None, pause: Callable[[], None]) -> Iterator[dict[str, object]]:
+        """All kept lines, then new ones as they come, each once, also across a rotation; `pause` is called between."""
+        places: dict[int, int] = {}
+        while True:
+            yield from self._read_on(places, session)
+            pause()
+
+    def _read_on(self, places: dict[int, int], session: str | None) -> Iterator[dict[str, object]]:
+        """What lies behind `places`: by inode, the byte up to which a file was read. They move along."""
         for path in (self.path + ".1", self.path):
             try:
-                lines = open(path, encoding="utf-8", errors="replace")  # noqa: SIM115 - closed below, not here
+                file = open(path, "rb")  # noqa: SIM115 - closed below
             except FileNotFoundError:
                 continue
-            with lines:
-                for text in lines:
-                    try:
-                        line = json.loads(text)
-                    except ValueError:
-                        continue
-                    if isinstance(line, dict) and (session is None or line.get("session") == session):
-                        yield line
+            with file:
+                info = os.fstat(file.fileno())
+                begin = places.get(info.st_ino, 0)
+                file.seek(begin if begin <= info.st_size else 0)  # a new file may have an old one's number
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # still being written
+                    places[info.st_ino] = file.tell()
+                    event = _parsed(line)
+                    if event is not None and (session is None or event.get("session") == session):
+                        yield event
+
+
+def _parsed(line: bytes) -> dict[str, object] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

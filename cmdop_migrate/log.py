@@ -7,11 +7,11 @@ a session. Neither ever holds a key, a credential or what a user typed.
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import sys
 from pathlib import Path
 
 LOGGER = "cmdop_migrate"
+ROTATE_AT = 4 << 20  # the file before it is kept
 
 
 class Secret:
@@ -29,7 +29,7 @@ class Secret:
     __str__ = __repr__
 
 
-class _Quiet(logging.handlers.RotatingFileHandler):
+class _File(logging.FileHandler):
     """A log that cannot be written, on a full disk, is no reason to fail or to fill the screen."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's own name
@@ -52,7 +52,9 @@ def set_up(file: Path | None, verbosity: int) -> None:
     if file is not None:
         try:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handler = _Quiet(file, maxBytes=4 << 20, backupCount=2)
+            if file.exists() and file.stat().st_size > ROTATE_AT:
+                file.replace(file.with_name(file.name + ".1"))
+            handler = _File(file)
         except OSError:
             return
         handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ def session_name(text: str) -> str:
 
 def new_session_id() -> str:
     """Identity of a session, for ever: 96 random bits, so no two hosts ever make the same."""
-    return secrets.token_hex(12)
+    return os.urandom(12).hex()
 
 
 @dataclass(frozen=True)

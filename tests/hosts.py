@@ -67,7 +67,9 @@ class Host:
         return self.dir / "r"
 
     def env(self, **more: str) -> dict[str, str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("CMDOP_", "LC_", "SUDO_"))}
+        # PYTHON…: what a test runner may set, such as no compiled files, is not what users have.
+        unwanted = ("CMDOP_", "LC_", "SUDO_", "PYTHON")
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(unwanted)}
         return {
             **kept,
             "TERM": "xterm-256color",

@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import sys
-import traceback
 
 import click
 
@@ -105,6 +104,7 @@ def main() -> None:
         status = _fail(_from_system(error) or _unexpected(app), app.json or as_json)
     except Exception:  # noqa: BLE001 - the boundary: a bug becomes one line and a log file
         status = _fail(_unexpected(app), app.json or as_json)
+    _close_streams()
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -120,6 +120,15 @@ def _open_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names and commands may be no text at all
+
+
+def _close_streams() -> None:
+    """What nobody can read any more, on a terminal that is gone or a pipe that was closed, is no failure."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _from_system(error: OSError) -> CmdopError | None:
@@ -147,6 +156,8 @@ def _unexpected(app: App) -> Unexpected:
     try:
         file = app.config.log_file
     except CmdopError:
+        import traceback
+
         return Unexpected(words, traceback.format_exc())
     log.get("cli").error("unexpected", exc_info=True)
     return Unexpected(words, f"This is a bug. The details are in {file}")

@@ -181,12 +181,6 @@ def events(app: App, session: str | None, follow: bool) -> None:
     """
     records = app.records()
     wanted = records.find(session).session if session else None
-    shown = 0
-    while True:
-        lines = list(records.events.read(wanted))
-        for line in lines[shown:] if len(lines) >= shown else lines:
-            render.answer(line)
-        shown = len(lines)
-        if not follow:
-            return
-        time.sleep(0.5)
+    kept = records.events
+    for line in kept.follow(wanted, lambda: time.sleep(0.2)) if follow else kept.read(wanted):
+        render.answer(line)

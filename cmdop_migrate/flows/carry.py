@@ -17,7 +17,7 @@ from cmdop_migrate.images.layout import MAX_CHUNK
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session import files
-from cmdop_migrate.session.hostview import is_under
+from cmdop_migrate.session.hostlayer import is_under
 
 Carry = Literal["none", "mapped", "opened"]
 BLOB = "hostfiles"

@@ -41,7 +41,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
-from cmdop_migrate.session import cgroup, connections, network
+from cmdop_migrate.session import cgroup, connections, network, rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 from cmdop_migrate.storage.base import Store
@@ -102,6 +102,8 @@ class _Restore:
         lock = self.records.claim_parked(record)
         try:
             record = self._unchanged(chosen, record)
+            if record.link is not None:
+                threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
                 with self.phases.phase("lease"):

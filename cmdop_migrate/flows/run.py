@@ -14,7 +14,8 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.flows import agent, leases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
-from cmdop_migrate.session import cgroup, hostview, network
+from cmdop_migrate.session import cgroup, hostview, network, rtnetlink
+from cmdop_migrate.session.hostlayer import SPECIAL, is_under
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -88,7 +89,7 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
             if record.link is not None:
-                network.prepare()  # while the holder boots
+                rtnetlink.prepare()  # while the holder boots
             return _see_through(config, starter, order["record"])
         except BaseException:
             starter.abandon()  # the holder undoes what it made
@@ -105,8 +106,9 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
 
 def _see_through(config: Config, starter: Starter, written: dict[str, Any]) -> Record:
     record = Record.from_json(written)
-    pid = starter.expect()["pid"]
-    starter.expect()
+    # The holder says that it forked, its child that it stands in its own network: whoever is quicker comes first.
+    said = [starter.expect(), starter.expect()]
+    pid = next(one["pid"] for one in said if "pid" in one)
     if record.link is not None:
         try:
             network.connect(pid, record.link, config.subnet)
@@ -199,7 +201,7 @@ def private_paths(config: Config) -> list[str]:
         if parts.scheme in ("file", "sqlite"):
             paths.append(parts.path)
     paths = [os.path.realpath(path) for path in paths]
-    return sorted({path for path in paths if not any(path != top and hostview.is_under(path, top) for top in paths)})
+    return sorted({path for path in paths if not any(path != top and is_under(path, top) for top in paths)})
 
 
 def _check_size(command: tuple[str, ...], values: Mapping[str, str | None]) -> None:
@@ -214,10 +216,10 @@ def _check_size(command: tuple[str, ...], values: Mapping[str, str | None]) -> N
 
 def _check_shares(shares: tuple[str, ...], private: list[str]) -> None:
     for share in shares:
-        if share == "/" or share in hostview.SPECIAL:
+        if share == "/" or share in SPECIAL:
             raise Usage(f"cannot share {share}: every session has its own", "Share a directory below it.")
         for path in private:
-            if hostview.is_under(path, share) or hostview.is_under(share, path):
+            if is_under(path, share) or is_under(share, path):
                 hint = "Share a directory that does not hold it, or set state_dir elsewhere."
                 raise Usage(f"cannot share {share}: {path} is private to this toolkit", hint)
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, tree
+from cmdop_migrate.session import cgroup, screen, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
@@ -253,10 +253,9 @@ def wait(
             for message in channel.follow(timeout):
                 if isinstance(message, tuple) and matcher is not None:
                     seen = (seen + message[1])[-SEARCH_WINDOW - len(message[1]) :]
-                    found = matcher.search(seen)
+                    found = _match(matcher, seen, message[0] + len(message[1]) - len(seen))
                     if found:
-                        first = message[0] + len(message[1]) - len(seen)
-                        return {"matched": found[0].decode("utf-8", "replace"), "seq": first + found.end()}
+                        return found
                 elif isinstance(message, dict) and message.get("event") == "lost":
                     seen = b""  # nothing may match across a gap
                 elif isinstance(message, dict) and message.get("event") == "exit":
@@ -270,11 +269,21 @@ def wait(
 def _ended(records: Records, record: Record, matcher: re.Pattern[bytes] | None, start: int | None) -> dict[str, Any]:
     ring = _saved_ring(records, record) or Ring(records.config.ring_size)
     begin = max(ring.start, min(start if start is not None else ring.start, ring.end))
-    found = matcher.search(ring.read(begin, ring.end - begin)) if matcher else None
+    found = _match(matcher, ring.read(begin, ring.end - begin), begin) if matcher else None
     if found:
-        return {"matched": found[0].decode("utf-8", "replace"), "seq": begin + found.end()}
+        return found
     code, reason = (record.exit.code, record.exit.reason) if record.exit else (None, record.phase)
     return {"exited": code, "reason": reason, "seq": ring.end}
+
+
+def _match(matcher: re.Pattern[bytes], data: bytes, first: int) -> dict[str, Any] | None:
+    """Looks at what a person would see: `^ok` is found behind a prompt's colours too. Else at the raw bytes."""
+    plain = screen.Plain(data)
+    found = matcher.search(plain.text)
+    if found:
+        return {"matched": found[0].decode("utf-8", "replace"), "seq": first + plain.raw_end(found.end())}
+    found = matcher.search(data)
+    return {"matched": found[0].decode("utf-8", "replace"), "seq": first + found.end()} if found else None
 
 
 def _compiled(pattern: str) -> re.Pattern[bytes]:

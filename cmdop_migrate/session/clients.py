@@ -146,8 +146,10 @@ class Clients:
             if waiting:
                 select.select([], [one.sock for one in waiting], [], 0.05)
         for client in list(self._all.values()):
-            client.unsent += wire.control(message)
-            self.pump(client)
+            # One that has not read all hears no farewell: to take it for the end would hide what it missed.
+            if not client.unsent and self._caught_up(client):
+                client.unsent += wire.control(message)
+                self.pump(client)
             self.drop(client)
 
     def _caught_up(self, client: Client) -> bool:

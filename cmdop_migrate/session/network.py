@@ -6,19 +6,15 @@ a name once: two sessions, of whatever host on this machine, never share one.
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import os
-import random
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.model import Link
+from cmdop_migrate.session.rtnetlink import LOOPBACK, Netlink
 
 PREFIX = "cmdop"
 INSIDE = "eth0"
@@ -64,45 +60,36 @@ def choose(subnet: str) -> Link:
     moves, so hosts should not all pick the same ones."""
     total = ipaddress.IPv4Network(subnet).num_addresses // 4
     taken = set(os.listdir("/sys/class/net"))
-    source = random.SystemRandom()
     for _ in range(1000):
-        link = link_at(subnet, source.randrange(1, total))
+        link = link_at(subnet, 1 + int.from_bytes(os.urandom(8)) % (total - 1))
         if link.veth not in taken:
             return link
     raise Blocked(f"no free /30 left in {subnet}", "Set a larger `subnet`, or end sessions you no longer need.")
 
 
-def prepare() -> None:
-    """Loads what `connect` needs, which takes a while: to be done while the holder starts."""
-    import pyroute2  # noqa: F401
-
-
 def connect(pid: int, link: Link, subnet: str) -> None:
     """Gives the network namespace of `pid` a cable to the outside, which vanishes with the namespace.
     Raises LinkTaken when the name, and so the /30, is no longer free."""
-    from pyroute2 import NetlinkError
-
     let_out(subnet)
     try:
         _lay(pid, link)
-    except NetlinkError as error:
-        if error.code == errno.EEXIST:
-            raise LinkTaken(link.veth) from error
-        raise Blocked(f"cannot make a veth: {error}", "See: cmdop-migrate doctor; or run with --net host.") from error
+    except FileExistsError as error:
+        raise LinkTaken(link.veth) from error
     except OSError as error:
-        raise Blocked(f"cannot enter the session's network: {error}", "Run it again.") from error
+        hint = "See: cmdop-migrate doctor; or run with --net host."
+        raise Blocked(f"cannot lay the session's network: {error.strerror}", hint) from error
 
 
 def _lay(pid: int, link: Link) -> None:
-    with _netlink() as host:
-        host.link("add", kind="veth", ifname=link.veth, peer={"ifname": INSIDE, "net_ns_pid": pid})
+    with Netlink() as host:
+        host.add_veth(link.veth, INSIDE, pid)
         raise_outer_end(host, link)
-    with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
-        inside.link("set", index=1, state="up")
-        inner = inside.link_lookup(ifname=INSIDE)[0]
-        inside.addr("add", index=inner, address=link.address, prefixlen=link.prefix)
-        inside.link("set", index=inner, state="up")
-        inside.route("add", dst="default", gateway=link.gateway)
+    with Netlink(pid) as inside:
+        inside.raise_link(LOOPBACK)
+        inner = inside.index(INSIDE)
+        inside.add_address(inner, link.address, link.prefix)
+        inside.raise_link(inner)
+        inside.set_default_route(link.gateway)
 
 
 def exists(link: Link) -> bool:
@@ -114,19 +101,19 @@ def reconnect(pid: int, before: Link, now: Link, subnet: str) -> None:
     on this machine, its inside gets the new address first."""
     let_out(subnet)
     if now != before:
-        with _netlink(netns=f"/proc/{pid}/ns/net") as inside:
-            inner = inside.link_lookup(ifname=INSIDE)[0]
-            inside.addr("del", index=inner, address=before.address, prefixlen=before.prefix)
-            inside.addr("add", index=inner, address=now.address, prefixlen=now.prefix)
-            inside.route("replace", dst="default", gateway=now.gateway)
-    with _netlink() as host:
+        with Netlink(pid) as inside:
+            inner = inside.index(INSIDE)
+            inside.remove_address(inner, before.address, before.prefix)
+            inside.add_address(inner, now.address, now.prefix)
+            inside.set_default_route(now.gateway)
+    with Netlink() as host:
         raise_outer_end(host, now)
 
 
-def raise_outer_end(host: Any, link: Link) -> None:
-    outer = host.link_lookup(ifname=link.veth)[0]
-    host.addr("replace", index=outer, address=link.gateway, prefixlen=link.prefix)
-    host.link("set", index=outer, state="up")
+def raise_outer_end(host: Netlink, link: Link) -> None:
+    outer = host.index(link.veth)
+    host.add_address(outer, link.gateway, link.prefix)
+    host.raise_link(outer)
 
 
 def let_out(subnet: str) -> None:
@@ -145,14 +132,3 @@ def let_out(subnet: str) -> None:
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[0]
         raise Blocked(f"cannot set up NAT: {last}", "See: cmdop-migrate doctor; or run with --net host.")
-
-
-@contextmanager
-def _netlink(**options: str) -> Iterator[Any]:
-    from pyroute2 import IPRoute, NetNS
-
-    sock = NetNS(**options) if options else IPRoute()
-    try:
-        yield sock
-    finally:
-        sock.close()

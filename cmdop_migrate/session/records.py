@@ -17,7 +17,6 @@ import errno
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
-from cmdop_migrate.model import Exit, Record
+from cmdop_migrate.model import RECORD_VERSION, Exit, Record
 from cmdop_migrate.session import cgroup, files, launch
 
 _log = log.get("session")
@@ -63,9 +62,9 @@ class Records:
         named = self.config.state_dir / "host-id"
         if named.exists():
             return
-        own = str(named.with_name(f"host-id.{secrets.token_hex(4)}"))
+        own = str(named.with_name(f"host-id.{os.urandom(4).hex()}"))
         try:
-            files.replace(own, secrets.token_hex(4).encode())
+            files.replace(own, os.urandom(4).hex().encode())
             try:
                 os.link(own, named)  # whole from its first moment, and of two who try one wins
             except FileExistsError:
@@ -221,12 +220,22 @@ class Records:
 
     def _sweep_one(self, session: str) -> None:
         record = self.load(session)
+        if record is None and self._is_foreign(session):
+            return
         if record is None or record.phase in ("starting", "live", "restoring"):
             self._sweep_unfinished(session)
         elif record.phase == "parked":
             self._sweep_parked(session)
         elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
             self.forget(session)
+
+    def _is_foreign(self, session: str) -> bool:
+        """Written by another version of this program: not ours to judge, least of all to remove."""
+        try:
+            data = json.loads((self.directory(session) / "session.json").read_bytes())
+            return bool(data["version"] != RECORD_VERSION)
+        except (OSError, KeyError, TypeError, ValueError):
+            return False
 
     def _sweep_unfinished(self, session: str) -> None:
         fd = self.take(session)

@@ -17,7 +17,7 @@ import stat
 import struct
 import termios
 
-from cmdop_migrate.session import cgroup, hostview, syscalls
+from cmdop_migrate.session import cgroup, hostlayer, syscalls
 from cmdop_migrate.session.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, mount
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
@@ -93,7 +93,7 @@ def mount_files(order: dict[str, object]) -> None:
     # On a tmpfs of this namespace's own: a lower layer may not lie inside another, and nothing of it should stay.
     mount("tmpfs", f"{base}/host", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     points = [layer["point"] for layer in overlays]
-    above = hostview.make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
+    above = hostlayer.make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
     for layer in overlays:
         _overlay(base, root, layer, above.get(layer["point"]))
 

@@ -6,6 +6,7 @@ Pure: bytes in, bytes out.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 
 from cmdop_migrate.session.ring import AT_START, TRACKED, Modes
 
@@ -62,6 +63,32 @@ def reset(modes: Modes) -> bytes:
 
 def is_full_screen(modes: Modes) -> bool:
     return bool(_ALTERNATE & set(modes.on()))
+
+
+_NOT_TEXT = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[PX^_][^\x1b]*\x1b\\|\x1b[ -/]*[0-~]|\r\n?"
+)
+
+
+class Plain:
+    """What a person would read: colours and cursor moves left out, every kind of line end a newline."""
+
+    def __init__(self, data: bytes) -> None:
+        text, marks, position = bytearray(), [(0, 0)], 0
+        for found in _NOT_TEXT.finditer(data):
+            text += data[position : found.start()]
+            if found[0].startswith(b"\r"):
+                text += b"\n"
+            position = found.end()
+            marks.append((len(text), position))
+        self.text = bytes(text + data[position:])
+        self._marks = marks
+
+    def raw_end(self, end: int) -> int:
+        """Where in the raw data the text's first `end` bytes end."""
+        at = bisect_left(self._marks, (end, 0)) - 1
+        start, raw = self._marks[max(at, 0)]
+        return raw + end - start
 
 
 class Keys:

@@ -266,3 +266,15 @@ def test_help_needs_nothing(host: Host) -> None:
         text = host.ok(*command, "--help", env={"CMDOP_MIGRATE_CONFIG": "/no/such/file"})
         assert "cmdop-migrate" in text and "Usage" in text
     assert not host.state.exists()
+
+
+def test_a_record_of_another_version_is_left_alone(host: Host) -> None:
+    session = host.start("true", name="t")["session"]
+    host.cm_json("wait", "t")
+    record = host.state / "sessions" / session / "session.json"
+    before = record.read_text()
+    record.write_text(before.replace('"version": 1', '"version": 2'))
+    assert host.sessions() == []
+    assert record.exists()
+    record.write_text(before)
+    assert host.sessions()[0]["session"] == session

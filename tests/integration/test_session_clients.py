@@ -326,11 +326,14 @@ def test_passwords_are_not_written_down(host: Host) -> None:
     assert all(b"geheim" not in path.read_bytes() for path in host.state.rglob("*") if path.is_file())
 
 
-def test_a_password_left_half_typed_is_not_written_down(host: Host) -> None:
-    script = "stty -echo; echo ask; sleep 1; stty echo; echo late; read x"
-    session = host.start("sh", "-c", script, name="t")["session"]
+def test_a_password_left_half_typed_is_not_written_down(host: Host, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    script = f"stty -echo; echo ask; until [ -e {shared}/go ]; do sleep 0.1; done; stty echo; echo late; read x"
+    session = host.start("sh", "-c", script, name="t", options=("--share", str(shared)))["session"]
     host.wait_for("t", "ask")
     host.ok("send", "t", "gehe")
+    (shared / "go").touch()
     host.wait_for("t", "late")
     host.ok("send", "t", "im", "--enter")
     host.cm_json("wait", "t")

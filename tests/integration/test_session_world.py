@@ -190,7 +190,10 @@ def test_other_file_systems_are_seen_and_copied(host: Host, tmp_path: Path) -> N
 
 def test_hidden_state_on_a_file_system_of_its_own(host: Host, tmp_path: Path) -> None:
     above = host.state.parent
-    script = f'mount -t tmpfs t {above} && mkdir {host.state} {host.run} {above}/other && "$@"'
+    host.ok("ls")
+    host_id = (host.state / "host-id").read_text()  # the same host: so its cgroups are found and removed
+    script = f"mount -t tmpfs t {above} && mkdir {host.state} {host.run} {above}/other && "
+    script += f'echo -n {host_id} > {host.state}/host-id && "$@"'
     host.prefix = ("unshare", "-m", "sh", "-c", script, "sh")
     command = f"ls {host.state} {host.run}; ls -d {above}/other"
     try:

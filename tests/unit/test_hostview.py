@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.session import hostview
-from cmdop_migrate.session.hostview import Mount, layers, make_host_layer, parse_mounts, resolv_text
+from cmdop_migrate.session.hostlayer import is_under, make_host_layer
+from cmdop_migrate.session.hostview import Mount, layers, parse_mounts, resolv_text
 
 MOUNTINFO = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -78,4 +79,4 @@ def test_resolv_conf(text: str, resolved: str, unseen: bool, gateway: str | None
 
 def test_mount_of() -> None:
     assert hostview.mount_of("/proc/self").kind == "proc"
-    assert hostview.is_under("/a/b", "/a") and hostview.is_under("/a", "/") and not hostview.is_under("/ab", "/a")
+    assert is_under("/a/b", "/a") and is_under("/a", "/") and not is_under("/ab", "/a")

@@ -170,3 +170,21 @@ def test_events_rotate_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         events.emit("e", number=number)
     kept = [line["number"] for line in events.read()]
     assert kept == list(range(int(str(kept[0])), 60)) and len(kept) >= 20
+
+
+def test_events_are_followed_across_rotations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cmdop_migrate.events.ROTATE_AT", 1500)
+    events = Events(tmp_path, "h")
+    numbers = iter(range(200))
+
+    def emit_some() -> None:
+        for _ in range(7):
+            events.emit("e", number=next(numbers))
+
+    emit_some()
+    got = []
+    for line in events.follow(None, emit_some):
+        got.append(line["number"])
+        if len(got) == 150:
+            break
+    assert got == list(range(150))

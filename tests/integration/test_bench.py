@@ -1,0 +1,24 @@
+"""The benchmark runs, small, and says what it promises to say. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.hosts import PROJECT
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sessions need root")
+def test_bench_sessions() -> None:
+    argv = [sys.executable, "scripts/py/bench.py", "sessions", "--sessions", "2", "--keys", "20"]
+    done = subprocess.run([*argv, "--json"], cwd=PROJECT, capture_output=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert found["benchmark"] == "sessions" and found["machine"]["cpus"]
+    names = [one["name"] for one in found["figures"]]
+    assert [name.split(",")[0].split(" (")[0] for name in names] == ["start"] * 2 + ["holder"] * 2 + ["echo"] * 6
+    assert all(one["unit"] in ("s", "ms", "MiB") for one in found["figures"])
+    assert len(subprocess.run(argv, cwd=PROJECT, capture_output=True, timeout=60, check=True).stdout.splitlines()) == 13
