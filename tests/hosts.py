@@ -24,6 +24,8 @@ from cmdop_migrate.session import cgroup, launch, network
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
+OWN_GROUPS = ("holders", "agent")
+AGENT_FILES = ("agent.lock", "metrics.prom", "metrics.tmp")
 CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
@@ -57,6 +59,7 @@ class Host:
     subnet: str = field(default_factory=free_subnet)
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()  # put before every command: a namespace to run it in
+    ttl: str = "15s"
 
     @property
     def state(self) -> Path:
@@ -80,6 +83,7 @@ class Host:
             "CMDOP_MIGRATE_RUN_DIR": str(self.run),
             "CMDOP_MIGRATE_HOST": self.name,
             "CMDOP_MIGRATE_SUBNET": self.subnet,
+            "CMDOP_MIGRATE_LEASE_TTL": self.ttl,
             **self.extra,
             **more,
         }
@@ -163,6 +167,24 @@ class Host:
         assert len(found) == 1, found
         return found[0]
 
+    def agent_pid(self) -> int | None:
+        """This host's agent, if it has one."""
+        lock = str(self.run / "agent.lock")
+        found = [pid for pid in self._agent_pids() if lock in open_files(pid)]
+        assert len(found) <= 1, found
+        return found[0] if found else None
+
+    def _agent_pids(self) -> list[int]:
+        return cgroup.pids(self.group("agent")) if (self.state / "host-id").exists() else []
+
+    def kill_agent(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Ends it, and waits until it is over."""
+        pid = self.agent_pid()
+        if pid is not None:
+            os.kill(pid, number)
+            os.kill(pid, signal.SIGCONT)
+            until(lambda: self.agent_pid() != pid, 10, "the agent ends")
+
     def session_dirs(self) -> list[str]:
         try:
             return os.listdir(self.state / "sessions")
@@ -175,11 +197,12 @@ class Host:
             f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
         ]
         left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
-        left += [f"socket {path.name}" for path in self.run.glob("*")]
-        left += [f"process {pid}" for pid in processes() if any(str(self.state) in one for one in open_files(pid))]
+        left += [f"file {path.name}" for path in self.run.glob("*") if path.name not in AGENT_FILES]
+        others = set(processes()) - set(self._agent_pids())
+        left += [f"process {pid}" for pid in others if any(str(self.state) in one for one in open_files(pid))]
         if (self.state / "host-id").exists() and os.path.isdir(self.group()):
             for one in os.scandir(self.group()):
-                if one.is_dir() and one.name != "holders":
+                if one.is_dir() and one.name not in OWN_GROUPS:
                     left.append(f"cgroup {one.name}")
             left += [f"holder {pid}" for pid in cgroup.pids(self.group("holders"))]
         for session in self.session_dirs():
@@ -207,14 +230,16 @@ class Host:
                 os.kill(pid, signal.SIGTERM)
                 os.kill(pid, signal.SIGCONT)
             for one in os.scandir(self.group()):
-                if one.is_dir() and one.name != "holders":
+                if one.is_dir() and one.name not in OWN_GROUPS:
                     cgroup.kill(one.path)
         try:
             until(lambda: not cgroup.pids(self.group("holders")), 10, "holders end")
             self.cm("ls")
+            self.kill_agent(signal.SIGTERM)
             self.assert_clean(ended=True)
         finally:
-            cgroup.remove(self.group("holders"))
+            for name in OWN_GROUPS:
+                cgroup.remove(self.group(name))
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(self.group())
 
@@ -244,3 +269,21 @@ def a_host(directory: Path, **options: Any) -> Iterator[Host]:
         yield host
     finally:
         host.close()
+
+
+@contextlib.contextmanager
+def pair(directory: Path, ttl: str = "3s", **options: Any) -> Iterator[tuple[Host, Host]]:
+    """Two hosts that share a store, a lease store and a key."""
+    shared = {
+        "CMDOP_MIGRATE_STORE": f"file://{directory}/store",
+        "CMDOP_MIGRATE_LEASE": f"sqlite://{directory}/lease/lease.db",
+        "CMDOP_MIGRATE_KEY_FILE": f"{directory}/keys",
+    }
+    with contextlib.ExitStack() as stack:
+        made = []
+        for name in ("host-a", "host-b"):
+            (directory / name).mkdir()
+            host = Host(directory / name, name=name, ttl=ttl, extra=dict(shared), **options)
+            stack.callback(host.close)
+            made.append(host)
+        yield made[0], made[1]

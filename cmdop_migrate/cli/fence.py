@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -33,19 +34,22 @@ def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
       systemctl enable --now cmdop-migrate-agent
     """
 
-    def say(word: bytes) -> None:
-        if ready_fd is not None:
-            os.write(ready_fd, word)
-            os.close(ready_fd)
+    said = ready_fd is None
+
+    def say(trouble: CmdopError | None) -> None:
+        nonlocal said
+        if ready_fd is None or said:
+            return
+        said = True
+        facts = {"code": trouble.code, "message": trouble.message, "hint": trouble.hint} if trouble else None
+        with contextlib.suppress(OSError):  # who started us may be gone
+            os.write(ready_fd, json.dumps(facts).encode() if facts else b"ready")
+        os.close(ready_fd)
 
     try:
-        agent_flow.serve(app.records(keeping=False), until_idle, lambda: say(b"ready"))
+        agent_flow.serve(app.records(keeping=False), until_idle, say)
     except CmdopError as error:
-        if ready_fd is not None:
-            try:
-                say(json.dumps({"code": error.code, "message": error.message, "hint": error.hint}).encode())
-            except OSError:
-                pass
+        say(error)
         raise
 
 
@@ -97,7 +101,7 @@ def break_lease(app: App, session: str, yes: bool) -> None:
         render.note("If that host is alive, two copies will run, and both may act on the outside world.")
         click.confirm("Is it dead for certain?", abort=True, err=True)
     store = leases.open_store(app.config)
-    answer = store.force_break(ident, app.config.host, records.host_id())
+    answer = store.force_break(ident, app.config.host, records.instance())
     if isinstance(answer, Lost):
         raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
     records.events.emit("lease_broken", ident, token=answer.record.token, before=seen.record.host)

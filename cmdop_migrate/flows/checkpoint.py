@@ -127,6 +127,7 @@ class _Checkpoint:
         self.frozen_at = self.captured_at = 0.0
         self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
+        self.committing = False  # it may be parked: nobody may thaw it on our word
 
     def run(self) -> Result:
         with self.phases.phase("prepare"):
@@ -328,6 +329,11 @@ class _Checkpoint:
         """The lease store itself refuses a host that was superseded: its manifest then counts for nothing."""
         store = leases.open_store(self.config)
         lease = leases.prove(store, self.records, self.record)
+        if not self.wanted.leave_running:
+            # Should we be gone after this, the holder lets it run only when the agent has asked the lease store.
+            self.channel.ask(op="committing")
+            self.committing = True
+            self.phases.reach("committing")
         try:
             if self.wanted.leave_running:
                 answer: object = store.commit_checkpoint(lease, manifest.checkpoint)
@@ -350,10 +356,10 @@ class _Checkpoint:
                 break
             except LeaseUnreachable:
                 if time.monotonic() > until:
-                    self.channel.ask(op="doubt")
                     raise
                 time.sleep(0.5)
         if isinstance(answer, Held):
+            self.committing = False
             raise LeaseUnreachable("the lease store did not take the checkpoint", "The session goes on; try again.")
         holder = answer.holder
         if answer.why is not Why.PARKED or holder is None or holder.checkpoint != manifest.checkpoint:
@@ -380,8 +386,8 @@ class _Checkpoint:
             )
 
     def _thaw(self) -> None:
-        if not self.is_ours:
-            return
+        if not self.is_ours or self.committing:
+            return  # in doubt the holder stands it still, as soon as our connection ends
         try:
             self.channel.ask(op="thaw")
         except (HolderGone, CmdopError, OSError) as error:

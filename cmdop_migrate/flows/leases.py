@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from cmdop_migrate import clock
+from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
-from cmdop_migrate.errors import Fenced
+from cmdop_migrate.errors import Fenced, Unreachable
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.registry import open_lease
@@ -16,6 +16,8 @@ from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
+
+_log = log.get("lease")
 
 
 def open_store(config: Config) -> LeaseStore:
@@ -31,54 +33,71 @@ def last_checkpoint(leases: LeaseStore, session: str) -> str | None:
 def take_new(leases: LeaseStore, records: Records, session: str) -> Held:
     """The lease of a session that never was: nobody else can have it."""
     config = records.config
-    answer = leases.acquire(session, config.host, records.host_id(), config.lease_ttl)
+    answer = leases.acquire(session, config.host, records.instance(), config.lease_ttl)
     if not isinstance(answer, Held):
         raise Fenced(f"the lease of a new session is held by someone else: {answer}", "Try again.")
     return answer
 
 
+def resume(leases: LeaseStore, records: Records, record: Record) -> Held | Lost:
+    """The lease of a session that runs here under its record's token, renewed; or who has it now."""
+    config = records.config
+    answer = leases.acquire(
+        record.session, config.host, records.instance(), config.lease_ttl, resume_token=record.token
+    )
+    assert not isinstance(answer, Waiting)  # nobody waits for what is its own
+    return answer
+
+
 def prove(leases: LeaseStore, records: Records, record: Record) -> Held:
     """That this host still holds `record`'s session under its token. Fenced when it does not."""
-    config = records.config
-    answer = leases.acquire(record.session, config.host, records.host_id(), config.lease_ttl, resume_token=record.token)
+    answer = resume(leases, records, record)
     if isinstance(answer, Held):
         return answer
     raise fenced(record.name, answer)
 
 
+def let_go(leases: LeaseStore, lease: Held) -> None:
+    """Of a session that could not be started; if the store is away, nobody else can want what never was."""
+    try:
+        leases.release(lease)
+    except Unreachable as error:
+        _log.warning("the lease of %s is not let go of: %s", lease.session, error.message)
+
+
 class TakeOver:
-    """The lease of a session that is to be restored here from `checkpoint`.
+    """The lease of `session`, which is to be restored here from a checkpoint.
 
     `look` refuses early what cannot work, and begins to watch a lease that is held; `take` takes it, waiting up to
     `patience` for a dead holder's to run out; `give_back` undoes that when the restore fails.
     """
 
     def __init__(
-        self, leases: LeaseStore, images: Store, records: Records, name: str, manifest: Manifest, patience: float
+        self, leases: LeaseStore, images: Store, records: Records, record: Record, manifest: Manifest, patience: float
     ) -> None:
         self._leases, self._images, self._records = leases, images, records
-        self._name, self._manifest = name, manifest
+        self._session, self._name, self._manifest = record.session, record.name, manifest
         self._until = clock.boottime() + patience
         self._observation: Observation | None = None
         self._marker: str | None = None
 
     def look(self) -> None:
-        seen = self._leases.inspect(self._manifest.session)
+        seen = self._leases.inspect(self._session)
         if seen is None:
             return
         self._observation = seen.observation
         if seen.record.checkpoint != self._manifest.checkpoint:
-            raise fenced(self._name, Lost(self._manifest.session, Why.CHECKPOINT, seen.record))
+            raise fenced(self._name, Lost(self._session, Why.CHECKPOINT, seen.record))
         if seen.record.state == "held" and not self._is_own(seen.record) and self._until <= clock.boottime():
-            raise fenced(self._name, Lost(self._manifest.session, Why.HELD, seen.record))
+            raise fenced(self._name, Lost(self._session, Why.HELD, seen.record))
 
     def _is_own(self, record: LeaseRecord) -> bool:
         """Held by this very host, which does not run it: a restore here was cut off. We have its lock: nobody lives."""
-        return record.instance == self._records.host_id()
+        return record.instance == self._records.instance()
 
     def take(self, say: Callable[[str], None]) -> Held:
-        config, session = self._records.config, self._manifest.session
-        who = (session, config.host, self._records.host_id(), config.lease_ttl)
+        config, session = self._records.config, self._session
+        who = (session, config.host, self._records.instance(), config.lease_ttl)
         while True:
             seen = self._leases.inspect(session, self._observation)
             if seen is None:
@@ -108,8 +127,9 @@ class TakeOver:
                 f"session {self._name!r} ran on when this checkpoint was made, and the lease store does not know it",
                 "Use the lease store of the host it ran on, or restore a copy: --fork NAME",
             )
+        own = self._records.host_id().encode()
         marker = f"restored/{self._manifest.checkpoint}"
-        if not self._images.put_new(marker, who[2].encode()) and self._images.get(marker) != who[2].encode():
+        if not self._images.put_new(marker, own) and self._images.get(marker) != own:
             raise Fenced(
                 f"checkpoint {self._manifest.checkpoint[:12]} was restored already, by a host with another lease store",
                 "Hosts that share a store must share a lease store too. A copy: --fork NAME",
@@ -122,9 +142,13 @@ class TakeOver:
 
     def give_back(self, lease: Held) -> None:
         """Parked again, at the same checkpoint; the token has grown, which harms nobody."""
-        if self._marker is not None:
-            self._images.delete([self._marker])
-        self._leases.park(lease, self._manifest.checkpoint)
+        try:
+            if self._marker is not None:
+                self._images.delete([self._marker])
+            self._leases.park(lease, self._manifest.checkpoint)
+        except Unreachable as error:
+            # It stays ours: the next restore here goes on with it; another host waits for it to run out.
+            _log.warning("the lease of %s is not given back: %s", self._name, error.message)
 
 
 def fenced(name: str, answer: Lost | Waiting) -> Fenced:

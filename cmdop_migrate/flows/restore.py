@@ -95,7 +95,7 @@ class _Restore:
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
-        over = leases.TakeOver(host_leases, store, self.records, record.name, chosen.manifest, self.wanted.wait)
+        over = leases.TakeOver(host_leases, store, self.records, record, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
         directory = self.records.directory(record.session)
@@ -108,16 +108,15 @@ class _Restore:
             try:
                 with self.phases.phase("lease"):
                     forked = self.wanted.fork is not None
-                    lease = (
-                        leases.take_new(host_leases, self.records, record.session) if forked else over.take(self.say)
-                    )
+                    lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
+                    agent.ensure(self.config)  # it may have left since we looked; now that we have the lock it stays
                 record = replace(record, token=lease.token)
                 incarnation = _Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:
                     incarnation.run()
                 except BaseException:
                     if not incarnation.adopted:
-                        host_leases.release(lease) if forked else over.give_back(lease)
+                        leases.let_go(host_leases, lease) if forked else over.give_back(lease)
                     raise
             finally:
                 image.close()
@@ -126,6 +125,13 @@ class _Restore:
         finally:
             os.close(lock)
             self.records.sweep()
+
+    def _fork_lease(self, host_leases: LeaseStore, record: Record, chosen: choose.Chosen) -> Held:
+        lease = leases.take_new(host_leases, self.records, record.session)
+        begun = host_leases.commit_checkpoint(lease, chosen.manifest.checkpoint)  # what it may be brought back from
+        if isinstance(begun, Lost):
+            raise leases.fenced(record.name, begun)
+        return begun
 
     def _unchanged(self, chosen: choose.Chosen, record: Record) -> Record:
         """With the session's lock held: another may have restored it, and it may have ended, since we looked."""
@@ -193,6 +199,7 @@ class _Incarnation:
     ) -> None:
         self.leases, self.lease = host_leases, lease
         self.adopted = False
+        self.runs_from = 0.0
         self.parent, self.criu, self.image, self.record = parent, criu, image, record
         self.directory, self.lock = directory, lock
         self.records, self.config, self.phases = parent.records, parent.config, parent.phases
@@ -322,6 +329,7 @@ class _Incarnation:
                 with self.phases.phase("restore"):
                     self._converse(ours, starter, daemon, page_socket)
                 self.phases.reach("resumed")
+                self.runs_from = clock.boottime()  # it stands still until the holder has heard this
                 starter.control.send(b"resumed")
                 starter.expect()
                 self.adopted = True
@@ -397,6 +405,7 @@ class _Incarnation:
         self.records.events.emit(
             "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
             name=self.record.name, parent=self.record.parent, phases=self.phases.seconds, carried=len(self.carried),
+            boottime=round(self.runs_from, 6),
         )  # fmt: skip
         self.parent.answer(
             {

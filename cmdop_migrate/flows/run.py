@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
-from cmdop_migrate.flows import agent, leases
+from cmdop_migrate.flows import agent, hostname, leases, tools
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network, rtnetlink
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
@@ -52,22 +52,25 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
     agent.ensure(config)
-    store = leases.open_store(config)
+    store, phases = leases.open_store(config), tools.Phases("run")
+    hostname.check(store, records)
     for _ in range(TRIES):
         session = new_session_id()
         link = network.choose(config.subnet) if spec.net == "private" else None
         lease = leases.take_new(store, records, session)
+        phases.reach("leased")
         record = Record(
             session, name or f"s-{session[:6]}", config.host, lease.token, "starting", spec, clock.walltime(), link=link
         )
         try:
             started = _start(config, records, record, wish, lease.fresh_until)
         except network.LinkTaken:
-            store.release(lease)
+            leases.let_go(store, lease)
             continue
         except BaseException:
-            store.release(lease)
+            leases.let_go(store, lease)
             raise
+        phases.reach("started")
         records.events.emit("started", session, name=started.name, token=started.token, pid=started.pid)
         return started
     raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
@@ -76,6 +79,7 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
 def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_until: float) -> Record:
     lock = records.claim(record)
     try:
+        agent.ensure(config)  # it may have left since we looked; now that the session is claimed it does not
         order = holder_order(config, records, record)
         order |= {
             "mode": "start",

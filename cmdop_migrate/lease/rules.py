@@ -218,7 +218,8 @@ def _resume(record: LeaseRecord | None, wanted: Wanted, token: int, nonce: str) 
     if wanted.expect_checkpoint is not ANY and record.checkpoint != wanted.expect_checkpoint:
         return Lost(wanted.session, Why.CHECKPOINT, record)
     renewed = replace(record, renewals=record.renewals + 1, nonce=nonce)
-    return Grant(replace(renewed, host=wanted.host, ttl=wanted.ttl))
+    # Never shorter: what was promised for the longer time may still be relied on by the one who runs it.
+    return Grant(replace(renewed, host=wanted.host, ttl=max(record.ttl, wanted.ttl)))
 
 
 def _wait_left(record: LeaseRecord, observation: Observation | None, now: float) -> float:

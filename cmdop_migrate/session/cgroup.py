@@ -5,6 +5,7 @@ Stdlib only: the holder loads this.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 
@@ -62,6 +63,38 @@ def order_freeze(path: str) -> None:
 
 def thaw(path: str) -> None:
     _write(f"{path}/cgroup.freeze", "0")
+
+
+class Grip:
+    """This group, and not one that is made later at the same path. FileNotFoundError when there is none."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Grip:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def freeze(self) -> None:
+        self._order("cgroup.freeze")
+
+    def kill(self) -> None:
+        self._order("cgroup.kill")
+
+    def _order(self, name: str) -> None:
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        except FileNotFoundError:
+            return  # the group is gone
+        try:
+            os.write(fd, b"1")
+        except OSError as error:
+            if error.errno != errno.ENODEV:  # went between the two
+                raise
+        finally:
+            os.close(fd)
 
 
 def is_frozen(path: str) -> bool:

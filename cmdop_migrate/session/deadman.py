@@ -8,11 +8,19 @@ another incarnation, it is killed. Stdlib only: the holder loads this.
 
 from __future__ import annotations
 
+import _thread
 import os
+import select
 import time
 from collections.abc import Callable
 
 from cmdop_migrate.session import cgroup, syscalls
+
+LOOK_AGAIN = 0.05
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class DeadMan:
@@ -22,6 +30,8 @@ class DeadMan:
         """`until` None: no lease is used. `on_change` hears True when it froze the session, False when it let it go."""
         self._group, self._until, self._on_change = group, until, on_change
         self._timer = syscalls.boottime_timer()
+        self._lock = _thread.allocate_lock()
+        self._doubted = 0.0
         self.fenced = False
         self._arm()
 
@@ -32,6 +42,26 @@ class DeadMan:
     def until(self) -> float | None:
         return self._until
 
+    def begin(self, until: float) -> None:
+        """The time of a session that has not run yet."""
+        if self._until is not None:
+            self._until = until
+            self._arm()
+
+    def watch(self) -> None:
+        """From now on the time is kept even while the caller hangs: in a write to a dying disk, for example."""
+        _thread.start_new_thread(self._guard, ())
+
+    def _guard(self) -> None:
+        timer = select.poll()
+        timer.register(self._timer, select.POLLIN)
+        while True:
+            timer.poll()
+            with self._lock:  # so that nobody renews between the look and the order
+                if self._until is not None and _now() >= self._until:
+                    cgroup.order_freeze(self._group)
+            time.sleep(LOOK_AGAIN)
+
     def on_timer(self) -> None:
         try:
             os.read(self._timer, 8)
@@ -41,25 +71,38 @@ class DeadMan:
 
     def check(self) -> None:
         """Freezes if the time has come. Writing the order to freeze is all that is waited for."""
-        if self._until is None or self.fenced or time.clock_gettime(time.CLOCK_BOOTTIME) < self._until:
+        if self._until is None or self.fenced or _now() < self._until:
             return
         self.fenced = True
         cgroup.order_freeze(self._group)
         self._on_change(True)
 
-    def renewed(self, until: float) -> None:
-        """The lease was renewed, and nobody took over. An older word that comes late changes nothing."""
-        if self._until is None or until <= self._until:
+    def may_run(self) -> bool:
+        """To be asked before every thaw."""
+        self.check()
+        return not self.fenced
+
+    def renewed(self, until: float, since: float) -> None:
+        """The lease was renewed by a request that began at `since`, and nobody had taken over. An older word that
+        comes late changes nothing; nor does one from before there was doubt."""
+        self.check()  # past its time it was frozen, by us or for us: that must be known before it may go on
+        if self._until is None or until <= self._until or since < self._doubted:
             return
-        self._until = until
+        with self._lock:
+            self._until = until
         self._arm()
-        if self.fenced and time.clock_gettime(time.CLOCK_BOOTTIME) < until:
+        if self.fenced and _now() < until:
             self.fenced = False
             self._on_change(False)
+            self.check()  # we may have been stopped ourselves, half-way
 
     def doubt(self) -> None:
-        """Nobody knows whether the lease is still ours: stand still until it is known."""
-        self._until = min(self._until or 0.0, time.clock_gettime(time.CLOCK_BOOTTIME))
+        """Nobody knows whether the lease is still ours: stand still until a later look at it says so."""
+        if self._until is None:
+            return
+        self._doubted = _now()
+        with self._lock:
+            self._until = min(self._until, self._doubted)
         self.check()
 
     def _arm(self) -> None:

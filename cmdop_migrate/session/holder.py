@@ -26,6 +26,7 @@ from cmdop_migrate.session.inputs import Inputs, Journal
 from cmdop_migrate.session.ring import Ring
 
 READ_SIZE = 64 << 10
+LATE = "its lease was not renewed in time"
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
 Message = dict[str, object]
 
@@ -52,6 +53,7 @@ class Holder:
         self.freezer: Client | None = None  # who has the session frozen, to dump it
         self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
         self.unread = b""  # taken out of the terminal while frozen
+        self.committing = False  # the freezer may have parked it, should it leave without a word
         self.parked: str | None = None
         self.why = ""
         self.superseded = ""
@@ -85,17 +87,19 @@ class Holder:
             self.epoll.register(fd, select.EPOLLIN)
         self.record.update(phase="live", pid=pid)
         self.save()
+        self.deadman.watch()
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew; it stands still, and runs from here on."""
-        self.deadman.renewed(restored.fresh_until)
+        self.deadman.begin(restored.fresh_until)
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
-        cgroup.thaw(self.cgroup)
+        if self.deadman.may_run():
+            cgroup.thaw(self.cgroup)
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)
@@ -186,16 +190,21 @@ class Holder:
         event = "fenced" if fenced else "unfenced"
         if not fenced and self.freezer is None:
             cgroup.thaw(self.cgroup)
-        why = "its lease was not renewed in time" if fenced else "its lease is renewed"
-        self.clients.tell_all({"event": event, "why": why, "token": self.record["token"]})
-        late = time.clock_gettime(time.CLOCK_BOOTTIME) - (self.deadman.until or 0.0)
-        self.note(event, token=self.record["token"], late_ms=round(late * 1000, 3) if fenced else None)
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.clients.tell_all(self.standing())
+        late = round((at - (self.deadman.until or 0.0)) * 1000, 3) if fenced else None
+        self.note(event, token=self.record["token"], late_ms=late, boottime=round(at, 6))
+
+    def standing(self) -> Message:
+        """Why it stands still, or that it does not."""
+        event, why = ("fenced", LATE) if self.deadman.fenced else ("unfenced", "its lease is renewed")
+        return {"event": event, "why": why, "token": self.record["token"]}
 
     def on_fresh(self, message: Message) -> Message:
         """The agent's word that the lease is good until then, for this token and no other."""
         if int(str(message["token"])) != self.record["token"]:
             return {"re": "fresh", "error": "token"}
-        self.deadman.renewed(float(str(message["until"])))
+        self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
         return {"re": "fresh", "fenced": self.deadman.fenced}
 
     def on_superseded(self, message: Message) -> Message:
@@ -236,6 +245,8 @@ class Holder:
                     self.clients.drop(client)
                     break
         if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
+            if self.committing:
+                self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
             self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
     def on_typed(self, client: Client, data: bytes) -> None:
@@ -282,6 +293,9 @@ class Holder:
             return {"re": op}
         if op == "typeahead":
             return self.on_typeahead(client)
+        if op == "committing":
+            self.committing = client is self.freezer
+            return {"re": op, "error": None if self.committing else "not frozen by you"}
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
@@ -301,6 +315,8 @@ class Holder:
         # A number the ring has left behind: pump() tells the client how much it missed.
         client.cursor = seq
         client.attached = bool(message.get("terminal"))
+        if self.deadman.fenced:
+            self.clients.say(client, self.standing())
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
@@ -310,7 +326,8 @@ class Holder:
         if self.freezer is not None or self.pager is not None:
             return {"re": "freeze", "error": "busy"}
         if not cgroup.freeze(self.cgroup):
-            cgroup.thaw(self.cgroup)
+            if self.deadman.may_run():
+                cgroup.thaw(self.cgroup)
             return {"re": "freeze", "error": "stuck"}
         self.freezer = client
         while self.read_all():
@@ -340,10 +357,10 @@ class Holder:
         """The session goes on where it stood."""
         if self.freezer is None:
             return
-        self.freezer = None
+        self.freezer, self.committing = None, False
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
-        if not self.deadman.fenced:
+        if self.deadman.may_run():
             cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
         for client, data in held:
@@ -394,6 +411,9 @@ class Holder:
 
     def end(self, number: int, grace: float) -> None:
         """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
+        if not self.deadman.may_run():
+            cgroup.kill(self.cgroup)  # another may hold it: not one more step, not even to say goodbye
+            return
         cgroup.thaw(self.cgroup)
         asked = [number]
         if number == signal.SIGTERM:
@@ -424,7 +444,7 @@ class Holder:
             ended["reason"] = self.superseded or ended["reason"]
             self.record.update(phase="exited", exit=ended, pid=None)
         self.keep_record(ended)
-        if self.parked is not None:
+        if self.parked is not None or self.superseded:
             launch.remove_files(self.dir)
         self.clients.farewell({"event": "exit", **ended}, FAREWELL)
 

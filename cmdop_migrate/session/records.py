@@ -77,6 +77,12 @@ class Records:
     def host_id(self) -> str:
         return (self.config.state_dir / "host-id").read_text(encoding="ascii").strip()
 
+    def instance(self) -> str:
+        """This installation since its last boot: what holds a lease. What ran before the boot does not run now, and a
+        copy of this machine's disk is not this machine."""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
+            return f"{self.host_id()}-{boot.read().strip().replace('-', '')}"
+
     def directory(self, session: str) -> Path:
         return self.config.sessions_dir / session
 

@@ -1,0 +1,101 @@
+"""One agent a host: the lock that says so, and how one is started when there is none."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cmdop_migrate
+from cmdop_migrate import config as settings
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
+from cmdop_migrate.lease import margins
+
+START_TIMEOUT = 30.0
+TRIES = 3
+
+
+class Lock:
+    """Held by the one agent of this host, as long as it lives."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def take(cls, config: Config, patience: float = 0.0) -> Lock | None:
+        """`patience`: who only looks whether there is an agent has the lock for a moment, too."""
+        fd = os.open(config.run_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return cls(fd)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    os.close(fd)
+                    return None
+                time.sleep(0.02)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def ensure(config: Config) -> None:
+    """Starts an agent if this host has none, and waits until it renews. Raises what it failed with.
+
+    An agent started on demand does not leave while a session's lock is held: whoever calls this with the lock of the
+    session it starts has an agent for it.
+    """
+    for number in range(TRIES):
+        lock = Lock.take(config)
+        if lock is None:
+            return
+        lock.release()
+        try:
+            _start(config)
+            return
+        except Blocked:
+            if number == TRIES - 1:
+                raise
+            # Another command has just started one, or that one has just left: look again.
+
+
+def _start(config: Config) -> None:
+    reader, writer = os.pipe()
+    command = [sys.executable, "-m", "cmdop_migrate", "agent", "--until-idle", "--ready-fd", str(writer)]
+    package = str(Path(cmdop_migrate.__file__).parent.parent)
+    log_file = config.log_file.with_name("agent.log")
+    log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with log_file.open("ab") as errors:
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=errors,
+            stderr=errors,
+            pass_fds=(writer,),
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, **settings.to_environment(config), "PYTHONPATH": package},
+        )
+    os.close(writer)
+    patience = START_TIMEOUT + margins.contender_wait(config.lease_ttl)  # it may wait for a dead one's name
+    with os.fdopen(reader, "rb") as said:
+        if not select.select([said], [], [], patience)[0]:
+            raise Unexpected("the agent did not get ready", f"See {log_file}.")
+        word = said.read()
+    if word != b"ready":
+        raise _failure(word, log_file)
+
+
+def _failure(word: bytes, log_file: Path) -> CmdopError:
+    if not word.startswith(b"{"):
+        return Unexpected("the agent ended at once", f"See {log_file}.")
+    return from_code(**json.loads(word))

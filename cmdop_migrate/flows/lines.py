@@ -1,0 +1,64 @@
+"""The agent's word to the holders of this host. Nothing waits here: a holder that hangs costs the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from cmdop_migrate.session import wire
+
+
+class Lines:
+    """One connection to each holder, made anew when it broke. Answers are read, and thrown away."""
+
+    def __init__(self, path: Callable[[str], Path]) -> None:
+        """`path`: where a session's holder listens."""
+        self._path = path
+        self._open: dict[str, socket.socket] = {}
+
+    def say(self, session: str, **message: object) -> bool:
+        """False when the holder is gone, or takes nothing: it will be said again with the next renewal."""
+        data = wire.control(message)
+        for _ in range(2):  # the second time over a fresh connection
+            try:
+                sock = self._open.get(session) or self._connect(session)
+                self._open[session] = sock
+                _drain(sock)
+                if sock.send(data) == len(data):
+                    return True
+            except BlockingIOError:
+                # It hangs. The connection stays: a new one for every try would fill its queue up for good.
+                return False
+            except OSError:
+                pass
+            self.drop(session)
+        return False
+
+    def drop(self, session: str) -> None:
+        sock = self._open.pop(session, None)
+        if sock is not None:
+            sock.close()
+
+    def _connect(self, session: str) -> socket.socket:
+        path = self._path(session)
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.setblocking(False)
+            sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+        except OSError:
+            sock.close()
+            raise
+        finally:
+            os.close(directory)
+        return sock
+
+
+def _drain(sock: socket.socket) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while sock.recv(64 << 10):
+            pass
+        raise ConnectionResetError
