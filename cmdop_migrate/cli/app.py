@@ -37,10 +37,10 @@ class App:
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long: whoever comes by first starts another."""
         if any(record.phase == "live" for record in records.all()):
-            from cmdop_migrate.flows import agent
+            from cmdop_migrate.flows import agentlock
 
             try:
-                agent.ensure(self.config)
+                agentlock.ensure(self.config)
             except CmdopError as error:
                 log.get("cli").warning("no agent: %s", error.message)
 

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.errors import Blocked, CmdopError, Fenced, Unreachable
+from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
 from cmdop_migrate.flows import leases as host_leases
-from cmdop_migrate.flows.agentlock import Lock, ensure
+from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
 from cmdop_migrate.flows.metrics import Metrics
@@ -29,8 +29,6 @@ from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.records import Records
-
-__all__ = ["Agent", "ensure", "serve"]
 
 IDLE_ROUNDS = 2
 LOOK_EVERY = 0.2
@@ -168,7 +166,7 @@ class Agent:
                 self.leases.release(lease, keep_checkpoint=died)
         except CmdopError as error:
             _log.warning("the lease of %s is not let go of yet: %s", lease.session, error.message)
-            return not isinstance(error, Unreachable)
+            return not isinstance(error, LeaseUnreachable)
         return True
 
     def _resume(self, records: Sequence[Record]) -> dict[str, Answer]:
@@ -183,10 +181,10 @@ class Agent:
 
     def _resume_one(self, record: Record, away: threading.Event) -> Answer:
         if away.is_set():
-            return Unreachable("the lease store does not answer", "")
+            return LeaseUnreachable("the lease store does not answer", "")
         try:
             return host_leases.resume(self.leases, self.records, record)
-        except Unreachable as error:
+        except LeaseUnreachable as error:
             away.set()
             return error
         except CmdopError as error:

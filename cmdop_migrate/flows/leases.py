@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced, Unreachable
-from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Observation, Why
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
-from cmdop_migrate.storage.base import Store
+
+if TYPE_CHECKING:  # `run` needs none of it, and people wait for it
+    from cmdop_migrate.images.manifest import Manifest
+    from cmdop_migrate.storage.base import Store
 
 _log = log.get("lease")
 

@@ -31,7 +31,7 @@ from cmdop_migrate.criu import logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, Unexpected, Unreachable
-from cmdop_migrate.flows import agent, background, carry, choose, contents, leases, memory, tools
+from cmdop_migrate.flows import agentlock, background, carry, choose, contents, leases, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable, reader
@@ -64,7 +64,7 @@ def restore(
     records: Records, reference: str | None, wanted: Wanted, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
     """What `restore --json` answers, once the session runs and, unless lazy, has all its memory."""
-    agent.ensure(records.config)
+    agentlock.ensure(records.config)
     return background.run(lambda say, answer: _Restore(records, reference, wanted, say, answer).run(), progress)
 
 
@@ -109,7 +109,9 @@ class _Restore:
                 with self.phases.phase("lease"):
                     forked = self.wanted.fork is not None
                     lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
-                    agent.ensure(self.config)  # it may have left since we looked; now that we have the lock it stays
+                    agentlock.ensure(
+                        self.config
+                    )  # it may have left since we looked; now that we have the lock it stays
                 record = replace(record, token=lease.token)
                 incarnation = _Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
-from cmdop_migrate.flows import agent, hostname, leases, tools
+from cmdop_migrate.flows import agentlock, hostname, leases
+from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network, rtnetlink
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
@@ -51,8 +52,8 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     _check_init()
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
-    agent.ensure(config)
-    store, phases = leases.open_store(config), tools.Phases("run")
+    agentlock.ensure(config)
+    store, phases = leases.open_store(config), Phases("run")
     hostname.check(store, records)
     for _ in range(TRIES):
         session = new_session_id()
@@ -79,7 +80,7 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
 def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_until: float) -> Record:
     lock = records.claim(record)
     try:
-        agent.ensure(config)  # it may have left since we looked; now that the session is claimed it does not
+        agentlock.ensure(config)  # it may have left since we looked; now that the session is claimed it does not
         order = holder_order(config, records, record)
         order |= {
             "mode": "start",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR, Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.flows.phases import TEST_STOP, Phases
 from cmdop_migrate.images import keys
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
+
+__all__ = ["TEST_STOP", "Phases", "find_criu", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:
@@ -34,32 +32,3 @@ def find_criu(config: Config) -> Criu:
         if found is not None:
             return found
     raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
-
-
-TEST_STOP = "CMDOP_MIGRATE_TEST_STOP"
-
-
-class Phases:
-    """How long each named part of a flow took, in order.
-
-    For tests only: with CMDOP_MIGRATE_TEST_STOP=FLOW:NAME in its environment the process stops itself (SIGSTOP) where
-    that part begins, so that a test can kill, cut off or continue whatever it likes at that very point.
-    """
-
-    def __init__(self, flow: str) -> None:
-        self.flow = flow
-        self.seconds: dict[str, float] = {}
-
-    def reach(self, name: str) -> None:
-        """A point that has a name but takes no time of its own."""
-        if os.environ.get(TEST_STOP) == f"{self.flow}:{name}":
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        self.reach(name)
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.monotonic() - began, 6)

@@ -239,7 +239,10 @@ class Holder:
                     if kind == wire.INPUT:
                         self.on_typed(client, payload)
                     else:
-                        self.clients.say(client, self.answer(client, wire.parse_control(payload)))
+                        message = wire.parse_control(payload)
+                        self.clients.say(client, self.answer(client, message))
+                        if message["op"] == "attach" and self.deadman.fenced:
+                            self.clients.say(client, self.standing())
                 except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
                     self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
                     self.clients.drop(client)
@@ -315,8 +318,6 @@ class Holder:
         # A number the ring has left behind: pump() tells the client how much it missed.
         client.cursor = seq
         client.attached = bool(message.get("terminal"))
-        if self.deadman.fenced:
-            self.clients.say(client, self.standing())
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}

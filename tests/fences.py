@@ -1,0 +1,161 @@
+"""Sessions that notice when they are held up, and the means to do it to them at a named step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cmdop_migrate import config
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.flows import talk
+from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.records import Records
+from tests.hosts import CM, Host, until
+
+COUNT = "while :; do echo n $((++i)); sleep 0.05; done"
+ECHO = 'while read -r line; do echo "did $line"; done'
+
+
+def counter(host: Host, name: str = "w", *options: str) -> str:
+    """A session that counts -> its id, once it does."""
+    session: str = host.start("bash", "-c", COUNT, name=name, options=options)["session"]
+    until(lambda: numbers(host, session), 20, "it counts")
+    return session
+
+
+def records(host: Host) -> Records:
+    return Records(config.load(environ=host.env()))
+
+
+def numbers(host: Host, session: str) -> list[int]:
+    """All it counted so far on this host: none left out, none twice. In this process: no command starts an agent."""
+    text = talk.output(records(host), session, None).data.decode()
+    found = [int(one) for one in re.findall(r"n (\d+)\r?\n", text)]
+    assert found == list(range(1, len(found) + 1)), found
+    return found
+
+
+def counts_on(host: Host, session: str, within: float = 20) -> int:
+    first = len(numbers(host, session))
+    until(lambda: len(numbers(host, session)) > first + 3, within, f"{session} counts on from {first}")
+    return first
+
+
+def stands_still(host: Host, session: str, seconds: float = 0.4) -> int:
+    """Not one number more; -> where it stands."""
+    before = len(numbers(host, session))
+    time.sleep(seconds)
+    assert len(numbers(host, session)) == before
+    assert is_frozen(host, session)
+    return before
+
+
+def is_frozen(host: Host, session: str) -> bool:
+    return cgroup.is_frozen(host.group(session))
+
+
+def record(host: Host, session: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((host.state / "sessions" / session / "session.json").read_text())
+    return found
+
+
+def event(host: Host, session: str, kind: str) -> dict[str, Any]:
+    """The last one of that kind."""
+    found = [one for one in host.events(session) if one["event"] == kind]
+    assert found, f"no {kind} in {host.events(session)}"
+    return found[-1]
+
+
+def wait_event(host: Host, session: str, kind: str, within: float = 20) -> dict[str, Any]:
+    until(lambda: any(one["event"] == kind for one in host.events(session)), within, f"{kind} of {session}")
+    return event(host, session, kind)
+
+
+def lease(host: Host, session: str) -> dict[str, Any]:
+    return host.cm_json("lease", "show", session)
+
+
+@contextlib.contextmanager
+def halted(*pids: int) -> Iterator[None]:
+    """SIGSTOP, and SIGCONT in the end."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def away(path: Path) -> Iterator[None]:
+    """A directory that cannot be reached: a plain file lies in its place."""
+    hidden = path.with_name(path.name + ".away")
+    path.rename(hidden)
+    path.write_text("not a directory")
+    try:
+        yield
+    finally:
+        path.unlink()
+        hidden.rename(path)
+
+
+def kill_at(host: Host, step: str, *args: str) -> None:
+    """`args`, killed with all it forked (but not what it left to itself) where `step` begins."""
+    cli = subprocess.Popen(
+        [*host.prefix, *CM, "--json", *args],
+        env=host.env(**{TEST_STOP: f"{args[0]}:{step}"}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+        start_new_session=True,
+    )
+    try:
+        standing = until(lambda: _standing(cli), 30, f"{args} stands at {step}")
+        for one in (standing.pid, cli.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+    finally:
+        cli.kill()
+        cli.communicate()
+
+
+def _standing(cli: subprocess.Popen[bytes]) -> psutil.Process | None:
+    assert cli.poll() is None, cli.communicate()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for one in [psutil.Process(cli.pid), *psutil.Process(cli.pid).children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if one.status() == psutil.STATUS_STOPPED and "cmdop_migrate" in one.cmdline():
+                    return one
+    return None
+
+
+def die(host: Host, session: str) -> None:
+    """The host's death, as far as this session is concerned: nothing of it gets to say a word."""
+    pids = [host.agent_pid(), host.holder(session), *host.pids(session)]
+    for pid in pids:
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def since(moment: float) -> float:
+    return boottime() - moment
+
+
+def percentile(values: list[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

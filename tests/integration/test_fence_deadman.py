@@ -1,0 +1,189 @@
+"""The dead-man switch: without a renewal a session stands still by its deadline, whatever else is dead."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import fences
+from tests.hosts import CM, Host, a_host, until
+from tests.ptys import Pty
+
+LATE_MS = 1000.0  # generous: this machine may be busy. scripts/benchlib/fence.py measures
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Host]:
+    with a_host(tmp_path, ttl="2s") as host:
+        yield host
+
+
+def test_agent_killed_frozen_by_the_deadline_and_goes_on_with_the_next_agent(quick: Host) -> None:
+    session = fences.counter(quick)
+    time.sleep(1)
+    quick.kill_agent()
+    fenced = fences.wait_event(quick, session, "fenced", 5)
+    assert 0 <= fenced["late_ms"] < LATE_MS
+    stood = fences.stands_still(quick, session)
+    (row,) = quick.sessions()  # any command brings an agent
+    assert row["state"] in ("fenced", "running")
+    fences.wait_event(quick, session, "unfenced", 10)
+    assert fences.counts_on(quick, session) >= stood
+    assert quick.agent_pid() is not None
+
+
+def test_agent_stopped_and_continued(quick: Host) -> None:
+    session = fences.counter(quick)
+    agent = quick.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):
+        assert fences.wait_event(quick, session, "fenced", 5)["late_ms"] < LATE_MS
+        fences.stands_still(quick, session)
+    fences.wait_event(quick, session, "unfenced", 10)
+    fences.counts_on(quick, session)
+
+
+def test_lease_store_away_and_back(quick: Host) -> None:
+    quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
+    session = fences.counter(quick)
+    agent = quick.agent_pid()
+    with fences.away(quick.dir / "lease"):
+        assert fences.wait_event(quick, session, "fenced", 8)["late_ms"] < LATE_MS
+        assert "lease" in fences.wait_event(quick, session, "lease_unsure", 8)["reason"]
+        fences.stands_still(quick, session)
+        assert quick.agent_pid() == agent  # it waits for the store; nobody has to come by
+        quick.fails("run", "-d", "--", "true", status=6, code="lease_unreachable")
+    fences.wait_event(quick, session, "unfenced", 15)
+    fences.counts_on(quick, session)
+    assert quick.agent_pid() == agent
+
+
+def test_lease_store_that_lost_everything_stops_the_session_and_does_not_kill_it(quick: Host) -> None:
+    """An empty directory where the store was, a mount that is missing: nobody took over."""
+    lease = quick.dir / "lease"
+    quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{lease}/lease.db"
+    session = fences.counter(quick)
+    lease.rename(quick.dir / "lease.away")
+    fences.wait_event(quick, session, "fenced", 8)
+    fences.stands_still(quick, session)
+    empty = quick.dir / "lease.empty"
+    if lease.exists():
+        lease.rename(empty)
+    (quick.dir / "lease.away").rename(lease)
+    fences.wait_event(quick, session, "unfenced", 15)
+    fences.counts_on(quick, session)
+
+
+def test_clients_are_told_why(quick: Host) -> None:
+    session = fences.counter(quick)
+    agent = quick.agent_pid()
+    assert agent is not None
+    with Pty([*quick.prefix, *ATTACH], quick.env()) as early:
+        early.expect(b"n 5")
+        with fences.halted(agent):
+            early.expect(b"it stands still: its lease was not renewed in time", 10)
+            assert quick.sessions()[0]["state"] == "fenced"
+            with Pty([*quick.prefix, *ATTACH], quick.env()) as late:
+                late.expect(b"it stands still: its lease was not renewed in time", 10)
+                quick.ok("send", session, "x")
+        early.expect(b"it goes on: its lease is renewed", 10)
+
+
+ATTACH = [*CM, "attach", "w"]
+
+
+def test_a_fenced_session_is_killed_without_another_step(quick: Host) -> None:
+    """`kill` asks politely, which means letting it run: not one that another may have taken over."""
+    session = quick.start(
+        "bash", "-c", "trap 'echo says goodbye; exit' TERM HUP; while :; do echo n $((++i)); sleep 0.05; done", name="w"
+    )["session"]
+    until(lambda: "n 3" in quick.output("w"), 10, "it counts")
+    agent = quick.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):
+        fences.wait_event(quick, session, "fenced", 8)
+        quick.ok("kill", "w")
+    assert "goodbye" not in quick.output("w")
+    assert quick.sessions()[0]["state"] == "exited"
+
+
+def test_two_sessions_one_holder_hung_the_other_goes_on(quick: Host) -> None:
+    stuck, fine = fences.counter(quick, "stuck"), fences.counter(quick, "fine")
+    with fences.halted(quick.holder(stuck)):
+        time.sleep(5)
+        fences.counts_on(quick, fine)
+        assert not [one for one in quick.events(fine) if one["event"] == "fenced"]
+        metrics = (quick.run / "metrics.prom").read_text()
+        assert "cmdop_migrate_sessions 2" in metrics
+    fences.counts_on(quick, stuck)
+
+
+def test_self_fence_delay_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with a_host(tmp_path, ttl="3s") as host:
+        sessions = [host.start("sleep", "1000", options=("--net", "host"))["session"] for _ in range(12)]
+        host.kill_agent()
+        late = [fences.wait_event(host, one, "fenced", 10)["late_ms"] for one in sessions]
+        until(lambda: all(fences.is_frozen(host, one) for one in sessions), 5, "all frozen")
+    with capsys.disabled():
+        print(
+            f"\n  self-fence delay, {len(late)} sessions: p50 {fences.percentile(late, 0.5):.2f} ms, "
+            f"p99 {fences.percentile(late, 0.99):.2f} ms"
+        )
+    assert max(late) < LATE_MS
+
+
+def test_no_deadline_is_on_the_wall_clock() -> None:
+    """Setting the clock back an hour changes nothing, because nothing of the fence asks it."""
+    project = Path(__file__).resolve().parents[2] / "cmdop_migrate"
+    files = [*project.glob("lease/*.py"), *(project / "flows" / f"{name}.py" for name in FENCE_FLOWS)]
+    files.append(project / "session" / "deadman.py")
+    asks = re.compile(r"walltime|time\.time\(|CLOCK_REALTIME|datetime|[^_]time\.time_ns")
+    found = [path.name for path in files if asks.search(path.read_text())]
+    assert len(files) > 8 and found == []
+
+
+FENCE_FLOWS = ("agent", "agentlock", "hostname", "leases", "lines")
+
+
+def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
+    """The second thread: nobody polls the timer here."""
+    from cmdop_migrate.clock import boottime
+    from cmdop_migrate.session import cgroup
+    from cmdop_migrate.session.deadman import DeadMan
+
+    mount = cgroup.mount_point()
+    assert mount is not None
+    group = f"{mount}/cmdop-migrate-test-{os.getpid()}"
+    cgroup.create(group)
+    child = os.fork()
+    if child == 0:
+        while True:
+            time.sleep(0.01)
+    try:
+        cgroup.join(group, child)
+        changes: list[bool] = []
+        switch = DeadMan(group, boottime() + 0.3, changes.append)
+        switch.watch()
+        assert not cgroup.is_frozen(group)
+        until(lambda: cgroup.is_frozen(group), 3, "frozen by the guard")
+        assert changes == []
+        switch.renewed(boottime() + 60, boottime())  # the caller is back: what was done for it, it knows
+        assert changes == [True, False] and not switch.fenced
+        cgroup.thaw(group)
+        switch.renewed(boottime() + 61, boottime())
+        switch.doubt()
+        assert switch.fenced and changes[-1] is True
+        switch.renewed(boottime() + 60, boottime() - 1)  # asked before the doubt arose
+        assert switch.fenced
+        switch.renewed(boottime() + 60, boottime())
+        assert not switch.fenced
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        cgroup.remove(group)
