@@ -158,7 +158,7 @@ class Host:
         return cgroup.path_of(mount, host_id, session).rstrip("/")
 
     def pids(self, session: str) -> list[int]:
-        return cgroup.pids(self.group(session))
+        return cgroup.pids(self.group(session)) if (self.state / "host-id").exists() else []
 
     def holder(self, session: str) -> int:
         """The one process that keeps this session."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from typing import Any
 
 import click
 
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import CmdopError, Fenced, SessionNotFound, Usage
+from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
 from cmdop_migrate.flows import agent as agent_flow
-from cmdop_migrate.flows import leases
+from cmdop_migrate.flows import collect, leases
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Seen
 from cmdop_migrate.session.records import Records
@@ -93,29 +94,51 @@ def break_lease(app: App, session: str, yes: bool) -> None:
       cmdop-migrate lease break work
     """
     records = app.records()
-    ident, seen = _seen(records, session)
-    if seen.record.state == "held" and not yes:
-        if app.json:
-            raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is dead for certain.")
-        render.note(f"{session} is held by {seen.record.host} (token {seen.record.token}).")
-        render.note("If that host is alive, two copies will run, and both may act on the outside world.")
-        click.confirm("Is it dead for certain?", abort=True, err=True)
     store = leases.open_store(app.config)
-    answer = store.force_break(ident, app.config.host, records.instance())
-    if isinstance(answer, Lost):
-        raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
-    records.events.emit("lease_broken", ident, token=answer.record.token, before=seen.record.host)
-    if app.json:
-        render.answer({"holder": None, "token": answer.record.token, "ttl_s": 0, "state": answer.record.state})
+    try:
+        ident, seen = _seen(records, session)
+    except LeaseNewer:
+        raise
+    except LeaseUnreadable as error:
+        ident, before = _ident(records, session), None
+        _confirm(app, yes, [error.message, "A new lease will be written. If a host runs it, two copies may run."])
+        after = leases.write_anew(store, records, ident, collect.manifests(records, ident))
     else:
-        render.line(f"{session}: now {answer.record.state}, token {answer.record.token}")
+        before = seen.record.host
+        if seen.record.state == "held":
+            who = f"{session} is held by {before} (token {seen.record.token})."
+            _confirm(app, yes, [who, "If that host is alive, two copies will run, and both may act on the outside."])
+        answer = store.force_break(ident, app.config.host, records.instance())
+        if isinstance(answer, Lost):
+            raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
+        after = answer.record
+    records.events.emit("lease_broken", ident, token=after.token, before=before)
+    if app.json:
+        render.answer({"holder": None, "token": after.token, "ttl_s": 0, "state": after.state})
+    else:
+        render.line(f"{session}: now {after.state}, token {after.token}")
+
+
+def _confirm(app: App, yes: bool, words: list[str]) -> None:
+    if yes:
+        return
+    if app.json or not sys.stdin.isatty():
+        raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is dead for certain.")
+    for one in words:
+        render.note(one)
+    click.confirm("Is its host dead for certain?", abort=True, err=True)
+
+
+def _ident(records: Records, reference: str) -> str:
+    """The id of a session of this host, or of one in the store, or what may be an id."""
+    try:
+        return records.find(reference).session
+    except SessionNotFound:
+        return collect.session_of(records, reference) or reference
 
 
 def _seen(records: Records, reference: str) -> tuple[str, Seen]:
-    try:
-        ident = records.find(reference).session
-    except SessionNotFound:
-        ident = reference
+    ident = _ident(records, reference)
     seen = leases.open_store(records.config).inspect(ident)
     if seen is None:
         raise SessionNotFound(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.flows import tools
+from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
 from cmdop_migrate.images.manifest import Manifest
@@ -82,12 +82,25 @@ def damaged(bad: list[dict[str, Any]]) -> ImageRefused:
 def prune(
     records: Records, keep_last: int | None, keep_within: float | None, drop: tuple[str, ...], dry_run: bool
 ) -> dict[str, Any]:
-    """A session this host does not know to have ended counts as parked: its newest checkpoint may be all there is."""
+    """The leases tell what is needed, not what this host remembers: a session that ended here may run elsewhere.
+
+    The checkpoint a lease names stays, and so does the newest one of every session that is not known to have ended:
+    one that is committed while we look is the newest."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    over = {record.session for record in records.all() if record.phase in ("exited", "live")}
+    kept = leases.survey(leases.open_store(records.config))
+    here = {record.session for record in records.all() if record.phase == "exited"}
     also = [catalog.find(store, one).checkpoint for one in drop]
-    keep = Keep(keep_last, keep_within)
-    done = retention.prune(store, ring, keep, lambda session: session not in over, also=also, dry_run=dry_run)
+    for one in also:
+        leases.may_drop(records, kept, one)
+    done = retention.prune(
+        store,
+        ring,
+        Keep(keep_last, keep_within),
+        lambda session: not kept[session].is_over if session in kept else session not in here,
+        also=also,
+        never={lease.checkpoint for lease in kept.values() if lease.checkpoint and lease.checkpoint not in also},
+        dry_run=dry_run,
+    )
     if done.checkpoints and not dry_run:
         records.events.emit("pruned", checkpoints=list(done.checkpoints), bytes=done.bytes)
     return {
@@ -97,3 +110,31 @@ def prune(
         "waiting": done.waiting,
         "unreadable": list(done.unreadable),
     }
+
+
+def manifests(records: Records, session: str) -> list[Manifest]:
+    """Every readable checkpoint of a session."""
+    store, ring = tools.open_store(records.config), tools.open_keys(records.config)
+    found = []
+    for entry in catalog.listed(store, session):
+        try:
+            found.append(catalog.read(store, ring, entry))
+        except (CheckpointNotFound, ImageRefused):
+            continue  # gone meanwhile, or not to be trusted
+    return found
+
+
+def session_of(records: Records, reference: str) -> str | None:
+    """The one session in the store that has this name, or an id that begins so."""
+    store, ring = tools.open_store(records.config), tools.open_keys(records.config)
+    found = set()
+    for entry in catalog.listed(store):
+        if entry.session.startswith(reference):
+            found.add(entry.session)
+            continue
+        try:
+            if catalog.read(store, ring, entry).facts.get("name") == reference:
+                found.add(entry.session)
+        except (CheckpointNotFound, ImageRefused):
+            continue
+    return found.pop() if len(found) == 1 else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cmdop_migrate import clock, log
@@ -12,7 +13,7 @@ from cmdop_migrate.errors import Fenced, Unreachable
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Observation, Why
-from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Waiting
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
 
@@ -66,6 +67,61 @@ def let_go(leases: LeaseStore, lease: Held) -> None:
         leases.release(lease)
     except Unreachable as error:
         _log.warning("the lease of %s is not let go of: %s", lease.session, error.message)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a session's lease says of it."""
+
+    host: str
+    instance: str
+    state: str
+    checkpoint: str | None
+
+    @property
+    def is_over(self) -> bool:
+        """It ended: there is nothing it may be brought back from."""
+        return self.state == "free" and self.checkpoint is None
+
+
+def survey(leases: LeaseStore) -> dict[str, Standing]:
+    """Every session's lease. Raises when one cannot be read: then it is not known what is needed."""
+    found = {}
+    for session in leases.sessions():
+        seen = leases.inspect(session)
+        if seen is not None:
+            record = seen.record
+            found[session] = Standing(record.host, record.instance, record.state, record.checkpoint)
+    return found
+
+
+def may_drop(records: Records, standings: Mapping[str, Standing], checkpoint: str) -> None:
+    """Fenced when a session that another host runs would have to be brought back from it."""
+    for session, one in standings.items():
+        if one.checkpoint == checkpoint and one.state == "held" and one.instance != records.instance():
+            raise Fenced(
+                f"checkpoint {checkpoint[:12]} is the last of session {session[:12]}, which {one.host} holds",
+                "End it there first, or let it make another: cmdop-migrate checkpoint --leave-running",
+            )
+
+
+def write_anew(leases: LeaseStore, records: Records, session: str, manifests: Sequence[Manifest]) -> LeaseRecord:
+    """A lease in place of what cannot be read: parked at the newest of its checkpoints, or free. A person has said that
+    nobody runs it. The token is above every one that was seen."""
+    own = records.load(session)
+    newest = max(manifests, key=lambda one: (one.token, one.created), default=None)
+    above = max(own.token if own else 1, newest.token if newest else 1)
+    config, instance = records.config, records.instance()
+    broken = leases.force_break(session, config.host, instance, above=above)
+    if isinstance(broken, Lost):
+        raise fenced(session, broken)
+    if newest is None or broken.record.checkpoint is not None:
+        return broken.record
+    held = leases.acquire(session, config.host, instance, config.lease_ttl)
+    answer = leases.park(held, newest.checkpoint) if isinstance(held, Held) else held
+    if not isinstance(answer, Ended):
+        raise fenced(session, answer)
+    return answer.record
 
 
 class TakeOver:

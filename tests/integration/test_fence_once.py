@@ -1,0 +1,223 @@
+"""At most once: who may restore what, and what they are told who may not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import fences
+from tests.hosts import CM, Host, pair, until
+from tests.ptys import Pty
+
+ROUNDS = 6
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    with pair(tmp_path) as both:
+        yield both
+
+
+def test_what_runs_or_was_restored_is_not_restored_again(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    session = fences.counter(a)
+    first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    assert "host-a" in b.fails("restore", session, status=5, code="fenced")["message"]
+    assert "host-a" in a.fails("restore", "w", status=5, code="fenced")["message"]
+    a.ok("checkpoint", "w")
+    moved = b.cm_json("restore", session)
+    assert moved["token"] == 2
+    assert "host-b" in a.fails("restore", "w", status=5, code="fenced")["message"]
+    error = a.fails("restore", first, status=5, code="fenced")
+    assert "has moved on" in error["message"] and "--fork" in error["hint"]
+    copy = a.cm_json("restore", first, "--fork", "copy")
+    assert copy["parent"] == session and copy["token"] == 1
+    fences.counts_on(a, copy["session"])
+    fences.counts_on(b, session)
+
+
+def test_the_token_can_be_read_inside_and_grows(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    command = "while read -r line; do echo token $(cat /run/cmdop-migrate/token); done"
+    session = a.start("bash", "-c", command, name="w")["session"]
+    for token, (host, other) in enumerate([(a, b), (b, a), (a, b)], 1):
+        host.ok("send", session, "x", "--enter")
+        host.wait_for(session, f"token {token}")
+        host.ok("checkpoint", session)
+        assert other.cm_json("restore", session)["token"] == token + 1
+
+
+def test_two_hosts_want_one_parked_session_at_the_same_moment(hosts: tuple[Host, Host]) -> None:
+    session = fences.counter(hosts[0])
+    hosts[0].ok("checkpoint", "w")
+    wins = {"host-a": 0, "host-b": 0}
+    for number in range(ROUNDS):
+        tries = [
+            subprocess.Popen(
+                [*CM, "--json", "restore", session],
+                env=host.env(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+            for host in hosts
+        ]
+        answers = [(one.communicate(timeout=60)[0], one.returncode) for one in tries]
+        assert sorted(code for _, code in answers) == [0, 5], answers
+        (won,) = [json.loads(out) for out, code in answers if code == 0]
+        assert won["token"] == number + 2
+        (winner,) = [host for host in hosts if host.name == won["host"]]
+        wins[winner.name] += 1
+        assert [host for host in hosts if host.pids(session)] == [winner]
+        fences.counts_on(winner, session)
+        winner.ok("checkpoint", session)
+    assert sum(wins.values()) == ROUNDS
+
+
+def test_a_dead_hosts_session(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w", "--leave-running")
+    saved = len(fences.numbers(a, session))
+    fences.die(a, session)
+    began = time.monotonic()
+    error = b.fails("restore", session, status=5, code="fenced")
+    assert "--wait" in error["hint"] and time.monotonic() - began < 10
+    with Pty([*CM, "restore", session, "--wait", "60s"], b.env()) as person:
+        person.expect(b"host-a holds it; waiting ", 20)
+        person.expect(b"running on host-b (token 2)", 30)
+        assert person.wait() == 0
+    assert fences.counts_on(b, session) >= saved - 5
+    shutil.rmtree(a.run)  # A boots again
+    (row,) = a.sessions()
+    assert row["state"] == "exited" and "holder died" in row["note"]
+    assert "host-b" in a.fails("restore", "w", status=5, code="fenced")["message"]
+    assert not a.pids(session)
+
+
+def test_a_session_whose_holder_died_comes_back_at_once(hosts: tuple[Host, Host]) -> None:
+    """The agent lives, and says that nobody has it any more: no need to wait for anything to run out."""
+    a, b = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w", "--leave-running")
+    os.kill(a.holder(session), 9)
+    until(lambda: not a.pids(session), 10, "it dies with its holder")
+    a.sessions()
+    until(lambda: fences.lease(a, session)["state"] == "free", 10, "the agent lets go")
+    b.ok("restore", session)
+    fences.counts_on(b, session)
+
+
+def test_one_name_two_hosts(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, b):
+        b.name = "host-a"
+        session = fences.counter(a)
+        error = b.fails("run", "-d", "--", "true", status=5, code="fenced")
+        assert "host-a" in error["message"] and "host" in error["hint"]
+        assert b.session_dirs() == [] and b.agent_pid() is None
+        fences.counts_on(a, session)
+        fences.die(a, session)
+        b.start("sleep", "100")  # a dead one's name is free again after its TTL
+        a.sessions()
+        a.fails("run", "-d", "--", "true", status=5, code="fenced")
+
+
+def test_no_lease_store_no_session(tmp_path: Path) -> None:
+    with pair(tmp_path) as (a, _):
+        (tmp_path / "lease").write_text("not a directory")
+        a.fails("run", "-d", "--name", "w", "--", "true", status=6, code="lease_unreachable")
+        assert a.session_dirs() == [] and a.agent_pid() is None
+        a.assert_clean()
+        (tmp_path / "lease").unlink()
+
+
+def put(directory: Path, session: str, data: bytes) -> None:
+    with sqlite3.connect(directory / "lease" / "lease.db") as db:
+        db.execute("UPDATE lease SET data = ?, version = version + 1 WHERE session = ?", (data, session))
+    db.close()
+
+
+def get(directory: Path, session: str) -> bytes:
+    with sqlite3.connect(directory / "lease" / "lease.db") as db:
+        ((data,),) = db.execute("SELECT data FROM lease WHERE session = ?", (session,)).fetchall()
+    db.close()
+    return bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["garbage", "newer"])
+def test_a_lease_that_cannot_be_read(hosts: tuple[Host, Host], tmp_path: Path, kind: str) -> None:
+    a, b = hosts
+    session, other = fences.counter(a), fences.counter(a, "other")
+    checkpoint = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    before = get(tmp_path, session)
+    newer = json.dumps({**json.loads(before), "version": 99, "more": 1}).encode()
+    code = "lease_newer" if kind == "newer" else "lease_unreadable"
+    put(tmp_path, session, newer if kind == "newer" else b"\x00garbage")
+    fences.wait_event(a, session, "fenced", 10)
+    assert "lease" in fences.event(a, session, "lease_unsure")["reason"]
+    fences.counts_on(a, other)
+    for command in (["lease", "show", session], ["restore", session, "--wait", "10s"]):
+        b.fails(*command, status=6, code=code)
+    b.fails("checkpoints", "prune", "--keep-last", "1", status=6, code=code)
+    b.fails("lease", "break", session, status=6 if kind == "newer" else 2, code=code if kind == "newer" else "usage")
+    if kind == "newer":
+        put(tmp_path, session, before)
+        fences.wait_event(a, session, "unfenced", 10)
+        fences.counts_on(a, session)
+        return
+    broken = b.cm_json("lease", "break", session, "--yes")
+    assert broken["state"] == "parked" and broken["token"] > 1
+    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    assert b.cm_json("restore", session)["checkpoint"] == checkpoint
+    fences.counts_on(b, session)
+
+
+def test_lease_show_and_break(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    session = fences.counter(a)
+    checkpoint = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    shown = b.cm_json("lease", "show", "w")  # by the name it has in the store
+    assert (shown["holder"], shown["token"], shown["ttl_s"], shown["state"]) == ("host-a", 1, 3.0, "held")
+    assert shown["checkpoint"] == checkpoint
+    assert "held by host-a, token 1" in b.ok("lease", "show", session)
+    a.fails("lease", "show", "nobody", status=3, code="session_not_found")
+    b.fails("lease", "break", session, status=2, code="usage")
+    with Pty([*CM, "lease", "break", session], b.env()) as person:
+        person.expect(b"two copies will run")
+        person.type("n\r")
+        assert person.wait() != 0
+    assert fences.lease(b, session)["holder"] == "host-a"
+    broken = b.cm_json("lease", "break", session, "--yes")
+    assert broken == {"holder": None, "token": 2, "ttl_s": 0, "state": "parked"}
+    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    assert "superseded" in fences.record(a, session)["exit"]["reason"]
+    assert b.cm_json("restore", session)["token"] == 3
+    fences.counts_on(b, session)
+
+
+def test_prune_on_a_host_that_was_superseded(hosts: tuple[Host, Host]) -> None:
+    """It remembers the session as ended; the one who runs it may need its checkpoint."""
+    a, b = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w", "--leave-running")
+    b.ok("lease", "break", session, "--yes")
+    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    first = b.cm_json("restore", session)["checkpoint"]
+    kept = a.cm_json("checkpoints", "prune", "--keep-within", "0s")
+    assert kept["checkpoints"] == []
+    error = a.fails("checkpoints", "prune", "--drop", first, "--keep-last", "9", status=5, code="fenced")
+    assert "host-b" in error["message"]
+    last = b.cm_json("checkpoint", session)["checkpoint"]
+    gone = a.cm_json("checkpoints", "prune", "--keep-within", "0s")
+    assert gone["checkpoints"] == [first]
+    a.cm_json("checkpoints", "verify", last)
+    b.ok("restore", session)
+    fences.counts_on(b, session)

@@ -1,0 +1,117 @@
+"""Each flow killed around the lease: the next command finds the session running here, parked, or running there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import fences
+from tests.hosts import Host, pair, until
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    with pair(tmp_path) as both:
+        yield both
+
+
+def assert_one(hosts: tuple[Host, Host], session: str, where: Host | None) -> None:
+    """It has processes on that host and on no other; without one, on none, and its lease is parked."""
+    assert [host for host in hosts if host.pids(session)] == ([where] if where else [])
+    found = fences.lease(where or hosts[0], session)
+    assert (found["state"], found["holder"]) == (("held", where.name) if where else ("parked", None))
+
+
+def test_run_killed_with_the_lease_taken(hosts: tuple[Host, Host]) -> None:
+    a, _ = hosts
+    fences.kill_at(a, "leased", "run", "-d", "--name", "w", "--", "sleep", "100")
+    assert a.sessions() == []
+    a.assert_clean()
+    a.start("sleep", "100", name="w")
+
+
+def test_run_killed_when_it_had_started(hosts: tuple[Host, Host]) -> None:
+    a, _ = hosts
+    fences.kill_at(a, "started", "run", "-d", "--name", "w", "--", "bash", "-c", fences.COUNT)
+    (row,) = a.sessions()
+    assert row["state"] == "running"
+    time.sleep(4)  # more than a TTL: somebody renews it
+    fences.counts_on(a, row["session"])
+    assert_one(hosts, row["session"], a)
+
+
+@pytest.mark.parametrize("step", ["freeze", "upload", "publish", "commit", "committing"])
+def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str) -> None:
+    a, _ = hosts
+    session = fences.counter(a)
+    fences.kill_at(a, step, "checkpoint", "w")
+    fences.counts_on(a, session)
+    assert_one(hosts, session, a)
+    a.ok("checkpoint", "w")
+    assert_one(hosts, session, None)
+
+
+def test_checkpoint_killed_between_commit_and_park(hosts: tuple[Host, Host]) -> None:
+    """From the commit on another host may have it: here it takes not one more step, whoever was to see to that."""
+    a, b = hosts
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):  # or the agent would end it before we can look
+        fences.kill_at(a, "park", "checkpoint", "w")
+        stood = fences.stands_still(a, session)
+        b.ok("restore", session)
+        assert fences.counts_on(b, session) >= stood
+        assert fences.stands_still(a, session) == stood
+    until(lambda: fences.record(a, session)["phase"] != "live", 10, "it ends at A")
+    assert_one(hosts, session, b)
+    a.assert_clean(ended=True)
+
+
+def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(hosts: tuple[Host, Host]) -> None:
+    a, _ = hosts
+    session = fences.counter(a)
+    fences.kill_at(a, "park", "checkpoint", "w")
+    until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+    assert_one(hosts, session, None)
+    a.assert_clean(ended=True)
+    a.ok("restore", "w")
+    fences.counts_on(a, session)
+    assert_one(hosts, session, a)
+
+
+@pytest.mark.parametrize("step", ["lease", "files", "pre-resume", "resumed"])
+@pytest.mark.parametrize("again", ["here", "there"])
+def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None:
+    """Whoever asks next has it: the same host at once, another when the lease has run out."""
+    a, b = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w")
+    parked = len(fences.numbers(a, session))
+    fences.kill_at(b, step, "restore", session)
+    until(lambda: not b.pids(session), 10, "what was half restored is gone")
+    host = b if again == "here" else a
+    host.ok("restore", session, *(("--wait", "30s") if again == "there" else ()))
+    assert fences.counts_on(host, session) >= parked
+    assert_one(hosts, session, host)
+    b.sessions()
+    if again == "there":
+        b.assert_clean(ended=True)
+
+
+def test_parked_and_back_between_two_renewals(tmp_path: Path) -> None:
+    """The agent knows the incarnation before: it must not take the new one for it."""
+    with pair(tmp_path, ttl="15s") as (a, _):
+        session, other = fences.counter(a), fences.counter(a, "other")
+        time.sleep(1)
+        for _ in range(3):
+            a.ok("checkpoint", "w")
+            a.ok("restore", "w")
+        time.sleep(6)  # more than one renewal
+        fences.counts_on(a, session)
+        fences.counts_on(a, other)
+        assert not [one for one in a.events() if one["event"] == "superseded"]
+        assert fences.lease(a, session)["token"] == 4
