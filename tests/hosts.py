@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmdop_migrate.session import cgroup, network
+from cmdop_migrate.session import cgroup, launch, network
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -170,7 +170,7 @@ class Host:
             return []
 
     def leftovers(self, ended: bool = False) -> list[str]:
-        """Everything of this host's sessions that is still there; with `ended`, records of ended ones may be."""
+        """Everything of this host's sessions that is still there; with `ended`, records of ended and parked ones may be."""
         left = [
             f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
         ]
@@ -183,8 +183,12 @@ class Host:
                     left.append(f"cgroup {one.name}")
             left += [f"holder {pid}" for pid in cgroup.pids(self.group("holders"))]
         for session in self.session_dirs():
-            if not (ended and json.loads((self.state / "sessions" / session / "session.json").read_text())["exit"]):
+            where = self.state / "sessions" / session
+            record = json.loads((where / "session.json").read_text())
+            if not ended or not (record["exit"] or record["phase"] == "parked"):
                 left.append(f"directory {session}")
+            if record["phase"] == "parked":
+                left += [f"{one} of parked {session}" for one in launch.FILES if (where / one).exists()]
         return left
 
     def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:

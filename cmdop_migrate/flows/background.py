@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -56,6 +57,12 @@ def _work(work: Callable[[Progress, Answer], None], writer: int) -> None:
             signal.signal(number, signal.SIG_IGN)
         work(lambda text: say({"progress": text}), lambda answer: say({"answer": answer}))
         code = 0
+    except OSError as error:
+        _log.error("failed", exc_info=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        hint = "Free some space where state_dir is, then try again." if full else traceback.format_exc()[-600:]
+        words = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        say({"error": {"code": "blocked" if full else "unexpected", "message": words, "hint": hint}})
     except CmdopError as error:
         _log.info("failed: %s", error.message)
         say({"error": {"code": error.code, "message": error.message, "hint": error.hint}})

@@ -32,7 +32,7 @@ from cmdop_migrate import __version__, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, TimedOut
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, TimedOut
 from cmdop_migrate.flows import carry, dumpable, memory, talk, tools
 from cmdop_migrate.images import files as image_files
 from cmdop_migrate.images import filestats, filetable, filetree
@@ -85,7 +85,29 @@ def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progr
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
     record, channel = talk.open_channel(records, reference)
     with channel:
-        return _Checkpoint(records, record, channel, wanted, progress).run()
+        try:
+            return _Checkpoint(records, record, channel, wanted, progress).run()
+        except HolderGone as error:
+            raise _gone(records, record) or _taken(record) from error
+        except CriuFailed as error:
+            raise _gone(records, record) or error from None
+
+
+def _gone(records: Records, record: Record) -> CmdopError | None:
+    """Why it is no longer there: the true reason of many a failure half-way. None when it lives."""
+    until = time.monotonic() + 2.0
+    while True:
+        records.sweep()
+        after = records.load(record.session)
+        if after is None or after.phase != "live":
+            return talk.over(after or record)
+        if cgroup.is_populated(records.cgroup(record.session)) or time.monotonic() > until:
+            return None
+        time.sleep(0.02)
+
+
+def _taken(record: Record) -> Blocked:
+    return Blocked(f"session {record.name!r} was ended while it was being checkpointed", "See: cmdop-migrate ls")
 
 
 class _Checkpoint:
@@ -97,8 +119,9 @@ class _Checkpoint:
         self.directory = records.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
         self.images = self.directory / "images"
-        self.phases = tools.Phases()
+        self.phases = tools.Phases("checkpoint")
         self.frozen_at = self.captured_at = 0.0
+        self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
 
     def run(self) -> Result:
@@ -109,13 +132,14 @@ class _Checkpoint:
             closed = self._capture(criu, writer, carrier)
             with self.phases.phase("upload"):
                 self.progress("uploading")
-                manifest = writer.commit(self.record.token, self._facts(criu))
+                manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
         except BaseException:
             self._thaw()  # at once; the holder would do it too, when it sees us gone
             writer.abort()
             raise
         finally:
-            shutil.rmtree(self.images, ignore_errors=True)
+            if self.is_ours:
+                shutil.rmtree(self.images, ignore_errors=True)
         if self.wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
         else:
@@ -134,7 +158,6 @@ class _Checkpoint:
         ring, store = tools.open_keys(self.config), tools.open_store(self.config)
         dumpable.check(self.group, self.record)
         self._check_room()
-        self.images.mkdir(mode=0o700, exist_ok=True)
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         writer = ImageWriter(store, ring, self.record.session, spill, parent=self.record.checkpoint)
@@ -167,6 +190,9 @@ class _Checkpoint:
         with self.phases.phase("freeze"):
             self.progress("freezing")
             frozen = self._freeze()
+        self.is_ours = True
+        shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
+        self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
         found = self._touch(carrier)
         with self.phases.phase("reset"):
@@ -190,12 +216,7 @@ class _Checkpoint:
 
     def _freeze(self) -> dict[str, Any]:
         self.frozen_at = time.monotonic()
-        try:
-            answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
-        except HolderGone:
-            raise Blocked(
-                f"session {self.record.name!r} ended before it could be frozen", "See: cmdop-migrate ls"
-            ) from None
+        answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
         if answer.get("error") == "busy":
             raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
         if answer.get("error"):
@@ -296,6 +317,12 @@ class _Checkpoint:
             "live": self.wanted.leave_running,
         }
 
+    def _before_publish(self) -> None:
+        """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
+        self.phases.reach("publish")
+        if not self.wanted.leave_running:
+            self.channel.ask(op="status")
+
     def _park(self, manifest: Manifest) -> None:
         try:
             self.channel.ask(op="park", checkpoint=manifest.checkpoint)
@@ -311,6 +338,8 @@ class _Checkpoint:
             )
 
     def _thaw(self) -> None:
+        if not self.is_ours:
+            return
         try:
             self.channel.ask(op="thaw")
         except (HolderGone, CmdopError, OSError) as error:

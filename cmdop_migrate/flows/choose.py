@@ -14,6 +14,8 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
 
+SAME_MOMENT = 2.0
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -27,15 +29,15 @@ def choose(records: Records, store: Store, ring: KeyRing, reference: str | None)
     if reference is None:
         return _only_one(records, store, ring)
     record = _record(records, reference)
-    if record is not None and record.phase in ("parked", "exited") and record.checkpoint:
+    if record is not None and record.phase == "parked" and record.checkpoint:
         return Chosen(catalog.load(store, ring, record.checkpoint, record.session), record)
     if record is not None:
-        newest = _newest(store, record.session)
+        newest = _newest(store, ring, record.session)
         if newest is None:
             raise CheckpointNotFound(
                 f"session {record.name!r} has no checkpoint", f"Make one: cmdop-migrate checkpoint {record.name}"
             )
-        return Chosen(catalog.read(store, ring, newest), record)
+        return Chosen(newest, record)
     found = _in_store(store, ring, reference)
     return Chosen(found, records.load(found.session))
 
@@ -86,9 +88,12 @@ def _record(records: Records, reference: str) -> Record | None:
         return None
 
 
-def _newest(store: Store, session: str) -> Listed | None:
-    entries = sorted(catalog.listed(store, session), key=lambda one: one.modified)
-    return entries[-1] if entries else None
+def _newest(store: Store, ring: KeyRing, session: str) -> Manifest | None:
+    """Stores tell times to the second: among those of the last moment the manifests themselves decide."""
+    entries = list(catalog.listed(store, session))
+    last = max((one.modified for one in entries), default=0.0)
+    read = [catalog.read(store, ring, one) for one in entries if one.modified >= last - SAME_MOMENT]
+    return max(read, key=lambda one: (one.token, one.created), default=None)
 
 
 def _in_store(store: Store, ring: KeyRing, reference: str) -> Manifest:
@@ -99,9 +104,9 @@ def _in_store(store: Store, ring: KeyRing, reference: str) -> Manifest:
     sessions = {one.session for one in entries if one.session.startswith(reference)}
     sessions = sessions or _by_name(store, ring, entries, reference)
     if len(sessions) == 1:
-        newest = _newest(store, sessions.pop())
+        newest = _newest(store, ring, sessions.pop())
         if newest is not None:
-            return catalog.read(store, ring, newest)
+            return newest
     if by_checkpoint or sessions:
         some = ", ".join(sorted(one[:12] for one in sessions) or [one.checkpoint[:16] for one in by_checkpoint])
         raise Usage(f"{reference!r} is ambiguous: {some}", "Give more of the id.")

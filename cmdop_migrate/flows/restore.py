@@ -14,11 +14,13 @@ on with a page missing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,18 +30,22 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.criu import logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CriuFailed, ImageRefused, Unexpected, Unreachable
-from cmdop_migrate.flows import background, carry, choose, memory, tools
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, Unexpected, Unreachable
+from cmdop_migrate.flows import background, carry, choose, contents, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable, reader
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
 from cmdop_migrate.session import cgroup, connections, network, rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
+from cmdop_migrate.storage.base import Store
 
 CRIU_TIMEOUT = 600.0
+HOLDER_TIMEOUT = 5.0
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -72,7 +78,7 @@ class _Restore:
         self.records, self.config = records, records.config
         self.reference, self.wanted = reference, wanted
         self.say, self.answer = say, answer
-        self.phases = tools.Phases()
+        self.phases = tools.Phases("restore")
         self.began = clock.boottime()
 
     def run(self) -> None:
@@ -86,35 +92,42 @@ class _Restore:
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
-            image_dir = directory / "image"
-            shutil.rmtree(image_dir, ignore_errors=True)
+            record = self._unchanged(chosen, record)
             if record.link is not None:
                 threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
-            with self.phases.phase("fetch"):
-                self.say("fetching")
-                checkpoint = chosen.manifest.checkpoint
-                if self.wanted.lazy:
-                    image = reader.fetch_lazy(store, ring, checkpoint, image_dir, self._stalled)
-                else:
-                    image = reader.fetch(store, ring, checkpoint, image_dir)
+            image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
                 _Incarnation(self, criu, image, record, directory, lock).run()
             finally:
                 image.close()
+                for name in ("image", "images"):  # all of it is in the session now, or of no use
+                    shutil.rmtree(directory / name, ignore_errors=True)
         finally:
             os.close(lock)
             self.records.sweep()
 
+    def _unchanged(self, chosen: choose.Chosen, record: Record) -> Record:
+        """With the session's lock held: another may have restored it, and it may have ended, since we looked."""
+        now = self.records.load(record.session)
+        if self.wanted.fork is not None or now == chosen.record or now is None or now.phase == "restoring":
+            return record
+        again = replace(chosen, record=now)
+        choose.not_running(again)
+        return self._record(again)
+
+    def _fetch(self, store: Store, ring: KeyRing, manifest: Manifest, where: Path) -> Image:
+        contents.check_room(self.config.state_dir, manifest)
+        with self.phases.phase("fetch"):
+            self.say("fetching")
+            if self.wanted.lazy:
+                return reader.fetch_lazy(store, ring, manifest.checkpoint, where, self._stalled)
+            return reader.fetch(store, ring, manifest.checkpoint, where)
+
     def _record(self, chosen: choose.Chosen) -> Record:
         """The record the restored session will have."""
-        manifest = chosen.manifest
-        token = max(manifest.token, chosen.record.token if chosen.record else 0) + 1
-        try:
-            before = Record.from_json(manifest.facts["record"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ImageRefused(
-                f"the image does not say what session it is of: {error}", "Was it made by a newer version?"
-            ) from error
+        manifest, own = chosen.manifest, chosen.record
+        token = max(manifest.token, own.token if own else 0) + 1
+        before = contents.record(manifest)
         link = before.link
         if link is not None and network.exists(link):
             link = network.choose(self.config.subnet)
@@ -129,6 +142,8 @@ class _Restore:
             pid=None,
         )
         if self.wanted.fork is None:
+            if own is not None and own.session != manifest.session:  # a branch parked at its parent's checkpoint
+                kept = replace(kept, session=own.session, name=own.name, parent=own.parent, created=own.created)
             return kept
         return replace(
             kept,
@@ -153,11 +168,12 @@ class _Incarnation:
         self.records, self.config, self.phases = parent.records, parent.config, parent.phases
         self.images = directory / "images"
         self.group = self.records.cgroup(record.session)
-        self.terminal: dict[str, Any] = json.loads(image.blob("terminal"))
-        self.before: Link | None = Record.from_json(image.manifest.facts["record"]).link
+        self.terminal = contents.terminal(image)
+        self.before: Link | None = contents.record(image.manifest).link
         self.carried: list[str] = []
         self.pid = 0
-        self.lost: CriuFailed | None = None
+        self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
+        self.lost: BaseException | None = None
 
     def run(self) -> None:
         with self.phases.phase("files"):
@@ -184,21 +200,21 @@ class _Incarnation:
         make_stores(self.directory, layers)
         uppers = [self.directory / layer["store"] / "upper" for layer in layers]
         for number, upper in enumerate(uppers):
-            data = self.image.blob(f"files/{number}")
+            data = contents.blob(self.image, f"files/{number}")
             table = filetable.parse(data)
             stats = filerestore.restore(table, self.image, upper, allow_devices=self.parent.wanted.allow_devices)
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
         self.carried = carry.bring(self.image, self.config.state_dir, points, uppers)
         for name, blob in (("output.ring", "output"), ("inputs.jsonl", "inputs")):
-            (self.directory / name).write_bytes(self.image.blob(blob))
+            (self.directory / name).write_bytes(contents.blob(self.image, blob))
 
     def _lay_images(self, source: memory.Source, lazy: bool) -> None:
         shutil.rmtree(self.images, ignore_errors=True)
         self.images.mkdir(mode=0o700)
         for name in self.image.manifest.blobs:
             if name.startswith("criu/"):
-                (self.images / name.removeprefix("criu/")).write_bytes(self.image.blob(name))
+                (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
         source.lay_out(self.images, lazy)
 
     def _run_lazily(self, source: memory.Source) -> None:
@@ -208,7 +224,7 @@ class _Incarnation:
             server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
             server.start()
             try:
-                starter = self._run(daemon, copy)
+                starter = self.starter = self._run(daemon, copy)
             finally:
                 os.close(copy)
             if self.parent.wanted.lazy:
@@ -216,9 +232,11 @@ class _Incarnation:
             with self.phases.phase("memory"):
                 state = daemon.guard(self._on_lost)
             if state is State.FINISHED:
-                starter.control.send(b"complete")
+                with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
+                    starter.control.send(b"complete")
             starter.close()
-        if self.lost is not None:
+        if self.lost is not None and not self._ended_by_itself():
+            self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
@@ -231,12 +249,31 @@ class _Incarnation:
             _log.error("serving memory failed", exc_info=True)
 
     def _on_source_failed(self, error: BaseException) -> None:
-        _log.error("memory cannot be served: %s; the session is ended", error)
-        cgroup.kill(self.group)
+        if isinstance(error, CmdopError):
+            self.lost = error
+        self._end(str(error))
 
     def _on_lost(self, error: CriuFailed) -> None:
+        self.lost = self.lost or error
+        self._end(error.message)
+
+    def _end(self, why: str) -> None:
+        """Nothing of it runs when this returns. The holder does it, so that it records the session as parked, not as
+        ended; where there is none yet, or it does not, we do."""
+        if self.starter is not None and cgroup.is_populated(self.group):
+            _log.error("memory is lost: %s; the session is ended, its checkpoint is whole", why)
+            with contextlib.suppress(OSError):
+                cgroup.freeze(self.group, 0)
+            self.starter.close()
+            until = time.monotonic() + HOLDER_TIMEOUT
+            while cgroup.is_populated(self.group) and time.monotonic() < until:
+                time.sleep(0.002)
         cgroup.kill(self.group)
-        self.lost = error
+
+    def _ended_by_itself(self) -> bool:
+        """A program that was done before all of its memory was there has lost nothing."""
+        after = self.records.load(self.record.session)
+        return after is not None and after.phase == "exited"
 
     def _run(self, daemon: LazyPages | None, page_socket: int | None) -> Starter:
         self.parent.say("restoring")
@@ -253,6 +290,7 @@ class _Incarnation:
                 starter.expect()
                 with self.phases.phase("restore"):
                     self._converse(ours, starter, daemon, page_socket)
+                self.phases.reach("resumed")
                 starter.control.send(b"resumed")
                 starter.expect()
             except BaseException:
@@ -299,13 +337,13 @@ class _Incarnation:
         self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
     ) -> None:
         """The tree is there and stands still: network, old connections, the holder. Raising here ends it."""
+        self.phases.reach("pre-resume")
         if not masters or not self.pid:
             raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
         if self.record.link is not None and self.before is not None:
             network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
         if self.image.manifest.facts.get("live"):
-            rows = json.loads(self.image.blob("connections"))
-            connections.reset(self.pid, [connections.Connection(**row) for row in rows])
+            connections.reset(self.pid, contents.outside(self.image))
         if daemon is not None and not daemon.secure():
             raise Blocked("memory cannot be served", "See the log.")
         message = {"pid": self.pid, "unread": self.terminal["unread"], "unwritten": self.terminal["unwritten"]}

@@ -113,7 +113,7 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     try:
         return record, Channel(records.socket(record.session))
     except HolderGone:
-        raise _over(after_loss(records, record)) from None
+        raise over(after_loss(records, record)) from None
 
 
 def after_loss(records: Records, record: Record) -> Record:
@@ -131,7 +131,8 @@ def after_loss(records: Records, record: Record) -> Record:
     return after
 
 
-def _over(record: Record) -> CmdopError:
+def over(record: Record) -> CmdopError:
+    """What to say of a session that is no longer live."""
     if record.phase == "parked":
         return Blocked(f"session {record.name!r} is parked in the store", "Bring it back with: cmdop-migrate restore")
     return exited(record.name, record.exit.reason if record.exit else "it was removed")
@@ -143,7 +144,7 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
         try:
             answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor)
         except HolderGone:
-            raise _over(after_loss(records, record)) from None
+            raise over(after_loss(records, record)) from None
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + record.name
         raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)

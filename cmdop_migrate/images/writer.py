@@ -10,7 +10,7 @@ abort                             leave what was uploaded usable for the next tr
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,10 +151,14 @@ class ImageWriter:
         self.feed.done()
         self._running.drain()
 
-    def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+    def commit(
+        self, token: int, facts: Mapping[str, Any] | None = None, before_publish: Callable[[], None] = lambda: None
+    ) -> Manifest:
         """Wait for the store, then publish. When this returns the checkpoint exists. When it raises it does not, but
         for one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true
-        one of a session that goes on, as with --leave-running, and the lease decides what it is good for."""
+        one of a session that goes on, as with --leave-running, and the lease decides what it is good for.
+
+        `before_publish` runs when all but the manifest is stored; if it raises, nothing is published."""
         self.finish_input()
         pipeline = self._running
         memory = 0
@@ -185,6 +189,7 @@ class ImageWriter:
             self.session, self.checkpoint, self._key.fingerprint, token, round(walltime(), 3), self.parent,
             tuple(pipeline.table.packs), tuple(table), blobs, sizes, dict(facts or {}),
         )  # fmt: skip
+        before_publish()
         self._publish(result)
         self._stop()
         self._mark.end()

@@ -87,13 +87,14 @@ class Holder:
         self.save()
 
     def take_over(self, restored: launch.Restored) -> None:
-        """A session CRIU has just made anew."""
+        """A session CRIU has just made anew; it stands still, and runs from here on."""
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
+        cgroup.thaw(self.cgroup)
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)
@@ -264,7 +265,8 @@ class Holder:
         if op == "freeze":
             return self.on_freeze(client)
         if op == "thaw":
-            self.thaw()
+            if client is self.freezer:  # nobody else may let it run while its memory is being read
+                self.thaw()
             return {"re": op}
         if op == "typeahead":
             return self.on_typeahead(client)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from cmdop_migrate.session import cgroup, syscalls
 
 Order = dict[str, object]
+FILES = ("layers", "root", "host", "image", "images")  # of a session that is, or was about to be, here
 
 
 class StartFailed(Exception):
@@ -96,7 +97,7 @@ def restore(order: Order, control: socket.socket) -> Restored:
 
         sandbox.work(order)
 
-    _, status = _fork(work)
+    worker, status = _fork(work)
     os.close(int(str(order["worker_fd"])))
     os.read(status, 1)  # end of file: CRIU runs; anything else it will say itself, by not answering
     os.close(status)
@@ -107,6 +108,10 @@ def restore(order: Order, control: socket.socket) -> Restored:
     said = json.loads(data)
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
+    # CRIU lets the tree go whatever becomes of us or the starter. Frozen it still stands, until we have it: were one
+    # of us killed in between, two incarnations might run, for a moment. CRIU itself must not be frozen with it.
+    cgroup.join(str(order["holders"]), worker)
+    cgroup.freeze(str(order["cgroup"]))
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
@@ -184,5 +189,9 @@ def remove_files(directory: str) -> None:
     """What a session that lives elsewhere, or in the store, needs no copy of here."""
     import shutil  # brings half the library along: not for a holder's whole life
 
-    for name in ("layers", "root", "host", "image", "images"):
+    for name in FILES:
         shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
+
+
+def has_files(directory: str) -> bool:
+    return any(os.path.exists(f"{directory}/{name}") for name in FILES)

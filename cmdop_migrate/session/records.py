@@ -26,7 +26,7 @@ from pathlib import Path
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
-from cmdop_migrate.errors import BadConfig, Blocked, SessionNotFound, TimedOut, Unexpected, Usage
+from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record
 from cmdop_migrate.session import cgroup, files, launch
@@ -197,9 +197,11 @@ class Records:
             self.directory(record.session).mkdir(mode=0o700, exist_ok=True)
             fd = self.take(record.session)
             if fd is None:
-                raise Blocked(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
+                raise Fenced(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
             cgroup.remove(self.cgroup(record.session))
             launch.remove_files(str(self.directory(record.session)))
+            if self.load(record.session) is None:  # new on this host: its name is taken from now on
+                self.save(replace(record, phase="restoring"))
             return fd
 
     def sweep(self) -> None:
@@ -258,7 +260,7 @@ class Records:
 
     def _sweep_parked(self, session: str) -> None:
         """What a restore that was cut off has left beside the record."""
-        if not (self.directory(session) / "root").exists():
+        if not launch.has_files(str(self.directory(session))):
             return
         fd = self.take(session)
         if fd is not None:

@@ -1,0 +1,89 @@
+"""What an image says about the session in it, believed only as far as it makes sense.
+
+A signature says who made an image, not that it is harmless: whoever has the
+key may have been careless, or another. Anything odd is ImageRefused, before
+CRIU or the file system of this host hear of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import units
+from cmdop_migrate.errors import Blocked, CmdopError, ImageRefused
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.reader import Image
+from cmdop_migrate.model import Record, session_name
+from cmdop_migrate.session.connections import Connection
+
+_HINT = "cmdop-migrate makes no such image. Was it made by a newer version?"
+SPARE = 32 << 20
+
+
+def record(manifest: Manifest) -> Record:
+    """The session's record as it was when it was captured."""
+    try:
+        found = Record.from_json(manifest.facts["record"])
+        session_name(found.name)
+        _checked(found, manifest)
+    except (KeyError, TypeError, ValueError, AttributeError, CmdopError) as error:
+        raise ImageRefused(f"the image does not say what session it is of: {error}", _HINT) from error
+    return found
+
+
+def _checked(found: Record, manifest: Manifest) -> None:
+    if found.session != manifest.session:
+        raise ValueError("it names another session")
+    if not found.layers or found.layers[0] != "/":
+        raise ValueError("it has no root")
+    for path in (*found.layers, *found.binds):
+        if not isinstance(path, str) or not _is_plain(path):
+            raise ValueError(f"not a mount point: {path!r:.80}")
+    for name in manifest.blobs:
+        if name.startswith("criu/") and name.count("/") != 1:
+            raise ValueError(f"not a part of a dump: {name!r:.80}")
+
+
+def _is_plain(path: str) -> bool:
+    return os.path.isabs(path) and not path.startswith("//") and os.path.normpath(path) == path and "\0" not in path
+
+
+def blob(image: Image, name: str) -> bytes:
+    try:
+        return image.blob(name)
+    except KeyError:
+        raise ImageRefused(f"the image has no part {name!r}", _HINT) from None
+
+
+def terminal(image: Image) -> dict[str, Any]:
+    try:
+        found = json.loads(blob(image, "terminal"))
+        for key in ("unread", "unwritten"):
+            found[key].encode("latin-1")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
+    return dict(found)
+
+
+def outside(image: Image) -> list[Connection]:
+    """The connections to the outside that were open when it was captured."""
+    try:
+        return [Connection(**row) for row in json.loads(blob(image, "connections"))]
+    except (ValueError, TypeError) as error:
+        raise ImageRefused(f"the image does not list its connections: {error!r:.80}", _HINT) from error
+
+
+def check_room(state_dir: Path, manifest: Manifest) -> None:
+    """Blocked when this disk cannot hold the sealed image and the session's files: said before anything is made."""
+    try:
+        needed = manifest.sizes["stored"] + int(manifest.facts["files_bytes"]) + SPARE
+    except (KeyError, TypeError, ValueError) as error:
+        raise ImageRefused(f"the image does not say how large it is: {error!r:.80}", _HINT) from error
+    free = shutil.disk_usage(state_dir).free
+    if free < needed:
+        message = f"not enough disk at {state_dir}: {units.show_size(free)} free, {units.show_size(needed)} needed"
+        raise Blocked(message, "Free some, then restore again: the checkpoint is intact.")
