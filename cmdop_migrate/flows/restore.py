@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import logs, pages, provide, request, runner
+from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CriuFailed, ImageRefused, Unexpected, Unreachable
@@ -264,11 +264,18 @@ class _Incarnation:
         self, sock: socket.socket, starter: Starter, daemon: LazyPages | None, page_socket: int | None
     ) -> None:
         masters: list[int] = []
+        own_terminal = ctty.is_possible()
+        terminal: list[ctty.Terminal] = []
+        worker: list[int] = []
 
         def on_notify(notification: runner.Notification) -> bool:
             masters.extend(notification.fds)
             if notification.pid:
                 self.pid = notification.pid
+            if notification.script == "setup-namespaces" and own_terminal:
+                terminal.append(ctty.Terminal.begin(self.pid))
+            if notification.script == "post-resume" and own_terminal:
+                worker.append(ctty.let_parent_end(self.pid))
             if notification.script == "pre-resume":
                 self._before_first_instruction(starter, masters, daemon, page_socket)
             return True
@@ -282,6 +289,7 @@ class _Incarnation:
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=shared_mounts(self.record, str(self.directory / "root")),
                 lazy_pages=daemon is not None,
+                sibling=not own_terminal,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
         except runner.HungUp:
@@ -292,6 +300,8 @@ class _Incarnation:
             raise logs.failure("the restore failed", self.images / "restore.log", response.errmsg)
         for fd in response.fds:
             os.close(fd)
+        if worker:
+            ctty.die_with_parent(self.pid, worker[0])
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
