@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Not the session's: a file handle and an inode number name a file of one host; a count-down counts.
-_FDINFO_SKIP = ("mnt_id", "ino", "it_value", "timerfd_ticks", "Pid", "NSpid")
+_FDINFO_SKIP = ("mnt_id", "ino", "it_value", "ticks", "eventfd-id", "Pid", "NSpid")
 _STATUS = (
     *("Name", "Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "Threads", "SigPnd", "ShdPnd", "SigIgn", "SigCgt"),
     *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp", "Cpus_allowed_list"),
@@ -129,21 +129,36 @@ def _threads(reader: _Reader, pid: int, name: str) -> None:
         reader.facts[f"{name} thread {inner}"] = f"{status['Name']} blocks {status['SigBlk']}"
 
 
+@dataclass
+class _Range:
+    start: int
+    end: int
+    mode: str
+    what: str
+    offset: int  # -1: of no file
+
+    def goes_on(self, mode: str, what: str, offset: int) -> bool:
+        right = offset < 0 if self.offset < 0 else offset == self.offset + self.end - self.start
+        return (mode, what) == (self.mode, self.what) and right
+
+
 def _maps(reader: _Reader, pid: int, name: str) -> None:
     """Neighbours that differ in nothing count as one: the kernel merges, and splits, them as it likes."""
-    joined: list[list[str]] = []
+    joined: list[_Range] = []
     for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
         where, mode, offset, _, inode, *rest = line.split(maxsplit=5)
         start, end = where.split("-")
         what = rest[0] if rest else ""
         what = what.removeprefix("/memfd:") if what == "/memfd:/dev/zero (deleted)" else what  # how CRIU makes them
+        at = int(offset, 16) if int(inode) else -1
         last = joined[-1] if joined else None
-        if last and last[1] == start and last[2:4] == [mode, what] and (not what or int(inode) == 0):
-            last[1] = end
+        if last and last.end == int(start, 16) and last.goes_on(mode, what, at):
+            last.end = int(end, 16)
         else:
-            joined.append([start, end, mode, what, offset if int(inode) else ""])
-    for start, end, mode, what, offset in joined:
-        reader.facts[f"{name} map {start}-{end}"] = f"{mode} {offset} {what}".rstrip()
+            joined.append(_Range(int(start, 16), int(end, 16), mode, what, at))
+    for one in joined:
+        where = "" if one.offset < 0 else f"{one.offset:x} "
+        reader.facts[f"{name} map {one.start:x}-{one.end:x}"] = f"{one.mode} {where}{one.what}".rstrip()
 
 
 def _fd(reader: _Reader, pid: int, fd: str) -> str:
@@ -155,7 +170,7 @@ def _fd(reader: _Reader, pid: int, fd: str) -> str:
     lines = []
     for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text().splitlines():
         key, _, value = line.partition(":")
-        if key not in _FDINFO_SKIP and not key.startswith(("clockid", "inotify-skip")):
+        if key not in _FDINFO_SKIP:
             lines.append(_fdinfo(reader, key, value.strip()))
     return f"{target} ({', '.join(sorted(lines))})"
 
@@ -168,6 +183,8 @@ def _fdinfo(reader: _Reader, key: str, value: str) -> str:
         return f"watches {value.split()[0]} " + " ".join(re.findall(r"(?:events|data):\s*\S+", value))
     if key.startswith("inotify") or value.startswith("wd:") or key == "inotify wd":
         return "inotify " + " ".join(re.findall(r"(?:wd|mask):\s*\S+", f"{key}:{value}"))
+    if key == "flags":
+        return f"flags {int(value, 8) & ~0o100000:o}"  # O_LARGEFILE is the kernel's own
     return f"{key} {value}"
 
 

@@ -35,7 +35,7 @@ from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable, reader
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
-from cmdop_migrate.session import cgroup, connections, network
+from cmdop_migrate.session import affinity, cgroup, connections, network
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -314,6 +314,8 @@ class _Incarnation:
         if self.image.manifest.facts.get("live"):
             rows = json.loads(self.image.blob("connections"))
             connections.reset(self.pid, [connections.Connection(**row) for row in rows])
+        if "affinity" in self.image.manifest.blobs:
+            affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
         if daemon is not None and not daemon.secure():
             raise Blocked("memory cannot be served", "See the log.")
         message = {"pid": self.pid, "unread": self.terminal["unread"], "unwritten": self.terminal["unwritten"]}
