@@ -39,7 +39,7 @@ from cmdop_migrate.images import filestats, filetable, filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session import affinity, cgroup, connections, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -196,7 +196,7 @@ class _Checkpoint:
         pid: int = frozen["pid"]
         found = self._touch(carrier)
         with self.phases.phase("reset"):
-            closed = connections.external(self.group)
+            closed = connections.external(self.group, self.record.link is not None)
             if not self.wanted.leave_running:
                 connections.reset(pid, closed)
         with ThreadPoolExecutor(1, "files") as pool:
@@ -247,7 +247,9 @@ class _Checkpoint:
                 leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
                 shared=shared_mounts(self.record, ""),
-                irmap_scan_paths=tuple(sorted(found.watches)),
+                irmap_scan_paths=tuple(
+                    sorted(found.watches, key=len, reverse=True)
+                ),  # the inner ones first: it searches below
             )
             receiver.start()
             runner.run(
@@ -299,6 +301,7 @@ class _Checkpoint:
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
         writer.add_blob("inputs", (self.directory / "inputs.jsonl").read_bytes())
         terminal = {key: frozen[key] for key in ("unread", "unwritten", "rows", "cols")}
+        writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
         writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
         carrier.finish()

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import logs, pages, provide, request, runner
+from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, Unexpected, Unreachable
@@ -39,7 +39,7 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
-from cmdop_migrate.session import cgroup, connections, network, rtnetlink
+from cmdop_migrate.session import affinity, cgroup, connections, network, rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 from cmdop_migrate.storage.base import Store
@@ -304,11 +304,18 @@ class _Incarnation:
         self, sock: socket.socket, starter: Starter, daemon: LazyPages | None, page_socket: int | None
     ) -> None:
         masters: list[int] = []
+        own_terminal = ctty.is_possible()
+        terminal: list[ctty.Terminal] = []
+        worker: list[int] = []
 
         def on_notify(notification: runner.Notification) -> bool:
             masters.extend(notification.fds)
             if notification.pid:
                 self.pid = notification.pid
+            if notification.script == "setup-namespaces" and own_terminal:
+                terminal.append(ctty.Terminal.begin(self.pid))
+            if notification.script == "post-resume" and own_terminal:
+                worker.append(ctty.let_parent_end(self.pid))
             if notification.script == "pre-resume":
                 self._before_first_instruction(starter, masters, daemon, page_socket)
             return True
@@ -322,6 +329,7 @@ class _Incarnation:
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=shared_mounts(self.record, str(self.directory / "root")),
                 lazy_pages=daemon is not None,
+                sibling=not own_terminal,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
         except runner.HungUp:
@@ -332,6 +340,8 @@ class _Incarnation:
             raise logs.failure("the restore failed", self.images / "restore.log", response.errmsg)
         for fd in response.fds:
             os.close(fd)
+        if worker:
+            ctty.die_with_parent(self.pid, worker[0])
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
@@ -344,6 +354,8 @@ class _Incarnation:
             network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
         if self.image.manifest.facts.get("live"):
             connections.reset(self.pid, contents.outside(self.image))
+        if "affinity" in self.image.manifest.blobs:
+            affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
         if daemon is not None and not daemon.secure():
             raise Blocked("memory cannot be served", "See the log.")
         message = {"pid": self.pid, "unread": self.terminal["unread"], "unwritten": self.terminal["unwritten"]}

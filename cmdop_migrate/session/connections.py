@@ -50,9 +50,11 @@ class Connection:
         }
 
 
-def external(group: str) -> list[Connection]:
-    """Connections of the session's processes whose other end is none of the session's own sockets."""
+def external(group: str, private: bool = True) -> list[Connection]:
+    """Connections of the session's processes whose other end is none of the session's own sockets. On the host's own
+    network (not `private`) that may be a service behind the loopback."""
     found: list[Connection] = []
+    listening: set[int] = set()
     for pid in cgroup.pids(group):
         try:
             process = psutil.Process(pid)
@@ -60,13 +62,17 @@ def external(group: str) -> list[Connection]:
         except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue
         for one in connections:
+            if one.status == psutil.CONN_LISTEN:
+                listening.add(one.laddr.port)
             if one.status in _CONNECTED and one.raddr:
                 found.append(Connection(pid, name, one.laddr.ip, one.laddr.port, one.raddr.ip, one.raddr.port))
-    return outside(found)
+    return outside(found, None if private else listening)
 
 
-def outside(connections: Iterable[Connection]) -> list[Connection]:
-    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's)."""
+def outside(connections: Iterable[Connection], listening: set[int] | None = None) -> list[Connection]:
+    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's).
+    The other end of a loopback one is inside, though nobody may have accepted it yet; on a host's own network only
+    if its port is one the session is `listening` on."""
     unique: dict[tuple[str, int, str, int], Connection] = {}
     for one in connections:
         unique.setdefault((_plain(one.local), one.local_port, _plain(one.remote), one.remote_port), one)
@@ -74,7 +80,10 @@ def outside(connections: Iterable[Connection]) -> list[Connection]:
         one
         for (local, port, remote, remote_port), one in unique.items()
         if (remote, remote_port, local, port) not in unique
-        and not (ipaddress.ip_address(remote).is_loopback or remote == local)
+        and not (
+            (ipaddress.ip_address(remote).is_loopback or remote == local)
+            and (listening is None or remote_port in listening)
+        )
     ]
 
 

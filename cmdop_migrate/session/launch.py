@@ -91,6 +91,7 @@ def restore(order: Order, control: socket.socket) -> Restored:
     The starter hands the session over when it stands ready, and only after our yes does it let it run.
     """
     cgroup.create(str(order["cgroup"]))
+    syscalls.adopt_orphans()  # the session's first process, when CRIU's worker is done
 
     def work() -> None:
         from cmdop_migrate.session import sandbox
