@@ -86,7 +86,7 @@ class Subject:
         put = None
         if places.kind == "s3":
             assert places.server is not None
-            put = rivals.uploader(places.server.client(), places.bucket, "script.tar.zst")
+            put = rivals.copier("up", places.server, places.bucket, "script.tar.zst")
         done = rivals.script(self.criu, self._target(), self.memory, put, places.archive)
         return {f"{key}_total": done.total, f"{key}_dump": done.dump, f"{key}_cpu": done.cpu, f"{key}_stored": done.stored}
 
@@ -96,7 +96,7 @@ class Subject:
         began = time.monotonic()
         if places.kind == "s3":
             assert places.server is not None
-            places.server.client().download_file(places.bucket, "script.tar.zst", str(here))
+            rivals.copier("down", places.server, places.bucket, "script.tar.zst")(here)
         else:
             shutil.copyfile(places.archive, here)
         fetch = time.monotonic() - began

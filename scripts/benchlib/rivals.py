@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cmdop_migrate.criu import request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.session import cgroup
+from tests.servers import S3Server
 
 PAYLOAD = Path(__file__).with_name("payload.py")
 
@@ -162,8 +162,25 @@ def warm(folder: Path, mib: int) -> None:
     path.unlink()
 
 
-def uploader(client: Any, bucket: str, key: str) -> Callable[[Path], None]:
-    return lambda path: client.upload_file(str(path), bucket, key)
+_COPY = """
+import sys
+import boto3
+from botocore.config import Config
+verb, endpoint, bucket, key, path = sys.argv[1:]
+config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
+client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+client.upload_file(path, bucket, key) if verb == "up" else client.download_file(bucket, key, path)
+"""
+
+
+def copier(verb: str, server: S3Server, bucket: str, key: str) -> Callable[[Path], None]:
+    """`aws s3 cp`, as a program of its own: boto3's parallel transfer, with its defaults."""
+
+    def copy(path: Path) -> None:
+        command = [sys.executable, "-c", _COPY, verb, server.endpoint, bucket, key, str(path)]
+        subprocess.run(command, check=True, env={**os.environ, **server.environ()})
+
+    return copy
 
 
 def _sync(path: Path) -> None:
