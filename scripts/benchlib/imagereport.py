@@ -1,0 +1,122 @@
+"""Samples of `bench images` as tables and bars. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scripts.benchlib.common import Bar, median, show, table
+
+Samples = Mapping[str, Sequence[float]]
+Results = Mapping[tuple[str, int], Samples]
+PEAK = 256 << 20
+SECOND = ("contiguous", "scattered")  # the 5 % that the bars are about; single pages are told beside them
+
+
+def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
+    """Each promise of the issue, at every size and store it was measured on. Ratios are medians of the rounds' ratios:
+    both sides of one were taken within the same minute."""
+    found: list[Bar] = []
+    for (store, size), one in results.items():
+        where = f"{store}, {size} MiB"
+        found.append(Bar("first: total / script's", where, _ratio(one, "first_total", "script_first_total"), 0.5, "wall"))
+        found.append(Bar("first: frozen / raw dump", where, _frozen(one, "first_frozen"), 1.2, "wall, warm"))
+        for pattern in SECOND:
+            new = _ratio(one, f"{pattern}_new", "first_stored")
+            found.append(Bar(f"5 % {pattern}: bytes / first's", where, new, 0.1, "stored"))
+            total = _ratio(one, f"{pattern}_total", f"script_{pattern}_total")
+            found.append(Bar(f"5 % {pattern}: total / script's", where, total, 0.5, "wall"))
+        peak = max(max(values) for key, values in one.items() if key.endswith("_peak"))
+        found.append(Bar("peak memory, MiB", where, peak / (1 << 20), PEAK / (1 << 20), "largest of all rounds"))
+        rival = [min(a, b) + c for a, b, c in zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)]
+        whole = median([ours / theirs for ours, theirs in zip(one["restore_total"], rival, strict=True)])
+        found.append(Bar("all memory back / (raw restore + fetch)", where, whole, 1.5, "wall"))
+    found += _first_output(results, sizes)
+    return found
+
+
+def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
+    small, large = min(sizes), max(sizes)
+    found = []
+    for store in dict.fromkeys(store for store, _ in results):
+        few, many = results[store, small], results[store, large]
+        where = f"{store}, {large} / {small} MiB"
+        local = median(_after_fetch(many)) / median(_after_fetch(few))
+        found.append(Bar("first output from local chunks", where, local, 1.3, "wall, fetch excluded"))
+        lazy = median(many["lazy_first_output"]) / median(few["lazy_first_output"])
+        found.append(Bar("first output, --lazy", where, lazy, 1.3, "wall, whole command"))
+    return found
+
+
+def tables(results: Results, sizes: Sequence[int]) -> str:
+    return "\n".join([_checkpoints(results), _restores(results), _phases(results)])
+
+
+def _checkpoints(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        for key in ("first", "contiguous", "scattered", "pages"):
+            rows.append(
+                [
+                    f"{store} {size}",
+                    key,
+                    show([*one["raw_dump"], *one["raw_dump_again"]]),
+                    show(one[f"{key}_frozen"]),
+                    show(one[f"script_{key}_total"]),
+                    show(one[f"{key}_total"]),
+                    f"{_ratio(one, f'{key}_total', f'script_{key}_total'):.2f}",
+                    f"{median(one[f'script_{key}_cpu']):.2f}",
+                    f"{median(one[f'{key}_cpu']):.2f}",
+                    show(one[f"script_{key}_stored"], "MiB").split(" ")[0],
+                    show(one[f"{key}_new"], "MiB").split(" ")[0],
+                    f"{max(one[f'{key}_peak']) / (1 << 20):.0f}",
+                ]
+            )
+    head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio", "script CPU s", "ours CPU s"]
+    return table("Checkpoint: median (min–max)", [*head, "script MiB", "ours MiB", "peak MiB"], rows)
+
+
+def _restores(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        script = [a + b + c for a, b, c in zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)]
+        rows.append(
+            [
+                f"{store} {size}",
+                show([*one["raw_restore"], *one["raw_restore_again"]]),
+                show(one["script_fetch"]),
+                show(script),
+                show(_after_fetch(one)),
+                show(one["restore_first_output"]),
+                show(one["restore_total"]),
+                show(one["lazy_first_output"]),
+                show(one.get("lazy_complete", [])),
+                f"{max([*one['restore_peak'], *one['lazy_peak']]) / (1 << 20):.0f}",
+            ]
+        )
+    head = ["store, MiB", "raw restore s", "fetch s", "script: fetch, unpack, restore s"]
+    head += ["first output, fetch excluded s", "… included s", "all memory s", "--lazy first output s", "--lazy all s"]
+    return table("Restore: median (min–max)", [*head, "peak MiB"], rows)
+
+
+def _phases(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        for key in ("first", "contiguous", "restore", "lazy"):
+            mark = f"{key}_phase_"
+            parts = [f"{name.removeprefix(mark)} {median(v):.3f}" for name, v in one.items() if name.startswith(mark)]
+            rows.append([f"{store} {size}", key, ", ".join(parts)])
+    return table("Where our time goes: median seconds", ["store, MiB", "what", "phases"], rows)
+
+
+def _ratio(one: Samples, ours: str, theirs: str) -> float:
+    return median([a / b for a, b in zip(one[ours], one[theirs], strict=True)])
+
+
+def _frozen(one: Samples, ours: str) -> float:
+    """Against the mean of the raw dumps before and after: the machine drifts."""
+    raw = [(a + b) / 2 for a, b in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
+    return median([a / b for a, b in zip(one[ours], raw, strict=True)])
+
+
+def _after_fetch(one: Samples) -> list[float]:
+    return [a - b for a, b in zip(one["restore_first_output"], one["restore_phase_fetch"], strict=True)]
