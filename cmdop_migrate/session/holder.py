@@ -87,14 +87,13 @@ class Holder:
         self.save()
 
     def take_over(self, restored: launch.Restored) -> None:
-        """A session CRIU has just made anew; it stands still, and runs from here on."""
+        """A session CRIU has just made anew."""
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
-        cgroup.thaw(self.cgroup)
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)

@@ -109,10 +109,8 @@ def restore(order: Order, control: socket.socket) -> Restored:
     said = json.loads(data)
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
-    # CRIU lets the tree go whatever becomes of us or the starter. Frozen it still stands, until we have it: were one
-    # of us killed in between, two incarnations might run, for a moment. CRIU itself must not be frozen with it.
+    # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
     cgroup.join(str(order["holders"]), worker)
-    cgroup.freeze(str(order["cgroup"]))
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP

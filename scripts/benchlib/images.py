@@ -127,5 +127,3 @@ def _round(subject: Subject, places: Stores) -> dict[str, float]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
