@@ -189,7 +189,10 @@ def unix_sockets() -> Holding:
     abstract = socket.socket(socket.AF_UNIX)
     abstract.bind("\0abstract")
     abstract.listen()
-    datagram, sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    datagram, sender = (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM),
+    )
     datagram.bind("dgram")
     sender.sendto(b"first", "dgram")
     sender.sendto(b"second", "dgram")
@@ -294,8 +297,10 @@ def locks() -> Holding:
     fcntl.flock(flocked, fcntl.LOCK_EX)
     fcntl.lockf(ranged, fcntl.LOCK_EX, 10, 5)
     yield
-    for path, taken in (("flocked", lambda f: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)),
-                        ("ranged", lambda f: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 7))):
+    for path, taken in (
+        ("flocked", lambda f: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)),
+        ("ranged", lambda f: fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 7)),
+    ):
         pid = os.fork()
         if pid == 0:
             try:

@@ -96,7 +96,7 @@ class _Checkpoint:
         self.group = records.cgroup(record.session)
         self.directory = records.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-        self.images = self.directory / "images"
+        self.images = self.directory / f"dump-{os.getpid()}"
         self.phases = tools.Phases()
         self.frozen_at = self.captured_at = 0.0
         self.files_bytes = 0
@@ -132,7 +132,11 @@ class _Checkpoint:
         ring, store = tools.open_keys(self.config), tools.open_store(self.config)
         dumpable.check(self.group, self.record)
         self._check_room()
-        self.images.mkdir(mode=0o700, exist_ok=True)
+        for left in self.directory.glob("dump-*"):
+            if not os.path.exists(f"/proc/{left.name.removeprefix('dump-')}"):
+                shutil.rmtree(left, ignore_errors=True)  # of a checkpoint that was killed
+        shutil.rmtree(self.images, ignore_errors=True)  # whatever is in it would become part of this image
+        self.images.mkdir(mode=0o700)
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         writer = ImageWriter(store, ring, self.record.session, spill, parent=self.record.checkpoint)
@@ -224,7 +228,7 @@ class _Checkpoint:
                 leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
                 shared=shared_mounts(self.record, ""),
-                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # the inner ones first: it searches below
+                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
             )
             receiver.start()
             runner.run(

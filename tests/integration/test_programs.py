@@ -127,7 +127,11 @@ def test_node_with_a_timer(host: Host) -> None:
         node.through(still=False)
         last = int(node.output().split("tick ")[-1].split()[0])
         node.see(rf"tick {last + 5} {last + 6}\r")
-        ticks = [int(line.split()[1]) for line in node.output().splitlines() if line.startswith("tick ") and line[-1].isdigit()]
+        ticks = [
+            int(line.split()[1])
+            for line in node.output().splitlines()
+            if line.startswith("tick ") and line[-1].isdigit()
+        ]
         assert ticks == list(range(len(ticks)))
 
 
@@ -153,7 +157,7 @@ def test_a_compile_in_progress(host: Host) -> None:
     need("make", "gcc")
     setup = (
         "mkdir -p /root/src; cd /root/src; for i in $(seq 24); do for j in $(seq 150); do"
-        " echo \"int f${i}_$j(int x) { return x * $j + $i; }\"; done > m$i.c; done;"
+        ' echo "int f${i}_$j(int x) { return x * $j + $i; }"; done > m$i.c; done;'
         " { for i in $(seq 24); do echo \"int f${i}_7(int);\"; done; echo '#include <stdio.h>';"
         " echo 'int main() { printf(\"result %d\\n\", 0'; for i in $(seq 24); do echo \"+ f${i}_7(1)\"; done; echo '); }'; } > main.c;"
         " printf 'prog: $(patsubst %%.c,%%.o,$(wildcard *.c))\\n\\tgcc -o $@ $^\\n' > Makefile; CFLAGS=-O2 make -j2 && ./prog; exec sleep 1000"
@@ -168,7 +172,9 @@ def test_a_compile_in_progress(host: Host) -> None:
 def test_a_pipeline_under_load_loses_no_byte(host: Host) -> None:
     size = 500_000_000
     count = f"yes 0123456789abcde | head -c {size} | tee >(md5sum > /root/sum) | cat | wc -c"
-    command = f"until [ -e /root/start ]; do sleep .02; done; echo going; {count}; sleep .2; cat /root/sum; exec sleep 1000"
+    command = (
+        f"until [ -e /root/start ]; do sleep .02; done; echo going; {count}; sleep .2; cat /root/sum; exec sleep 1000"
+    )
     with Program(host, "bash", "-c", command) as pipeline:
         pipeline.path("/root/start").touch()
         pipeline.see("going")
@@ -225,10 +231,12 @@ def test_nginx(host: Host, tmp_path: Path) -> None:
     need("nginx", "curl")
     configuration = (
         "user root; worker_processes 2; pid /run/n.pid; error_log /root/e.log; events {} "
-        "http { access_log off; server { listen 127.0.0.1:7003; location / { return 200 \"nginx $connection_requests\\n\"; } } }"
+        'http { access_log off; server { listen 127.0.0.1:7003; location / { return 200 "nginx $connection_requests\\n"; } } }'
     )
     with Program(host, "bash", "--norc") as nginx:
-        nginx.type(f"cat > /root/n.conf <<'E'\n{configuration}\nE\nnginx -c /root/n.conf && curl -s localhost:7003; PS1='> '\n")
+        nginx.type(
+            f"cat > /root/n.conf <<'E'\n{configuration}\nE\nnginx -c /root/n.conf && curl -s localhost:7003; PS1='> '\n"
+        )
         nginx.see("nginx 1")
         nginx.through()
         nginx.type("curl -s http://127.0.0.1:7003 http://127.0.0.1:7003\n")
