@@ -21,7 +21,7 @@ from cmdop_migrate.session.records import Records
 from tests import compare
 from tests.hosts import Host, until
 
-WITHIN = 30.0
+WITHIN = 20.0
 
 
 class Program:
@@ -35,7 +35,10 @@ class Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.host.cm("kill", "--signal", "KILL", self.name)
+        if self.host.pids(self.session):
+            self.host.cm("kill", "--signal", "KILL", self.name)
+        else:
+            self.records.forget(self.session)  # it is parked, or was never restored
 
     def type(self, text: str) -> dict[str, Any]:
         return talk.send(self.records, self.name, text.encode(), "tester")

@@ -42,12 +42,32 @@ _F_DUPFD_CLOEXEC = 1030
 _HIGH = 400  # above what a session's first process has open, below where CRIU keeps its own
 _AT_FDCWD = -100
 _MASTER, _SLAVE = b"/dev/pts/ptmx", b"/dev/pts/0"
-_REGISTERS = "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base ds es fs gs"
+_REGISTERS = (
+    *(
+        "r15",
+        "r14",
+        "r13",
+        "r12",
+        "rbp",
+        "rbx",
+        "r11",
+        "r10",
+        "r9",
+        "r8",
+        "rax",
+        "rcx",
+        "rdx",
+        "rsi",
+        "rdi",
+        "orig_rax",
+    ),
+    *("rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+)
 STEPS = 200_000  # system calls; some hundreds are usual
 
 
 class _Regs(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_uint64) for name in _REGISTERS.split()]
+    _fields_ = [(name, ctypes.c_uint64) for name in _REGISTERS]
 
 
 class Ended(Exception):

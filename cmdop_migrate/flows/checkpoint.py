@@ -247,9 +247,7 @@ class _Checkpoint:
                 leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
                 shared=shared_mounts(self.record, ""),
-                irmap_scan_paths=tuple(
-                    sorted(found.watches, key=len, reverse=True)
-                ),  # the inner ones first: it searches below
+                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
             )
             receiver.start()
             runner.run(

@@ -187,7 +187,13 @@ class _Incarnation:
             self._run_lazily(source)
         else:
             self._run(None, None)
+            self._clean()
             self._say_done()
+
+    def _clean(self) -> None:
+        """It runs: what it was made from, its memory in the clear among it, goes."""
+        for name in ("image", "images"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def _is_lazy(self) -> bool:
         if self.image.manifest.sizes["memory"] <= EAGER_BELOW and not self.parent.wanted.lazy:
@@ -215,7 +221,17 @@ class _Incarnation:
         for name in self.image.manifest.blobs:
             if name.startswith("criu/"):
                 (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
+        if self._is_locked():
+            (namespace,) = self.images.glob("netns-*.img")
+            with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
+                rules.write(network.LOCK.encode())
         source.lay_out(self.images, lazy)
+
+    def _is_locked(self) -> bool:
+        """Connections inside the session come back one end at a time, and what one end sends before the other is
+        there would reset it. So nothing arrives in its network until all are."""
+        has_streams = any(name.startswith("criu/tcp-stream-") for name in self.image.manifest.blobs)
+        return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
     def _run_lazily(self, source: memory.Source) -> None:
         ours, theirs = socket.socketpair()
@@ -238,6 +254,7 @@ class _Incarnation:
         if self.lost is not None and not self._ended_by_itself():
             self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
+        self._clean()
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
@@ -354,6 +371,8 @@ class _Incarnation:
             network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
         if self.image.manifest.facts.get("live"):
             connections.reset(self.pid, contents.outside(self.image))
+        if self._is_locked():
+            network.unlock(self.pid)
         if "affinity" in self.image.manifest.blobs:
             affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
         if daemon is not None and not daemon.secure():

@@ -5,8 +5,7 @@ return is a newline there, an erased letter is gone). Read while the session is
 frozen, as its reader would; put back before it runs again, untouched and
 without the echo it had.
 
-In what is carried an end of file (^D) stands as DISABLED, a byte a terminal in
-line mode cannot otherwise be given... but by ^V: it is escaped.
+In what is carried an end of file (^D) stands as NUL e, and a NUL as two.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ import os
 import select
 import termios
 import time
+from typing import Any
 
 _SLAVE = "/proc/{pid}/root/dev/pts/0"
 LIMIT = 256 << 10
+Attributes = list[Any]  # as termios has them
 _ESCAPE, _EOF = b"\x00", b"\x00e"
 _DISABLED = b"\0"
 _IN = termios.IGNBRK | termios.BRKINT | termios.PARMRK | termios.ISTRIP | termios.INLCR | termios.IGNCR
@@ -78,9 +79,9 @@ def give(pid: int, master: int, data: bytes) -> None:
         return
     slave = _open(pid)
     try:
-        before = termios.tcgetattr(slave)
+        before: Attributes = termios.tcgetattr(slave)
         raw, end = _unescaped(data)
-        keys = [_DISABLED] * len(before[6])
+        keys: list[Any] = [_DISABLED] * len(before[6])
         keys[termios.VEOF] = bytes([end])
         if not before[3] & termios.ICANON:
             keys[termios.VMIN], keys[termios.VTIME] = before[6][termios.VMIN], before[6][termios.VTIME]
@@ -120,9 +121,7 @@ def _unescaped(data: bytes) -> tuple[bytes, int]:
     return bytes(raw), end
 
 
-def _with(
-    before: list[object], inputs: int | None = None, local: int | None = None, keys: list[object] | None = None
-) -> list[object]:
+def _with(before: Attributes, inputs: int | None = None, local: int | None = None, keys: Any = None) -> Attributes:
     changed = [*before]
     for place, value in ((0, inputs), (3, local), (6, keys)):
         if value is not None:

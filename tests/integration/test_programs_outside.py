@@ -128,12 +128,12 @@ def test_a_copy_has_its_connections_reset_and_the_running_one_keeps_them(host: H
         assert peer.recv(9) == b"again"
         peer.sendall(b"yes")
         client.see(r"answer b'yes'")
-        host.wait_for("copy", r"error (ConnectionResetError|BrokenPipeError)")
+        host.wait_for("copy", r"error (Connection(Reset|Aborted)Error|BrokenPipeError)")
         host.ok("kill", "--signal", "KILL", "copy")
 
 
 def test_fork_makes_an_independent_branch(host: Host) -> None:
-    with Program(host, "bash", "--norc") as bash:
+    with Program(host, "bash", "--norc", "--noediting") as bash:
         bash.type("x=1; echo base > /root/f; PS1='> '; head -c 8M /dev/urandom > /root/big; echo made=$x\n")
         bash.see("made=1")
         first = host.cm_json("checkpoint", "p", "--leave-running")
@@ -141,10 +141,8 @@ def test_fork_makes_an_independent_branch(host: Host) -> None:
         assert made["parent"] == bash.session
         shown = {name: host.cm_json("show", name) for name in ("p", "branch")}
         assert shown["p"]["address"] != shown["branch"]["address"] and shown["branch"]["parent"] == bash.session
-        listed = {one["checkpoint"]: one for one in host.cm_json("checkpoints", "ls")["checkpoints"]}
-        new = listed[made["checkpoint"]]["bytes"]["new"] if "bytes" in listed[made["checkpoint"]] else None
-        if new is not None:
-            assert new < first["bytes"]["new"] / 4
+        again = host.cm_json("checkpoint", "branch", "--leave-running")
+        assert again["bytes"]["new"] < first["bytes"]["new"] / 4, "what the two share is stored once"
         host.ok("send", "branch", "x=2; echo branch > /root/f\n")
         bash.type("x=3\n")
         host.ok("send", "branch", "echo i-have=$x-$(cat /root/f)\n")
@@ -164,7 +162,7 @@ def test_shares_and_the_hosts_network(host: Host, tmp_path: Path) -> None:
         port = outside.getsockname()[1]
         script = f"exec 5<>/dev/tcp/127.0.0.1/{port}; exec 7>{shared}/open; echo before >&7; trap '' PIPE; PS1='> '"
         options = ("--net", "host", "--share", str(shared), "--cwd", str(shared))
-        with Program(host, "bash", "--norc", options=options) as bash:
+        with Program(host, "bash", "--norc", "--noediting", options=options) as bash:
             bash.type(f"{script}; echo set\n")
             bash.see("\nset")
             peer, _ = outside.accept()

@@ -28,7 +28,8 @@ while time.monotonic() < until:
         got.append(part)
         if not part and len(got) > 20:
             break
-print("got", got if len(got) < 20 else (len(b"".join(got)), len(set(b"".join(got)))), flush=True)
+data = b"".join(got)
+print("got", got if len(data) < 99 else (len(data), len(set(data))), flush=True)
 time.sleep(1000)
 """
 
@@ -36,9 +37,9 @@ time.sleep(1000)
 @pytest.mark.parametrize(
     ("mode", "typed", "then", "got"),
     [
-        ("lines", "one\rtwo\rhal", "f\r", r"\[b'one\\\\n', b'two\\\\n', b'half\\\\n'\]"),
-        ("lines", "ab\x7fc\r\x16\x03lit\rend\x04", "\r", r"\[b'ac\\\\n', b'\\\\x03lit\\\\n', b'end', b'\\\\n'\]"),
-        ("raw", "a\rb\nc\x00\x03\x04d", "e", r"\[b'a\\\\rb\\\\nc\\\\x00\\\\x03\\\\x04de?'(, b'e')?\]"),
+        ("lines", "one\rtwo\rhal", "f\r", r"\[b'one\\n', b'two\\n', b'half\\n'\]"),
+        ("lines", "ab\x7fc\r\x16\x03lit\rend\x04", "\r", r"\[b'ac\\n', b'\\x03lit\\n', b'end', b'\\n'\]"),
+        ("raw", "a\rb\nc\x00\x03\x04d", "e", r"\[b'a\\rb\\nc\\x00\\x03\\x04de?'(, b'e')?\]"),
         ("raw", "x" * 9000, "y", r"\(9001, 2\)"),
     ],
     ids=["half a line", "edited, escaped, end of file", "raw", "more than a terminal holds"],
@@ -47,11 +48,7 @@ def test_input_typed_ahead_arrives_once(host: Host, mode: str, typed: str, then:
     with Program(host, sys.executable, "-c", READER, mode) as reader:
         reader.see("ready")
         reader.type(typed)
-        until(
-            lambda: (
-                talk.output(reader.records, reader.name, None).data.count(b"\n") >= typed.count("\r") or mode == "raw"
-            )
-        )
+        until(lambda: mode == "raw" or reader.output().count("\n") >= typed.count("\r"))
         before = reader.output()
         reader.through()
         assert reader.output() == before  # nothing is echoed a second time
@@ -67,7 +64,7 @@ def test_typed_ahead_stays_when_the_session_runs_on(host: Host) -> None:
         host.cm_json("checkpoint", "p", "--leave-running")
         reader.type("f\r")
         reader.path("/root/go").touch()
-        reader.see(r"got \[b'one\\\\n', b'two\\\\n', b'half\\\\n'\]")
+        reader.see(r"got \[b'one\\n', b'two\\n', b'half\\n'\]")
 
 
 def test_output_numbers_and_journal_go_on(host: Host) -> None:
@@ -82,9 +79,7 @@ def test_output_numbers_and_journal_go_on(host: Host) -> None:
         last = int(kept.data.replace(b"first\r\n", b"").split()[-1])
         counter.see(f"{last + 200:07d}")
         after = talk.output(counter.records, "p", None)
-        assert (
-            after.data[: kept.end - after.start] == kept.data[after.start - kept.start :]
-        )  # the same bytes, same numbers
+        assert after.data[: kept.end - after.start] == kept.data[after.start - kept.start :]  # each at its number
         numbers = [int(word) for word in after.data.split()[1:] if word.isdigit()]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         lines = list(talk.journal(counter.records, counter.records.find("p")))
@@ -104,4 +99,4 @@ def test_window_and_modes_stay_and_clients_are_told(host: Host) -> None:
             assert client.is_sane()
         host.cm_json("restore", "p")
         bash.type("stty size; stty -a | tr ';' '\\n' | grep -E 'intr|tostop'\n")
-        bash.see(r"41 133\r\n ?intr = \^B[^-]* tostop")
+        bash.see(r"41 133\r\n ?intr = \^B\r\n.* tostop")
