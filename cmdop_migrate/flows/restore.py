@@ -21,7 +21,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -218,7 +218,7 @@ class _Incarnation:
     def _run_lazily(self, source: memory.Source) -> None:
         ours, theirs = socket.socketpair()
         copy = os.dup(ours.fileno())
-        with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+        with self._daemon(theirs) as daemon:
             server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
             server.start()
             try:
@@ -239,6 +239,18 @@ class _Incarnation:
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
+
+    @contextlib.contextmanager
+    def _daemon(self, theirs: socket.socket) -> Iterator[LazyPages]:
+        """In a group of its own, by which it is found and ended when nobody is left who started it."""
+        group = cgroup.pager(self.group)
+        cgroup.create(group)
+        try:
+            with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+                cgroup.join(group, daemon.process.pid)
+                yield daemon
+        finally:
+            cgroup.remove(group)
 
     def _serve(self, sock: socket.socket, source: memory.Source) -> None:
         try:
