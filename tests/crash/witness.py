@@ -132,11 +132,12 @@ def family(pid: int) -> list[psutil.Process]:
         return []
 
 
-def find(pid: int, word: str) -> psutil.Process | None:
-    """The one below `pid` with that word among its arguments."""
+def find(pid: int, kind: str) -> psutil.Process | None:
+    """CRIU below `pid`: its worker (which renames itself), or its daemon."""
+    words = {"swrk": (" swrk ", "--rpc"), "lazy-pages": (" lazy-pages ",)}[kind]
     for one in family(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if word in one.cmdline():
+            if any(word in " ".join(one.cmdline()) for word in words):
                 return one
     return None
 
