@@ -104,10 +104,12 @@ def stopped(host: Host, step: str, *args: str) -> Iterator[tuple[subprocess.Pope
         cwd="/",
         start_new_session=True,
     )
+    standing: list[psutil.Process] = []  # a worker outlives its command
     try:
-        yield cli, until(lambda: _standing(cli), 30, f"{args} stands at {step}")
+        standing.append(until(lambda: _standing(cli), 30, f"{args} stands at {step}"))
+        yield cli, standing[0]
     finally:
-        for one in [cli, *family(cli.pid)]:
+        for one in [cli, *standing, *family(cli.pid)]:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
                 one.send_signal(signal.SIGCONT)
         with contextlib.suppress(subprocess.TimeoutExpired):
