@@ -263,6 +263,8 @@ class _Checkpoint:
             theirs.close()
             receiver.join()
             own = next((one for one in failed if isinstance(one, CmdopError)), None)
+            if isinstance(error, CriuFailed):
+                error = tools.keep_log(error, self.images, self.config, "dump")
             raise own or error from error
         finally:
             theirs.close()

@@ -84,10 +84,18 @@ def prune(
 ) -> dict[str, Any]:
     """A session this host does not know to have ended counts as parked: its newest checkpoint may be all there is."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    over = {record.session for record in records.all() if record.phase in ("exited", "live")}
+    over, needed = set(), set()
+    for record in records.all():
+        # Parked, or running while its memory is still in the store. A branch needs what its parent's name is on.
+        if record.phase not in ("exited", "live") or (records.directory(record.session) / "image").exists():
+            needed.add(record.checkpoint)
+        else:
+            over.add(record.session)
     also = [catalog.find(store, one).checkpoint for one in drop]
     keep = Keep(keep_last, keep_within)
-    done = retention.prune(store, ring, keep, lambda session: session not in over, also=also, dry_run=dry_run)
+    done = retention.prune(
+        store, ring, keep, lambda session: session not in over, also=also, dry_run=dry_run, needed=needed
+    )
     if done.checkpoints and not dry_run:
         records.events.emit("pruned", checkpoints=list(done.checkpoints), bytes=done.bytes)
     return {

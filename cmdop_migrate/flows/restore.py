@@ -21,7 +21,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, Unexpected, Unreachable
+from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected, Unreachable
 from cmdop_migrate.flows import background, carry, choose, contents, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
@@ -80,6 +80,8 @@ class _Restore:
         self.say, self.answer = say, answer
         self.phases = tools.Phases("restore")
         self.began = clock.boottime()
+        self.session = ""
+        self.stall: Path | None = None  # where `ls` finds what a session that runs already waits for
 
     def run(self) -> None:
         criu = tools.find_criu(self.config)
@@ -154,9 +156,19 @@ class _Restore:
             created=clock.walltime(),
         )
 
-    def _stalled(self, seconds: float, error: Unreachable) -> None:
-        self.say(f"waiting for the store since {seconds:.0f} s: {error.message}")
-        _log.warning("the store is away since %.0f s: %s", seconds, error.message)
+    def _stalled(self, seconds: float, error: Unreachable | None) -> None:
+        """The store is away, or (None) answers again. Told where a person looks: the command, the log, `ls`, events."""
+        if error is not None:
+            self.say(f"waiting for the store since {seconds:.0f} s: {error.message}")
+            _log.warning("the store is away since %.0f s: %s", seconds, error.message)
+        if self.stall is None or (error is None) != self.stall.exists():
+            return  # nothing new; or nobody runs yet who could be stalled
+        if error is not None:
+            self.stall.write_text(f"waits for the store: {error.message}")
+            self.records.events.emit("memory_stalled", self.session, reason=error.message)
+        else:
+            self.stall.unlink()
+            self.records.events.emit("memory_going_on", self.session, after_s=round(seconds, 3))
 
 
 class _Incarnation:
@@ -236,7 +248,7 @@ class _Incarnation:
     def _run_lazily(self, source: memory.Source) -> None:
         ours, theirs = socket.socketpair()
         copy = os.dup(ours.fileno())
-        with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+        with self._daemon(theirs) as daemon:
             server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
             server.start()
             try:
@@ -244,6 +256,7 @@ class _Incarnation:
             finally:
                 os.close(copy)
             if self.parent.wanted.lazy:
+                self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self._say_done()
             with self.phases.phase("memory"):
                 state = daemon.guard(self._on_lost)
@@ -259,9 +272,23 @@ class _Incarnation:
         if not self.parent.wanted.lazy:
             self._say_done()
 
+    @contextlib.contextmanager
+    def _daemon(self, theirs: socket.socket) -> Iterator[LazyPages]:
+        """In a group of its own, by which it is found and ended when nobody is left who started it."""
+        group = cgroup.pager(self.group)
+        cgroup.create(group)
+        try:
+            with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+                cgroup.join(group, daemon.process.pid)
+                yield daemon
+        finally:
+            cgroup.remove(group)
+
     def _serve(self, sock: socket.socket, source: memory.Source) -> None:
         try:
             pages.serve(sock, source, self.criu.version, self._on_source_failed)
+        except (pages.ProtocolError, CmdopError, OSError) as error:
+            _log.info("no more memory is served: %s", error)
         except Exception:  # noqa: BLE001 - a supervising thread: the session was stopped before this was raised
             _log.error("serving memory failed", exc_info=True)
 
@@ -310,6 +337,10 @@ class _Incarnation:
                 self.phases.reach("resumed")
                 starter.control.send(b"resumed")
                 starter.expect()
+            except (BrokenPipeError, ConnectionResetError) as error:
+                starter.abandon()
+                words = "the session's holder was killed while it was being restored"
+                raise Unexpected(words, "It is parked as before: restore it again.") from error
             except BaseException:
                 starter.abandon()
                 raise
@@ -350,15 +381,19 @@ class _Incarnation:
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
         except runner.HungUp:
-            raise logs.failure("the restore failed: CRIU died", self.images / "restore.log") from None
+            raise self._failure("the restore failed: CRIU died") from None
         finally:
             os.close(directory)
         if not response.success:
-            raise logs.failure("the restore failed", self.images / "restore.log", response.errmsg)
+            raise self._failure("the restore failed", response.errmsg)
         for fd in response.fds:
             os.close(fd)
         if worker:
             ctty.die_with_parent(self.pid, worker[0])
+
+    def _failure(self, what: str, message: str = "") -> CriuFailed:
+        error = logs.failure(what, self.images / "restore.log", message)
+        return tools.keep_log(error, self.images, self.config, "restore")
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
@@ -367,6 +402,8 @@ class _Incarnation:
         self.phases.reach("pre-resume")
         if not masters or not self.pid:
             raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
+        if daemon is not None and not daemon.secure():
+            raise logs.failure("criu lazy-pages ended before the session could run", daemon.log_path)
         if self.record.link is not None and self.before is not None:
             network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
         if self.image.manifest.facts.get("live"):
@@ -375,8 +412,6 @@ class _Incarnation:
             network.unlock(self.pid)
         if "affinity" in self.image.manifest.blobs:
             affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
-        if daemon is not None and not daemon.secure():
-            raise Blocked("memory cannot be served", "See the log.")
         message = {"pid": self.pid, "unread": self.terminal["unread"], "unwritten": self.terminal["unwritten"]}
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)

@@ -71,10 +71,10 @@ class SealedCache:
         table: ChunkTable,
         sealer: Sealer,
         path: Path,
-        on_stall: Callable[[float, Unreachable], None] | None = None,
+        on_stall: Callable[[float, Unreachable | None], None] | None = None,
     ) -> None:
         """Without a store everything is in the file already. With `on_stall` an unreachable store is asked again until
-        it answers, and each failure reported with the seconds waited so far; without, it is an error."""
+        it answers, and each failure reported with the seconds waited so far, then None; without, it is an error."""
         self._store, self._manifest, self._table, self._sealer = store, manifest, table, sealer
         self._on_stall = on_stall
         self._spans = plan(table)
@@ -231,7 +231,10 @@ class SealedCache:
         began, pause = boottime(), _FIRST_WAIT
         while True:
             try:
-                return read_range(self._store, self._manifest.packs[pack], start, length)
+                data = read_range(self._store, self._manifest.packs[pack], start, length)
+                if pause > _FIRST_WAIT and self._on_stall is not None:
+                    self._on_stall(boottime() - began, None)
+                return data
             except Unreachable as error:
                 if self._on_stall is None:
                     raise
