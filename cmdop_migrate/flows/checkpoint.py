@@ -4,8 +4,8 @@
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
-    capture   what is left is digested, sealed, in memory or on disk    ── captured
-    upload    the store has every pack
+    capture   all of it is in our memory, most of it sealed             ── captured
+    upload    the rest is digested and sealed; the store has every pack
     publish   the manifest: the point of no return
     park      the holder ends this incarnation; or thaw, for --leave-running
 
@@ -180,7 +180,7 @@ class _Checkpoint:
             with self.phases.phase("capture"):
                 files.result()
                 self._small_things(writer, carrier, closed, frozen)
-                writer.finish_input()
+                writer.end_input()
         self.captured_at = time.monotonic()
         if self.wanted.leave_running:
             self.channel.ask(op="thaw")

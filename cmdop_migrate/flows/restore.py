@@ -83,6 +83,9 @@ class _Restore:
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
+        if record.link is not None:
+            # It loads while we fetch; else the restored tree would stand and wait for it.
+            threading.Thread(target=network.prepare, name="network", daemon=True).start()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
@@ -214,6 +217,7 @@ class _Incarnation:
             with self.phases.phase("memory"):
                 state = daemon.guard(self._on_lost)
             if state is State.FINISHED:
+                self._remove_copies()  # before "complete": after it the next checkpoint may use the same directory
                 starter.control.send(b"complete")
             starter.close()
         if self.lost is not None:
@@ -221,6 +225,11 @@ class _Incarnation:
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
+
+    def _remove_copies(self) -> None:
+        """All memory is in place: nothing of the image is needed on this disk any more."""
+        shutil.rmtree(self.images, ignore_errors=True)
+        shutil.rmtree(self.directory / "image", ignore_errors=True)
 
     def _serve(self, sock: socket.socket, source: memory.Source) -> None:
         try:
@@ -251,6 +260,8 @@ class _Incarnation:
                 starter.expect()
                 with self.phases.phase("restore"):
                     self._converse(ours, starter, daemon, page_socket)
+                if daemon is None:
+                    self._remove_copies()
                 starter.control.send(b"resumed")
                 starter.expect()
             except BaseException:

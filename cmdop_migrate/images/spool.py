@@ -22,7 +22,7 @@ from cmdop_migrate.images import layout
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.storage.base import Store
 
-BUFFERS = 7
+BUFFERS = 6
 UPLOADERS = 3
 _logger = log.get("images.spool")
 

@@ -111,7 +111,8 @@ def _round(subject: Subject, places: Stores) -> dict[str, float]:
     found |= subject.checkpoint(places, "first")
     for pattern in PATTERNS:
         subject.tell(pattern)
-        found |= subject.script(places, f"script_{pattern}")
+        if pattern == PATTERNS[0]:  # to the script all changes are one: it sends everything
+            found |= subject.script(places, "script_second")
         found |= subject.checkpoint(places, pattern)
     found["raw_dump_again"] = subject.raw_dump()
     digest = subject.digest()
