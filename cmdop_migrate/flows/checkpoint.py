@@ -166,6 +166,8 @@ class _Checkpoint:
             self.progress("freezing")
             frozen = self._freeze()
         pid: int = frozen["pid"]
+        if not self.config.store.startswith("file:"):  # to a file it is the same work as keeping it on disk
+            writer.hold_uploads()
         found = self._touch(carrier)
         with self.phases.phase("reset"):
             closed = connections.external(self.group)

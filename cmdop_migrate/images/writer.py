@@ -146,16 +146,23 @@ class ImageWriter:
         self._blobs[name] = len(view), futures
         self._blob_bytes += len(view)
 
+    def hold_uploads(self) -> None:
+        """Until `end_input` (or a full disk) the machine is left to whoever gives input."""
+        assert self._spool is not None, "begin() first"
+        self._spool.hold(True)
+
     def end_input(self) -> None:
         """No more pages come. What was given is ours, some MiB of it not yet digested: whoever gave it may go on.
         Raises StoreUnreachable and the like when the upload has failed already."""
         self.feed.done()
+        assert self._spool is not None
+        self._spool.hold(False)
         self._running.check()
 
     def finish_input(self) -> None:
         """Until all that was given is digested, sealed and held in memory or on disk: the store is not waited for.
         Raises StoreUnreachable and the like when the upload has failed already."""
-        self.feed.done()
+        self.end_input()
         self._running.drain()
 
     def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:

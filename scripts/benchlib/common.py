@@ -63,7 +63,8 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     """Markdown that is also readable as it stands."""
     lines = [list(head), *[list(row) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    made = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    made = [f"| {' | '.join(line)} |" for line in padded]
     made.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join([f"\n### {title}\n" if title else "", *made])
 

@@ -18,7 +18,8 @@ def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
     found: list[Bar] = []
     for (store, size), one in results.items():
         where = f"{store}, {size} MiB"
-        found.append(Bar("first: total / script's", where, _ratio(one, "first_total", "script_first_total"), 0.5, "wall"))
+        total = _ratio(one, "first_total", "script_first_total")
+        found.append(Bar("first: total / script's", where, total, 0.5, "wall"))
         found.append(Bar("first: frozen / raw dump", where, _frozen(one, "first_frozen"), 1.2, "wall, warm"))
         for pattern in SECOND:
             new = _ratio(one, f"{pattern}_new", "first_stored")
@@ -27,7 +28,8 @@ def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
             found.append(Bar(f"5 % {pattern}: total / script's", where, total, 0.5, "wall"))
         peak = max(max(values) for key, values in one.items() if key.endswith("_peak"))
         found.append(Bar("peak memory, MiB", where, peak / (1 << 20), PEAK / (1 << 20), "largest of all rounds"))
-        rival = [min(a, b) + c for a, b, c in zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)]
+        rivals = zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)
+        rival = [min(before, after) + fetch for before, after, fetch in rivals]
         whole = median([ours / theirs for ours, theirs in zip(one["restore_total"], rival, strict=True)])
         found.append(Bar("all memory back / (raw restore + fetch)", where, whole, 1.5, "wall"))
     found += _first_output(results, sizes)
@@ -47,7 +49,7 @@ def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
     return found
 
 
-def tables(results: Results, sizes: Sequence[int]) -> str:
+def tables(results: Results) -> str:
     return "\n".join([_checkpoints(results), _restores(results), _phases(results)])
 
 
@@ -72,14 +74,16 @@ def _checkpoints(results: Results) -> str:
                     f"{max(one[f'{key}_peak']) / (1 << 20):.0f}",
                 ]
             )
-    head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio", "script CPU s", "ours CPU s"]
-    return table("Checkpoint: median (min–max)", [*head, "script MiB", "ours MiB", "peak MiB"], rows)
+    head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio"]
+    head += ["script CPU s", "ours CPU s", "script MiB", "ours MiB", "peak MiB"]
+    return table("Checkpoint: median (min–max)", head, rows)
 
 
 def _restores(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
-        script = [a + b + c for a, b, c in zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)]
+        steps = zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)
+        script = [restore + fetch + unpack for restore, fetch, unpack in steps]
         rows.append(
             [
                 f"{store} {size}",

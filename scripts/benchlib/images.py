@@ -1,4 +1,4 @@
-"""Checkpoint and restore beside CRIU alone and beside a script: `scripts/bench images`. docs/benchmarks.md reads it out."""
+"""Checkpoint and restore, beside CRIU alone and beside a script. docs/benchmarks.md tells how to read it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     report = {
         "machine": facts,
         "sizes_mib": sizes,
-        "samples": {f"{store}/{size}": {k: v for k, v in one.items()} for (store, size), one in results.items()},
+        "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
         "bars": [bar.to_json() for bar in found],
     }
     if chosen.json and chosen.json != "-":
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     if chosen.json == "-":
         print(json.dumps(report))
     else:
-        print(f"{facts}\n{tables(results, sizes)}\n{common.bars_table(found)}")
+        print(f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
     return 0
 
 
@@ -128,5 +128,3 @@ def _round(subject: Subject, places: Stores) -> dict[str, float]:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-

@@ -88,7 +88,12 @@ class Subject:
             assert places.server is not None
             put = rivals.copier("up", places.server, places.bucket, "script.tar.zst")
         done = rivals.script(self.criu, self._target(), self.memory, put, places.archive)
-        return {f"{key}_total": done.total, f"{key}_dump": done.dump, f"{key}_cpu": done.cpu, f"{key}_stored": done.stored}
+        return {
+            f"{key}_total": done.total,
+            f"{key}_dump": done.dump,
+            f"{key}_cpu": done.cpu,
+            f"{key}_stored": done.stored,
+        }
 
     def fetch_script(self, places: Stores) -> dict[str, float]:
         """What brings the script's archive back, and what unpacks it."""

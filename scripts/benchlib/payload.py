@@ -21,7 +21,7 @@ REGION = 256 << 10  # a scattered change: what an allocator's arena or a table's
 
 def text(size: int, seed: int) -> bytes:
     """Log lines. No line is there twice."""
-    bits = random.Random(seed).getrandbits  # noqa: S311 - content, not a secret
+    bits = random.Random(seed).getrandbits
     lines, length, number = [], 0, 0
     while length < size:
         line = (
@@ -48,7 +48,7 @@ def change(view: memoryview, pattern: str) -> None:
     """5 % of all bytes get new, random ones."""
     wanted = len(view) // 20
     if pattern == "contiguous":
-        start = random.randrange((len(view) - wanted) // PAGE) * PAGE  # noqa: S311
+        start = random.randrange((len(view) - wanted) // PAGE) * PAGE
         regions = [(start, wanted)]
     elif pattern == "pages":
         spots = random.sample(range(len(view) // PAGE), wanted // PAGE)
