@@ -75,7 +75,8 @@ class Subject:
 
     def digest(self) -> str:
         self._ask("digest", r"digest [0-9a-f]+\.")
-        return re.findall(r"digest ([0-9a-f]+)\.", self.host.output(NAME))[-1]
+        found: str = re.findall(r"digest ([0-9a-f]+)\.", self.host.output(NAME))[-1]
+        return found
 
     def raw_dump(self) -> float:
         took = rivals.dump(self.criu, self._target(), self.memory / "raw")
