@@ -124,6 +124,9 @@ def call(argv: Sequence[str], env: Mapping[str, str], timeout: float = 300.0) ->
         wall = time.monotonic() - clock
         process.returncode = os.waitstatus_to_exitcode(status)
     finally:
+        if process.returncode is None:  # we were interrupted: it must not go on behind our back
+            process.kill()
+            process.wait()
         timer.cancel()
         ended.set()
         watcher.join()
