@@ -4,8 +4,8 @@
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
-    capture   what is left is digested, sealed, in memory or on disk    ── captured
-    upload    the store has every pack
+    capture   all of it is in our memory, most of it sealed             ── captured
+    upload    the rest is digested and sealed; the store has every pack
     publish   the manifest: the point of no return
     park      the holder ends this incarnation; or thaw, for --leave-running
 
@@ -194,6 +194,8 @@ class _Checkpoint:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
+        if not self.config.store.startswith("file:"):  # to a file it is the same work as keeping it on disk
+            writer.hold_uploads()
         found = self._touch(carrier)
         with self.phases.phase("reset"):
             closed = connections.external(self.group, self.record.link is not None)
@@ -208,7 +210,7 @@ class _Checkpoint:
             with self.phases.phase("capture"):
                 files.result()
                 self._small_things(writer, carrier, closed, frozen)
-                writer.finish_input()
+                writer.end_input()
         self.captured_at = time.monotonic()
         if self.wanted.leave_running:
             self.channel.ask(op="thaw")

@@ -91,6 +91,9 @@ class _Restore:
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
+        if record.link is not None:
+            # It loads while we fetch; else the restored tree would stand and wait for it.
+            threading.Thread(target=network.prepare, name="network", daemon=True).start()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
@@ -261,13 +264,13 @@ class _Incarnation:
             with self.phases.phase("memory"):
                 state = daemon.guard(self._on_lost)
             if state is State.FINISHED:
+                self._clean()  # before "complete": after it the next checkpoint may use the same directory
                 with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
                     starter.control.send(b"complete")
             starter.close()
         if self.lost is not None and not self._ended_by_itself():
             self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
-        self._clean()
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()

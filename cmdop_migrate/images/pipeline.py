@@ -54,6 +54,8 @@ class Pipeline:
         self._pack_lock = threading.Lock()
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
+        # A frozen session waits for its files to be captured: they do not queue behind its memory.
+        self._files = ThreadPoolExecutor(1, "seal-files")
         self._idle = threading.Condition()
         self._tasks = 0
         self._bytes = 0
@@ -84,7 +86,7 @@ class Pipeline:
         if not 0 < len(data) <= layout.MAX_CHUNK:
             raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
         self._start(len(data))
-        return self._pool.submit(self._guard, lambda: self._store(memoryview(data)), len(data))
+        return self._files.submit(self._guard, lambda: self._store(memoryview(data)), len(data))
 
     def has(self, ident: bytes) -> bool:
         with self.lock:
@@ -122,6 +124,7 @@ class Pipeline:
 
     def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=False)
+        self._files.shutdown(wait=True, cancel_futures=False)
 
     def _start(self, size: int) -> None:
         self.check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scripts.benchlib.common import Bar, median, show, table
 
@@ -18,23 +19,23 @@ def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
     found: list[Bar] = []
     for (store, size), one in results.items():
         where = f"{store}, {size} MiB"
-        found.append(
-            Bar("first: total / script's", where, _ratio(one, "first_total", "script_first_total"), 0.5, "wall")
-        )
-        found.append(Bar("first: frozen / raw dump", where, _frozen(one, "first_frozen"), 1.2, "wall, warm"))
+        raw = [(before + after) / 2 for before, after in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
+        undisturbed = min([*one["raw_dump"], *one["raw_dump_again"]])
+        first, second = one["script_first_total"], one["script_second_total"]
+        found.append(_against("first: total / script's", where, one["first_total"], first, 0.5))
+        frozen = _against("first: frozen / raw dump", where, one["first_frozen"], raw, 1.2)
+        found.append(replace(frozen, best=min(one["first_frozen"]) / undisturbed))
         for pattern in SECOND:
-            new = _ratio(one, f"{pattern}_new", "first_stored")
+            new = median([a / b for a, b in zip(one[f"{pattern}_new"], one["first_stored"], strict=True)])
             found.append(Bar(f"5 % {pattern}: bytes / first's", where, new, 0.1, "stored"))
-            total = _ratio(one, f"{pattern}_total", f"script_{pattern}_total")
-            found.append(Bar(f"5 % {pattern}: total / script's", where, total, 0.5, "wall"))
+            found.append(_against(f"5 % {pattern}: total / script's", where, one[f"{pattern}_total"], second, 0.5))
+            frozen = _against(f"5 % {pattern}: frozen / raw dump", where, one[f"{pattern}_frozen"], raw, 1.2)
+            found.append(replace(frozen, best=min(one[f"{pattern}_frozen"]) / undisturbed))
         peak = max(max(values) for key, values in one.items() if key.endswith("_peak"))
         found.append(Bar("peak memory, MiB", where, peak / (1 << 20), PEAK / (1 << 20), "largest of all rounds"))
-        rival = [
-            min(a, b) + c
-            for a, b, c in zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)
-        ]
-        whole = median([ours / theirs for ours, theirs in zip(one["restore_total"], rival, strict=True)])
-        found.append(Bar("all memory back / (raw restore + fetch)", where, whole, 1.5, "wall"))
+        rivals = zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)
+        rival = [min(before, after) + fetch for before, after, fetch in rivals]
+        found.append(_against("all memory back / (raw restore + fetch)", where, one["restore_total"], rival, 1.5))
     found += _first_output(results, sizes)
     return found
 
@@ -45,14 +46,17 @@ def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
     for store in dict.fromkeys(store for store, _ in results):
         few, many = results[store, small], results[store, large]
         where = f"{store}, {large} / {small} MiB"
-        local = median(_after_fetch(many)) / median(_after_fetch(few))
-        found.append(Bar("first output from local chunks", where, local, 1.3, "wall, fetch excluded"))
-        lazy = median(many["lazy_first_output"]) / median(few["lazy_first_output"])
-        found.append(Bar("first output, --lazy", where, lazy, 1.3, "wall, whole command"))
+        for name, basis, pick in (
+            ("first output from local chunks", "wall, fetch excluded, of medians", _after_fetch),
+            ("first output, --lazy", "wall, whole command, of medians", lambda one: list(one["lazy_first_output"])),
+        ):
+            large_s, small_s = pick(many), pick(few)
+            ratio, best = median(large_s) / median(small_s), min(large_s) / min(small_s)
+            found.append(Bar(name, where, ratio, 1.3, basis, best))
     return found
 
 
-def tables(results: Results, sizes: Sequence[int]) -> str:
+def tables(results: Results) -> str:
     return "\n".join([_checkpoints(results), _restores(results), _phases(results)])
 
 
@@ -60,42 +64,33 @@ def _checkpoints(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
         for key in ("first", "contiguous", "scattered", "pages"):
+            script = "script_first" if key == "first" else "script_second"
             rows.append(
                 [
                     f"{store} {size}",
                     key,
                     show([*one["raw_dump"], *one["raw_dump_again"]]),
                     show(one[f"{key}_frozen"]),
-                    show(one[f"script_{key}_total"]),
+                    show(one[f"{script}_total"]),
                     show(one[f"{key}_total"]),
-                    f"{_ratio(one, f'{key}_total', f'script_{key}_total'):.2f}",
-                    f"{median(one[f'script_{key}_cpu']):.2f}",
+                    f"{_ratio(one, f'{key}_total', f'{script}_total'):.2f}",
+                    f"{median(one[f'{script}_cpu']):.2f}",
                     f"{median(one[f'{key}_cpu']):.2f}",
-                    show(one[f"script_{key}_stored"], "MiB").split(" ")[0],
+                    show(one[f"{script}_stored"], "MiB").split(" ")[0],
                     show(one[f"{key}_new"], "MiB").split(" ")[0],
                     f"{max(one[f'{key}_peak']) / (1 << 20):.0f}",
                 ]
             )
-    head = [
-        "store, MiB",
-        "what",
-        "raw dump s",
-        "ours frozen s",
-        "script s",
-        "ours s",
-        "ratio",
-        "script CPU s",
-        "ours CPU s",
-    ]
-    return table("Checkpoint: median (min–max)", [*head, "script MiB", "ours MiB", "peak MiB"], rows)
+    head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio"]
+    head += ["script CPU s", "ours CPU s", "script MiB", "ours MiB", "peak MiB"]
+    return table("Checkpoint: median (min–max)", head, rows)
 
 
 def _restores(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
-        script = [
-            a + b + c for a, b, c in zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)
-        ]
+        steps = zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)
+        script = [restore + fetch + unpack for restore, fetch, unpack in steps]
         rows.append(
             [
                 f"{store} {size}",
@@ -125,14 +120,13 @@ def _phases(results: Results) -> str:
     return table("Where our time goes: median seconds", ["store, MiB", "what", "phases"], rows)
 
 
+def _against(name: str, where: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Bar:
+    ratio = median([a / b for a, b in zip(ours, theirs, strict=True)])
+    return Bar(name, where, ratio, limit, "wall, median of the rounds' ratios", min(ours) / min(theirs))
+
+
 def _ratio(one: Samples, ours: str, theirs: str) -> float:
     return median([a / b for a, b in zip(one[ours], one[theirs], strict=True)])
-
-
-def _frozen(one: Samples, ours: str) -> float:
-    """Against the mean of the raw dumps before and after: the machine drifts."""
-    raw = [(a + b) / 2 for a, b in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
-    return median([a / b for a, b in zip(one[ours], raw, strict=True)])
 
 
 def _after_fetch(one: Samples) -> list[float]:

@@ -1,10 +1,11 @@
-"""Checkpoint and restore beside CRIU alone and beside a script: `scripts/bench images`. docs/benchmarks.md reads it out."""
+"""Checkpoint and restore, beside CRIU alone and beside a script. docs/benchmarks.md tells how to read it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -24,6 +25,11 @@ from tests.servers import seaweed
 MEMORY = Path("/dev/shm")
 PATTERNS = ("contiguous", "scattered", "pages")
 Samples = dict[str, list[float]]
+_WATCHED = (
+    *("raw_dump", "raw_dump_again", "first_frozen", "contiguous_frozen", "script_first_total", "first_total"),
+    *("script_second_total", "contiguous_total", "raw_restore", "script_fetch", "restore_first_output"),
+    *("restore_total", "lazy_first_output"),
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +42,8 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if os.geteuid() != 0:
         parser.error("sessions need root")
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
     sizes = [64, 256] if chosen.quick else [int(one) for one in chosen.sizes.split(",")]
     rounds = 1 if chosen.quick else chosen.rounds
     facts = {**common.machine(), "load_before": common.load(), "rounds": rounds, "warm_up": not chosen.quick}
@@ -45,7 +53,7 @@ def main(arguments: list[str]) -> int:
     report = {
         "machine": facts,
         "sizes_mib": sizes,
-        "samples": {f"{store}/{size}": {k: v for k, v in one.items()} for (store, size), one in results.items()},
+        "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
         "bars": [bar.to_json() for bar in found],
     }
     if chosen.json and chosen.json != "-":
@@ -53,7 +61,7 @@ def main(arguments: list[str]) -> int:
     if chosen.json == "-":
         print(json.dumps(report))
     else:
-        print(f"{facts}\n{tables(results, sizes)}\n{common.bars_table(found)}")
+        print(f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
     return 0
 
 
@@ -70,15 +78,21 @@ def _measure(sizes: list[int], rounds: int, stores: list[str], warm_up: bool) ->
             for name in stores:
                 results[name, size] = defaultdict(list)
             with _subject(host, size, memory) as subject:
-                for number in range(rounds + warm_up):
+                if warm_up:
+                    places = Stores("file", folder / "stores" / f"{size}-warm", None)
+                    subject.raw_dump()
+                    subject.checkpoint(places, "warm")
+                    places.remove()
+                for number in range(rounds):
                     for name in stores:
                         places = Stores(name, folder / "stores" / f"{size}-{number}", server)
                         began = time.monotonic()
                         samples = _round(subject, places)
-                        _say(f"{size} MiB, {name}, round {number}: {time.monotonic() - began:.0f} s")
-                        if number >= warm_up:
-                            for key, value in samples.items():
-                                results[name, size][key].append(value)
+                        for key, value in samples.items():
+                            results[name, size][key].append(value)
+                        took = time.monotonic() - began
+                        _say(f"{size} MiB, {name}, round {number + 1}: {took:.0f} s, load {samples['load']:.1f}")
+                        _say("  " + ", ".join(f"{key} {samples[key]:.2f}" for key in _WATCHED))
                         places.remove()
     return results
 
@@ -111,7 +125,8 @@ def _round(subject: Subject, places: Stores) -> dict[str, float]:
     found |= subject.checkpoint(places, "first")
     for pattern in PATTERNS:
         subject.tell(pattern)
-        found |= subject.script(places, f"script_{pattern}")
+        if pattern == PATTERNS[0]:  # to the script all changes are one: it sends everything
+            found |= subject.script(places, "script_second")
         found |= subject.checkpoint(places, pattern)
     found["raw_dump_again"] = subject.raw_dump()
     digest = subject.digest()

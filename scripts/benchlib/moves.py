@@ -60,6 +60,7 @@ class Subject:
     def __init__(self, host: Host, criu: Criu, mib: int, memory: Path, twin: rivals.Twin) -> None:
         self.host, self.criu, self.mib, self.memory, self.twin = host, criu, mib, memory, twin
         self.session = ""
+        self.asked = 0
 
     def start(self) -> None:
         python = CM[0]
@@ -71,11 +72,12 @@ class Subject:
         self.host.ok("kill", NAME)
 
     def tell(self, word: str) -> None:
-        self._ask(word, rf"done {word}")
+        self._ask(word)
 
     def digest(self) -> str:
-        self._ask("digest", r"digest [0-9a-f]+\.")
-        return re.findall(r"digest ([0-9a-f]+)\.", self.host.output(NAME))[-1]
+        mark = self._ask("digest", r" [0-9a-f]+\.")
+        found: str = re.findall(rf"done {mark}\. ([0-9a-f]+)\.", self.host.output(NAME))[-1]
+        return found
 
     def raw_dump(self) -> float:
         took = rivals.dump(self.criu, self._target(), self.memory / "raw")
@@ -164,10 +166,13 @@ class Subject:
         env = self.host.env(CMDOP_MIGRATE_STORE=places.url)
         return common.call([*CM, "--json", *words], env)
 
-    def _ask(self, word: str, pattern: str) -> None:
-        seq = self.host.cm_json("output", NAME)["to"]
-        self.host.ok("send", NAME, word, "--enter")
-        self._wait(pattern, "--from", str(seq))
+    def _ask(self, word: str, more: str = "") -> str:
+        """Until the program says it is done; -> the mark its answer has."""
+        self.asked += 1
+        mark = f"q{self.asked}"
+        self.host.ok("send", NAME, f"{word} {mark}", "--enter")
+        self._wait(rf"done {mark}\.{more}")
+        return mark
 
     def _wait(self, pattern: str, *more: str) -> None:
         self.host.cm_json("wait", NAME, "--for", pattern, "--timeout", "120s", *more, timeout=130)

@@ -1,7 +1,7 @@
 """The program inside a benchmarked session: MIB of memory, half random, a quarter zero, a quarter text.
 
-Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous` and
-`scattered` change 5 % of the memory, `digest` prints a digest of all of it.
+Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
+and `pages` change 5 % of the memory, `digest` prints a digest of all of it.
 Stdlib only; it must run wherever Python does.
 """
 
@@ -62,12 +62,14 @@ def change(view: memoryview, pattern: str) -> None:
             view[at:end] = os.urandom(end - at)
 
 
-def obey(view: memoryview, word: str) -> None:
+def obey(view: memoryview, line: str) -> None:
+    """`line` is a word and a mark; the answer has the mark in it."""
+    word, _, mark = line.partition(" ")
     if word in ("contiguous", "scattered", "pages"):
         change(view, word)
-        print(f"done {word}", flush=True)
+        print(f"done {mark}.", flush=True)
     elif word == "digest":
-        print(f"digest {hashlib.blake2b(view, digest_size=16).hexdigest()}.", flush=True)
+        print(f"done {mark}. {hashlib.blake2b(view, digest_size=16).hexdigest()}.", flush=True)
 
 
 def main() -> None:

@@ -67,8 +67,8 @@ def dump(criu: Criu, session: Target, images: Path) -> float:
 
 
 def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] | None, target: Path) -> Script:
-    """criu dump, tar, zstd -T0, upload. With `put` the archive is made in `work` (memory) and uploaded; without, tar and
-    zstd write straight to `target` and it is fsynced, which is kinder to the script than a copy."""
+    """criu dump, tar, zstd -T0, upload. With `put` the archive is made in `work` (memory) and uploaded; without, tar
+    and zstd write straight to `target` and it is fsynced, which is kinder to the script than a copy."""
     images = work / "script"
     began, cpu = time.monotonic(), _cpu()
     dumped = dump(criu, session, images)
