@@ -93,13 +93,11 @@ class _Restore:
         record = self._record(chosen)
         if record.link is not None:
             # It loads while we fetch; else the restored tree would stand and wait for it.
-            threading.Thread(target=network.prepare, name="network", daemon=True).start()
+            threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
             record = self._unchanged(chosen, record)
-            if record.link is not None:
-                threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
                 _Incarnation(self, criu, image, record, directory, lock).run()
