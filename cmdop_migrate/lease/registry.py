@@ -21,19 +21,20 @@ _ETCD_OPTIONS = ("ca", "cert", "key")
 _HINT = f"Valid forms: {FORMS}."
 
 
-def open_lease(url: str) -> LeaseStore:
-    """The lease store at `url`."""
-    return LeaseStore(open_register(url))
+def open_lease(url: str, proven: bool = False) -> LeaseStore:
+    """The lease store at `url`; nothing is asked of it yet. `proven`: its `check` went well on this host before, so it
+    need not be repeated before the first write."""
+    return LeaseStore(open_register(url, proven))
 
 
-def open_register(url: str) -> Register:
+def open_register(url: str, proven: bool = False) -> Register:
     if url.startswith("sqlite://"):
         return SqliteRegister(_file(url))
     if url.startswith("s3://"):
         place = s3_place(url)
         from cmdop_migrate.lease.s3 import S3Register
 
-        return S3Register(place)
+        return S3Register(place, proven=proven)
     if url.startswith("etcd://"):
         place_of_etcd = etcd_place(url)
         from cmdop_migrate.lease.etcd import EtcdRegister
