@@ -1,4 +1,4 @@
-"""Real etcd for tests: one member or a cluster, on free loopback ports in a directory of the test's own, stopped by pid.
+"""Real etcd for tests: one member or a cluster, on free loopback ports in a directory of the test's own.
 
 with etcd(tmp_path, members=3) as cluster:
     lease = open_lease(cluster.url("prefix"))

@@ -66,12 +66,16 @@ class EtcdRegister(Register):
         return self._swap_all([swap])
 
     def write_many(self, swaps: Sequence[Swap]) -> list[str | LeaseUnreachable | None]:
-        """One transaction for all. When one of them does not hold none is done, and each is asked by itself."""
-        try:
-            version = self._swap_all(swaps)
-        except LeaseUnreachable as error:
-            return [error] * len(swaps)
-        return [version] * len(swaps) if version is not None else super().write_many(swaps)
+        """A transaction for every `batch` of them. When one does not hold none is done, and each is asked by itself."""
+        answers: list[str | LeaseUnreachable | None] = []
+        for at in range(0, len(swaps), self.batch):
+            some = swaps[at : at + self.batch]
+            try:
+                version = self._swap_all(some)
+                answers += [version] * len(some) if version is not None else super().write_many(some)
+            except LeaseUnreachable as error:
+                answers += [error] * len(some)
+        return answers
 
     def sessions(self) -> Iterator[str]:
         start = self._lease_keys

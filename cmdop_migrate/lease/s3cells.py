@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, cast
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionClosedError
 
 from cmdop_migrate.lease.base import Cell
 from cmdop_migrate.storage.s3client import S3Place, content_md5
@@ -31,7 +31,10 @@ class S3Cells:
                 return None
             raise
         with contextlib.closing(answer["Body"]) as body:
-            return Cell(cast(bytes, body.read()), _bare(answer["ETag"]))
+            data = cast(bytes, body.read())
+        if len(data) != answer.get("ContentLength"):
+            raise ConnectionClosedError(endpoint_url=self.url)
+        return Cell(data, self._etag(answer))
 
     def swap(self, key: str, data: bytes, expected: str | None, quoted: bool) -> str | None:
         """One conditional PUT: the new ETag, or None: refused. `quoted`: how the ETag goes back to the server."""
@@ -46,13 +49,16 @@ class S3Cells:
             if http_status(error) in _LOST and error_code(error) != "NoSuchBucket":
                 return None
             raise
-        return _bare(answer["ETag"])
+        return self._etag(cast(dict[str, Any], answer))
 
     def remove(self, key: str) -> None:
         """For the probe's own objects; a lease is never removed."""
         with contextlib.suppress(BotoCoreError, ClientError):  # litter of some bytes is no reason to refuse a server
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
-
-def _bare(etag: str) -> str:
-    return etag.strip('"')
+    def _etag(self, answer: dict[str, Any]) -> str:
+        """botocore takes an answer that was cut within its headers for a whole one; without an ETag it is none."""
+        etag = str(answer.get("ETag", "")).strip('"')
+        if not etag:
+            raise ConnectionClosedError(endpoint_url=self.url)
+        return etag
