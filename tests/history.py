@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 
 
@@ -19,8 +19,8 @@ from pathlib import Path
 class Event:
     """`what`:
 
-    held      an acquire was granted; valid from `at` (when the answer came) until `until`
-    renewed   a renewal was; the validity goes on until `until`
+    held      an acquire begun at `began` was granted; valid from `at` (when the answer came) until `until`
+    renewed   a renewal begun at `began` was; the validity goes on until `until`
     stopped   the holder stood still at `at` by itself, before the next release or park
     wrote     a write under the token (commit, park, release) was accepted, at some time between `began` and `at`
     """
@@ -36,12 +36,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Claim:
-    """One incarnation: this worker believed that it may run the session, from `start` to `end`. `counted`: how long its
-    clock ran for that end, since the renewal that gave it; nothing where it stopped by its own act."""
+    """One incarnation: asked for at `asked`, and believed to be allowed to run from `start` to `end`.
+    `counted`: how long its clock ran for that end, since the renewal that gave it; nothing where it stopped by itself.
+    `end` before `start`: the answer came too late to be of use."""
 
     worker: str
     session: str
     token: int
+    asked: float
     start: float
     end: float
     counted: float
@@ -62,16 +64,16 @@ def line(event: Event) -> bytes:
 
 def claims(events: Iterable[Event]) -> list[Claim]:
     """What each worker believed, at the longest: a validity runs to its end unless the worker noted that it stopped."""
-    starts: dict[tuple[str, str, int], float] = {}
+    starts: dict[tuple[str, str, int], tuple[float, float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float]] = {}
     for event in sorted(events, key=lambda one: one.at):
         key = (event.worker, event.session, event.token)
         if event.what in ("held", "renewed"):
-            starts[key] = min(starts.get(key, event.at), event.at)
+            starts.setdefault(key, (event.began, event.at))
             ends[key] = max(ends.get(key, (0.0, 0.0)), (event.until, event.until - event.began))
         elif event.what == "stopped" and key in ends and event.at < ends[key][0]:
             ends[key] = event.at, 0.0
-    return [Claim(*key, starts[key], *ends[key]) for key in starts]
+    return [Claim(*key, *starts[key], *ends[key]) for key in starts]
 
 
 def violations(events: Iterable[Event], drift: float = 0.0) -> list[str]:
@@ -91,7 +93,7 @@ def violations(events: Iterable[Event], drift: float = 0.0) -> list[str]:
 
 
 def _overlaps(session: str, some: list[Claim], drift: float) -> Iterator[str]:
-    some = [one for one in some if one.start < one.end]  # an answer that came too late to be of use
+    some = [one for one in some if one.start < one.end]
     for at, one in enumerate(some):
         end = one.end + 2 * drift / (1 - drift) * one.counted
         for other in some[at + 1 :]:
@@ -105,8 +107,9 @@ def _overlaps(session: str, some: list[Claim], drift: float) -> Iterator[str]:
 
 
 def _tokens(session: str, some: list[Claim]) -> Iterator[str]:
-    for one, other in pairwise(some):
-        if other.token <= one.token:
+    """What was asked for after an answer had come must be higher than that; and no two are the same."""
+    for one, other in combinations(some, 2):
+        if other.token == one.token or (other.token < one.token and other.asked >= one.start):
             yield f"{session}: token {other.token} ({other.worker}) after token {one.token} ({one.worker})"
 
 

@@ -67,13 +67,12 @@ class Worker:
         # Nobody watches the last session: only a backend that knows by itself when a lease is over lets go of it.
         watched = session != "s-unwatched"
         seen = self.seen.get(session) if watched else None
-        began = boottime()
         ttl = self.random.choice(TTLS)
         answer = self.store.acquire(session, self.name, self.name, ttl, observation=seen, resume_token=resume)
         self.seen[session] = answer.observation if isinstance(answer, Waiting) else None
         if isinstance(answer, Held):
             self.leases[session] = answer
-            self.note("held" if resume is None else "renewed", session, answer.token, began, _until(answer))
+            self.note("held" if resume is None else "renewed", session, answer.token, answer.started, _until(answer))
             self.remember()
 
     def hold(self, session: str, lease: Held) -> None:
@@ -96,7 +95,7 @@ class Worker:
         answer = self.store.commit_checkpoint(lease, f"c{self.steps}") if luck < 0.1 else self.store.renew(lease)
         if isinstance(answer, Held):
             self.leases[session] = answer
-            self.note("renewed", session, answer.token, began, _until(answer))
+            self.note("renewed", session, answer.token, answer.started, _until(answer))
         else:
             del self.leases[session]
             self.remember()

@@ -51,6 +51,8 @@ def test_a_clock_within_the_bound_is_allowed_for() -> None:
 def test_tokens_that_do_not_grow_are_found() -> None:
     assert "token 1 (b) after token 1 (a)" in violations([held("a", 1, 0, 10), held("b", 1, 11, 20)])[0]
     assert violations([held("a", 2, 0, 10), held("b", 1, 11, 20)])
+    late = Event("held", "b", "s", 1, 30.0, -1.0, 9.0)
+    assert violations([held("a", 2, 10, 20), late]) == [], "asked for before, and the answer too late to be of use"
 
 
 def test_a_late_write_that_was_accepted_is_found() -> None:
