@@ -18,7 +18,10 @@ shells); an instance carries the message and the hint, the next thing to do.
     ├── Fenced                5   someone else holds it, or it was restored already
     ├── Unreachable           6   a store or lease service does not answer
     │   ├── StoreUnreachable
-    │   └── StoreDenied
+    │   ├── StoreDenied
+    │   ├── LeaseUnreachable
+    │   └── LeaseUnreadable   6   the lease store answers with what is no lease record
+    │       └── LeaseNewer
     ├── ImageRefused          7   damaged, unsigned, wrong key
     ├── CriuFailed            8   CRIU said no, with its reason
     ├── PeerFailed            9   the other host failed
@@ -130,6 +133,24 @@ class StoreDenied(Unreachable):
     """The checkpoint store answers, and says no: credentials, or no such bucket."""
 
     code = "store_denied"
+
+
+class LeaseUnreachable(Unreachable):
+    """The lease store does not answer, or whether it did what was asked cannot be known."""
+
+    code = "lease_unreachable"
+
+
+class LeaseUnreadable(Unreachable):
+    """The lease store holds something for this session that is not a lease record."""
+
+    code = "lease_unreadable"
+
+
+class LeaseNewer(LeaseUnreadable):
+    """A newer version of cmdop-migrate wrote this session's lease; this version must not touch it."""
+
+    code = "lease_newer"
 
 
 class ImageRefused(CmdopError):

@@ -30,15 +30,16 @@ class _Trap:
 
 
 class Proxy:
-    """Listens on a loopback port of its own and hands everything on to `port`."""
+    """Listens on a port of its own, on loopback unless told, and hands everything on to `port`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         self._target = port
         self._traps: dict[Way, _Trap] = {}
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((address, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.endpoint = f"http://{address}:{self.port}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self.rate = 0  # bytes a second and way, over all connections; 0: no limit
         self._turn = threading.Lock()
