@@ -30,8 +30,9 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
     """Freeze a session, dump it, ship it to the store. It is then parked.
 
     \b
-    cmdop-migrate checkpoint work
-    cmdop-migrate checkpoint work --leave-running --tag before-upgrade
+    Examples:
+      cmdop-migrate checkpoint work
+      cmdop-migrate checkpoint work --leave-running --tag before-upgrade
     """
     wanted = checkpoint_flow.Wanted(leave_running, tag, carry)
     with render.progress(app.json) as show:
@@ -73,8 +74,9 @@ def restore(
     """Bring a session back: the one that is parked, or the one you name.
 
     \b
-    cmdop-migrate restore work
-    cmdop-migrate restore 3f9c --fork experiment
+    Examples:
+      cmdop-migrate restore work
+      cmdop-migrate restore 3f9c --fork experiment
     """
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
@@ -123,7 +125,8 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
     """Branch a running session: a new one that goes on from the same point.
 
     \b
-    cmdop-migrate fork work experiment
+    Examples:
+      cmdop-migrate fork work experiment
     """
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Fork it here.")
@@ -147,7 +150,8 @@ def list_checkpoints(app: App, session: str | None) -> None:
     """Every checkpoint this host's keys can read.
 
     \b
-    cmdop-migrate checkpoints ls
+    Examples:
+      cmdop-migrate checkpoints ls
     """
     found = collect.listing(app.records(), session)
     if app.json:
@@ -182,7 +186,8 @@ def show_checkpoint(app: App, checkpoint: str) -> None:
     """One checkpoint: what it is of, what it needs.
 
     \b
-    cmdop-migrate checkpoints show 3f9c
+    Examples:
+      cmdop-migrate checkpoints show 3f9c
     """
     facts = collect.show(app.records(), checkpoint)
     if app.json:
@@ -199,7 +204,8 @@ def verify_checkpoint(app: App, checkpoint: str | None) -> None:
     """Re-reads every byte, and says whether it would restore.
 
     \b
-    cmdop-migrate checkpoints verify
+    Examples:
+      cmdop-migrate checkpoints verify
     """
     results = collect.verify(app.records(), checkpoint)
     bad = [one for one in results if one["problem"]]
@@ -221,7 +227,8 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
     """Removes checkpoints the rules do not keep. The newest of a parked session always stays.
 
     \b
-    cmdop-migrate checkpoints prune --keep-last 3 --keep-within 7d
+    Examples:
+      cmdop-migrate checkpoints prune --keep-last 3 --keep-within 7d
     """
     if keep_last is None and keep_within is None and not drop:
         raise Usage("nothing says what to keep", "For example: --keep-last 3 --keep-within 7d")
@@ -260,7 +267,8 @@ def show_key(app: App) -> None:
     """Its fingerprint only.
 
     \b
-    cmdop-migrate key show
+    Examples:
+      cmdop-migrate key show
     """
     app.records()
     _say_key(app, tools.open_keys(app.config))
@@ -272,7 +280,8 @@ def export_key(app: App) -> None:
     """The keys as text, for another host. It is a secret: pipe it, do not print it.
 
     \b
-    cmdop-migrate key export | ssh host-b cmdop-migrate key import
+    Examples:
+      cmdop-migrate key export | ssh host-b cmdop-migrate key import
     """
     app.records()
     if app.json:
@@ -289,7 +298,8 @@ def import_key(app: App, keep_current: bool) -> None:
     """Takes over exported keys from standard input.
 
     \b
-    cmdop-migrate key import < FILE
+    Examples:
+      cmdop-migrate key import < FILE
     """
     app.records()
     _say_key(app, keys.import_text(app.config.key_file, sys.stdin.read(), make_current=not keep_current))
@@ -301,7 +311,8 @@ def rotate_key(app: App) -> None:
     """A new key for new checkpoints; old ones stay readable.
 
     \b
-    cmdop-migrate key rotate
+    Examples:
+      cmdop-migrate key rotate
     """
     app.records()
     _say_key(app, keys.rotate(app.config.key_file))
