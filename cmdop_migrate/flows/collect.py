@@ -88,7 +88,10 @@ def prune(
     one that is committed while we look is the newest."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     kept = leases.survey(leases.open_store(records.config))
-    here = {record.session for record in records.all() if record.phase == "exited"}
+    over = {record.session for record in records.all() if record.phase == "exited"}
+    # Running while its memory is still in the store. A branch needs what its parent's name is on.
+    coming = {one.checkpoint for one in records.all() if (records.directory(one.session) / "image").exists()}
+    coming |= {one.checkpoint for one in records.all() if one.phase not in ("exited", "live")}
     also = [catalog.find(store, one).checkpoint for one in drop]
     for one in also:
         leases.may_drop(records, kept, one)
@@ -96,9 +99,9 @@ def prune(
         store,
         ring,
         Keep(keep_last, keep_within),
-        lambda session: not kept[session].is_over if session in kept else session not in here,
+        lambda session: not kept[session].is_over if session in kept else session not in over,
         also=also,
-        never={lease.checkpoint for lease in kept.values() if lease.checkpoint and lease.checkpoint not in also},
+        needed=({lease.checkpoint for lease in kept.values() if lease.checkpoint} | coming) - set(also),
         dry_run=dry_run,
     )
     if done.checkpoints and not dry_run:

@@ -90,7 +90,7 @@ class Holder:
         self.deadman.watch()
 
     def take_over(self, restored: launch.Restored) -> None:
-        """A session CRIU has just made anew; it stands still, and runs from here on."""
+        """A session CRIU has just made anew."""
         self.deadman.begin(restored.fresh_until)
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
@@ -98,8 +98,6 @@ class Holder:
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
-        if self.deadman.may_run():
-            cgroup.thaw(self.cgroup)
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)

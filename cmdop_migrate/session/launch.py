@@ -92,6 +92,7 @@ def restore(order: Order, control: socket.socket) -> Restored:
     The starter hands the session over when it stands ready, and only after our yes does it let it run.
     """
     cgroup.create(str(order["cgroup"]))
+    syscalls.adopt_orphans()  # the session's first process, when CRIU's worker is done
 
     def work() -> None:
         from cmdop_migrate.session import sandbox
@@ -110,10 +111,8 @@ def restore(order: Order, control: socket.socket) -> Restored:
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
     write_token(said["pid"], said["token"])
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
-    # CRIU lets the tree go whatever becomes of us or the starter. Frozen it still stands, until we have it: were one
-    # of us killed in between, two incarnations might run, for a moment. CRIU itself must not be frozen with it.
+    # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
     cgroup.join(str(order["holders"]), worker)
-    cgroup.freeze(str(order["cgroup"]))
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
