@@ -116,7 +116,7 @@ def test_of_two_checkpoints_at_once_one_is_refused_and_does_no_harm(host: Host) 
     one = Witness.start(host)
     with stopped(host, "dump", "checkpoint", one.name) as (cli, _):
         before = len(one.numbers())
-        error = host.fails("checkpoint", one.name, exit=4, code="blocked")
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
         assert "already" in error["message"]
         assert cgroup.is_frozen(host.group(one.session)), "the other one thawed it"
         assert len(one.numbers()) == before

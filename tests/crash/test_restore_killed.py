@@ -167,19 +167,19 @@ def test_running_and_restored_already_are_fenced(host: Host) -> None:
     first = host.cm_json("checkpoint", one.name)["checkpoint"]
     one.restore()
     for reference in (one.name, one.session, first):
-        error = host.fails("restore", reference, exit=5, code="fenced")
+        error = host.fails("restore", reference, status=5, code="fenced")
         assert "--fork" in error["hint"]
     second = host.cm_json("checkpoint", one.name)["checkpoint"]
-    host.fails("restore", first, exit=5, code="fenced")
+    host.fails("restore", first, status=5, code="fenced")
     assert one.restore()["checkpoint"] == second
     host.cm_json("kill", one.name, "--signal", "KILL")
-    host.fails("restore", second, exit=5, code="fenced")
+    host.fails("restore", second, status=5, code="fenced")
 
 
 def test_a_kill_during_a_restore_finds_it_parked(parked: dict[str, Witness]) -> None:
     one = parked["laid out"]
     with stopped(one.host, "resumed", "restore", one.name) as (cli, worker):
-        error = one.host.fails("kill", one.name, exit=4, code="blocked")
+        error = one.host.fails("kill", one.name, status=4, code="blocked")
         assert "parked" in error["message"]
         worker.send_signal(signal.SIGCONT)
         status, answer = finished(cli)

@@ -59,7 +59,7 @@ class Parked:
         shutil.copytree(self.copy, self.place)
 
     def refused(self, words: str = "", reference: str = "w", *options: str) -> str:
-        error = self.host.fails("restore", reference, *options, exit=7, code="image_refused")
+        error = self.host.fails("restore", reference, *options, status=7, code="image_refused")
         assert words in error["message"], error
         assert not self.calls.exists(), f"CRIU was started: {self.calls.read_text()}"
         self.witness.assert_parked()
@@ -132,7 +132,7 @@ def test_an_older_manifest_replayed_under_the_newer_name(parked: Parked) -> None
 
 def test_a_missing_manifest_is_not_replaced_by_an_older_one(parked: Parked) -> None:
     parked.path(parked.manifest.name).unlink()
-    parked.host.fails("restore", "w", exit=3, code="checkpoint_not_found")
+    parked.host.fails("restore", "w", status=3, code="checkpoint_not_found")
     assert not parked.calls.exists()
     parked.witness.assert_parked()
 
@@ -154,9 +154,9 @@ def test_signature_and_format(parked: Parked) -> None:
 def test_another_hosts_key(parked: Parked, make_host: Callable[[str], Host]) -> None:
     other = make_host("host-b")
     other.extra["CMDOP_MIGRATE_STORE"] = f"file://{parked.place}"
-    error = other.fails("restore", parked.second, exit=7, code="image_refused")
+    error = other.fails("restore", parked.second, status=7, code="image_refused")
     assert "key import" in error["hint"]
-    other.fails("restore", exit=7, code="image_refused")
+    other.fails("restore", status=7, code="image_refused")
     (row, row_2) = other.cm_json("checkpoints", "ls")["checkpoints"]
     assert "does not have" in row["problem"] and "does not have" in row_2["problem"]
     other.assert_clean(ended=True)

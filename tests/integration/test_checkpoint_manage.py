@@ -29,8 +29,8 @@ def test_ls_show_and_prune(host: Host) -> None:
     assert [row["tag"] for row in rows] == ["t0", "t1", None]
     facts = host.cm_json("checkpoints", "show", made[1][:12])
     assert facts["session"] == one.session and facts["live"] is True and facts["command"][0] == sys.executable
-    host.fails("checkpoints", "show", "ffffffff", exit=3, code="checkpoint_not_found")
-    host.fails("checkpoints", "prune", exit=2, code="usage")
+    host.fails("checkpoints", "show", "ffffffff", status=3, code="checkpoint_not_found")
+    host.fails("checkpoints", "prune", status=2, code="usage")
     would = host.cm_json("checkpoints", "prune", "--keep-last", "1", "--dry-run")["checkpoints"]
     assert sorted(would) == sorted(made[:2])
     assert len(host.cm_json("checkpoints", "ls")["checkpoints"]) == 3
@@ -59,8 +59,8 @@ def test_prune_while_a_checkpoint_is_on_its_way(host: Host) -> None:
 
 def test_fork_is_another_session_on_shared_chunks(host: Host) -> None:
     one = Witness.start(host)
-    host.fails("fork", "w", "w", exit=4, code="blocked")
-    host.fails("fork", "w", "../x", exit=2, code="usage")
+    host.fails("fork", "w", "w", status=4, code="blocked")
+    host.fails("fork", "w", "../x", status=2, code="usage")
     facts = host.cm_json("fork", "w", "branch")
     assert facts["parent"] == one.session and facts["session"] != one.session and facts["token"] == 1
     branch = Witness(host, "branch", facts["session"])
@@ -73,7 +73,7 @@ def test_fork_is_another_session_on_shared_chunks(host: Host) -> None:
     later = host.cm_json("restore", facts["checkpoint"], "--fork", "other")
     assert later["parent"] == one.session
     Witness(host, "other", later["session"]).assert_runs()
-    host.fails("restore", facts["checkpoint"], "--fork", "other", exit=4, code="blocked")
+    host.fails("restore", facts["checkpoint"], "--fork", "other", status=4, code="blocked")
 
 
 def test_a_branch_that_never_got_its_memory_is_restored_as_itself(host: Host) -> None:
@@ -96,7 +96,7 @@ def test_a_killed_fork_leaves_nothing(host: Host) -> None:
     saved = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     for step in ("fetch", "files", "pre-resume"):
         with stopped(host, step, "restore", saved, "--fork", "branch") as (cli, worker):
-            error = host.fails("restore", saved, "--fork", "branch", exit=4, code="blocked")
+            error = host.fails("restore", saved, "--fork", "branch", status=4, code="blocked")
             assert "exists already" in error["message"]
             worker.kill()
             finished(cli)
@@ -107,18 +107,18 @@ def test_a_killed_fork_leaves_nothing(host: Host) -> None:
 
 def test_references(host: Host) -> None:
     for reference in ("nobody", "abcdef0123"):
-        host.fails("restore", reference, exit=3, code="session_not_found")
-        host.fails("checkpoint", reference, exit=3, code="session_not_found")
-    host.fails("restore", exit=3, code="session_not_found")
+        host.fails("restore", reference, status=3, code="session_not_found")
+        host.fails("checkpoint", reference, status=3, code="session_not_found")
+    host.fails("restore", status=3, code="session_not_found")
     a, b = Witness.start(host, "a"), Witness.start(host, "b")
     host.cm_json("checkpoint", "a")
-    host.fails("checkpoint", "a", exit=4, code="blocked")
+    host.fails("checkpoint", "a", status=4, code="blocked")
     assert host.cm_json("restore")["name"] == "a"
     host.cm_json("checkpoint", "a")
     host.cm_json("checkpoint", "b")
-    error = host.fails("restore", exit=2, code="usage")
+    error = host.fails("restore", status=2, code="usage")
     assert "a, b" in error["message"] and "--all" in error["hint"]
-    host.fails("restore", "a", "--all", exit=2, code="usage")
+    host.fails("restore", "a", "--all", status=2, code="usage")
     # a's name was taken meanwhile: it is told, and stays parked; b comes back
     host.start("sleep", "100", name="c")
     record = host.state / "sessions" / a.session / "session.json"
@@ -139,12 +139,12 @@ def test_references(host: Host) -> None:
 def test_a_name_that_was_taken_meanwhile(host: Host) -> None:
     one = Witness.start(host)
     saved = host.cm_json("checkpoint", "w")["checkpoint"]
-    host.fails("run", "-d", "--name", "w", "--", "sleep", "9", exit=4, code="blocked")
+    host.fails("run", "-d", "--name", "w", "--", "sleep", "9", status=4, code="blocked")
     one.restore()
     host.cm_json("kill", "w", "--signal", "KILL")
     host.start("sleep", "100", name="w")
-    host.fails("restore", saved, exit=5, code="fenced")
-    host.fails("restore", saved, "--fork", "w", exit=4, code="blocked")
+    host.fails("restore", saved, status=5, code="fenced")
+    host.fails("restore", saved, "--fork", "w", status=4, code="blocked")
 
 
 def test_a_stopped_program_stays_stopped(host: Host) -> None:
@@ -180,7 +180,7 @@ def test_keys_are_private_and_rotate(host: Host) -> None:
     old = host.cm_json("restore", first, "--fork", "old")
     Witness(host, "old", old["session"]).assert_runs()
     file.chmod(0o640)
-    error = host.fails("checkpoint", "w", exit=2, code="bad_config")
+    error = host.fails("checkpoint", "w", status=2, code="bad_config")
     assert "chmod 600" in error["hint"]
     one.assert_runs()
     file.chmod(0o600)
@@ -227,7 +227,7 @@ def test_a_second_host_with_the_key_and_the_store(make_host: Callable[[str], Hos
 def _move(a: Host, b: Host) -> None:
     one = Witness.start(a)
     saved = a.cm_json("checkpoint", "w")["checkpoint"]
-    b.fails("restore", saved, exit=7, code="image_refused")
+    b.fails("restore", saved, status=7, code="image_refused")
     exported = a.ok("key", "export")
     bad = subprocess.run([*CM, "key", "import"], env=b.env(), input=exported[:-60].encode(), capture_output=True)
     assert bad.returncode == 2 and re.search(rb"BEGIN|key block", bad.stderr), bad

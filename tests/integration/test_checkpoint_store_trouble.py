@@ -138,7 +138,7 @@ def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
     with tmpfs(host.state, 96 << 20):
         one = Witness.start(host, size=64)
         before = host.events()
-        error = host.fails("checkpoint", one.name, exit=4, code="blocked")
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
         assert "not enough disk" in error["message"] and "needed" in error["message"]
         assert host.events() == before
         one.assert_runs()
@@ -171,7 +171,7 @@ def test_restore_on_a_full_disk_is_refused_and_leaves_it_parked(host: Host, tmp_
         host.cm_json("checkpoint", one.name)
         with (host.state / "ballast").open("wb") as ballast:
             os.posix_fallocate(ballast.fileno(), 0, 160 << 20)
-        error = host.fails("restore", one.name, exit=4, code="blocked")
+        error = host.fails("restore", one.name, status=4, code="blocked")
         assert "not enough disk" in error["message"]
         one.assert_parked()
         host.assert_clean(ended=True)
@@ -203,7 +203,7 @@ def test_lazily_a_lost_store_stalls_it_visibly_and_it_goes_on_when_it_is_back(ho
         assert host.cm_json("restore", one.name, "--lazy")["token"] == 2
         proxy.block()
         use(host, server, server.url(bucket))
-        error = host.fails("checkpoint", one.name, exit=4, code="blocked")
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
         assert "restored" in error["message"]
         pruned = host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")
         assert pruned["checkpoints"] == [], "its memory is still there"

@@ -50,7 +50,7 @@ def test_without_carrying_a_missing_file_is_named(host: Host, tool: Path) -> Non
         session.park("--carry", "none")
         kept = tool.read_bytes()
         tool.unlink()
-        error = host.fails("restore", "p", exit=4, code="blocked")
+        error = host.fails("restore", "p", status=4, code="blocked")
         assert str(tool) in error["message"] and "--carry" in error["hint"]
         assert host.pids(session.session) == []
         left = [one for one in host.leftovers() if not one.startswith("directory")]
