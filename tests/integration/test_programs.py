@@ -236,7 +236,8 @@ def test_nginx(host: Host, tmp_path: Path) -> None:
     need("nginx", "curl")
     configuration = (
         "user root; worker_processes 2; pid /run/n.pid; error_log /root/e.log; events {} "
-        'http { access_log off; server { listen 127.0.0.1:7003; location / { return 200 "nginx $connection_requests\\n"; } } }'
+        "http { access_log off; server { listen 127.0.0.1:7003; "
+        'location / { return 200 "nginx $connection_requests\\n"; } } }'
     )
     with Program(host, "bash", "--norc") as nginx:
         nginx.type(f"cat > /root/n.conf <<'E'\n{configuration}\nE\n")
