@@ -158,6 +158,8 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + record.name
         raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)
+    if answer.get("error") == "checkpointing":
+        raise Blocked(f"session {record.name!r} is being checkpointed; nothing was sent", "Send it again in a moment.")
     return {"seq": answer["seq"], "at": answer["at"]}
 
 

@@ -121,7 +121,8 @@ def test_redis_with_data_and_a_client(host: Host) -> None:
 
 def test_node_with_a_timer(host: Host) -> None:
     need("node")
-    script = "let n = 0; const seen = new Map(); setInterval(() => { seen.set(n, 'x' + n); process.stdout.write(`tick ${n++} ${seen.size}\\n`) }, 50)"
+    script = "let n = 0; const seen = new Map();"
+    script += " setInterval(() => { seen.set(n, 'x' + n); process.stdout.write(`tick ${n++} ${seen.size}\\n`) }, 50)"
     with Program(host, "node", "-e", script, options=("--env", "UV_USE_IO_URING=0")) as node:
         node.see(r"tick 5 6\r")
         node.through(still=False)
@@ -139,9 +140,10 @@ def test_tmux_inside(host: Host) -> None:
     need("tmux")
     with Program(host, "tmux", "-f", "/dev/null", "new-session", "bash --norc") as tmux:
         tmux.see("bash-")
-        tmux.type("export inner=$((40+2))\n")
+        tmux.type("export inner=$((40+2)); echo set=$inner\n")
+        tmux.see("set=42")
         tmux.type("\x02%")  # a second pane
-        until(lambda: len(host.pids(tmux.session)) >= 5)
+        until(lambda: len(host.pids(tmux.session)) >= 5, 20)
         tmux.type("echo right=$((1+1))\n")
         tmux.see("right=2")
         tmux.through()
@@ -159,8 +161,10 @@ def test_a_compile_in_progress(host: Host) -> None:
         "mkdir -p /root/src; cd /root/src; for i in $(seq 24); do for j in $(seq 150); do"
         ' echo "int f${i}_$j(int x) { return x * $j + $i; }"; done > m$i.c; done;'
         " { for i in $(seq 24); do echo \"int f${i}_7(int);\"; done; echo '#include <stdio.h>';"
-        " echo 'int main() { printf(\"result %d\\n\", 0'; for i in $(seq 24); do echo \"+ f${i}_7(1)\"; done; echo '); }'; } > main.c;"
-        " printf 'prog: $(patsubst %%.c,%%.o,$(wildcard *.c))\\n\\tgcc -o $@ $^\\n' > Makefile; CFLAGS=-O2 make -j2 && ./prog; exec sleep 1000"
+        " echo 'int main() { printf(\"result %d\\n\", 0';"
+        " for i in $(seq 24); do echo \"+ f${i}_7(1)\"; done; echo '); }'; } > main.c;"
+        " printf 'prog: $(patsubst %%.c,%%.o,$(wildcard *.c))\\n\\tgcc -o $@ $^\\n' > Makefile;"
+        " CFLAGS=-O2 make -j2 && ./prog; exec sleep 1000"
     )
     with Program(host, "bash", "-c", setup) as make:
         make.see(r"-o m1\d\.o")
@@ -218,7 +222,8 @@ print("fetched", size, h.hexdigest(), flush=True)
 def test_a_download_over_loopback_goes_on(host: Host, tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text(SERVE)
     (tmp_path / "fetch.py").write_text(FETCH)
-    command = f"cp {tmp_path}/*.py /root; cd /root; {PYTHON} serve.py & until {PYTHON} fetch.py 2>/dev/null; do sleep .1; done; exec sleep 1000"
+    command = f"cp {tmp_path}/*.py /root; cd /root; {PYTHON} serve.py &"
+    command += f" until {PYTHON} fetch.py 2>/dev/null; do sleep .1; done; exec sleep 1000"
     with Program(host, "bash", "-c", command) as web:
         digest = web.see("digest [0-9a-f]{64}").split()[1]
         web.see("half")
@@ -231,12 +236,12 @@ def test_nginx(host: Host, tmp_path: Path) -> None:
     need("nginx", "curl")
     configuration = (
         "user root; worker_processes 2; pid /run/n.pid; error_log /root/e.log; events {} "
-        'http { access_log off; server { listen 127.0.0.1:7003; location / { return 200 "nginx $connection_requests\\n"; } } }'
+        "http { access_log off; server { listen 127.0.0.1:7003; "
+        'location / { return 200 "nginx $connection_requests\\n"; } } }'
     )
     with Program(host, "bash", "--norc") as nginx:
-        nginx.type(
-            f"cat > /root/n.conf <<'E'\n{configuration}\nE\nnginx -c /root/n.conf && curl -s localhost:7003; PS1='> '\n"
-        )
+        nginx.type(f"cat > /root/n.conf <<'E'\n{configuration}\nE\n")
+        nginx.type("nginx -c /root/n.conf && curl -s localhost:7003; PS1='> '\n")
         nginx.see("nginx 1")
         nginx.through()
         nginx.type("curl -s http://127.0.0.1:7003 http://127.0.0.1:7003\n")

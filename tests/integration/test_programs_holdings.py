@@ -25,7 +25,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     shutil.copy(holdings.__file__, script)
     with a_host(directory) as host:
         names = " ".join(holdings.HOLDINGS)
-        start = f"cp {script} /root/h.py; mkdir /root/h; for n in {names}; do {sys.executable} /root/h.py $n /root/h & done; exec sleep 1000"
+        each = f"for n in {names}; do {sys.executable} /root/h.py $n /root/h & done"
+        start = f"cp {script} /root/h.py; mkdir /root/h; {each}; exec sleep 1000"
         with Program(host, "bash", "-c", start) as session:
 
             def made(ending: str) -> bool:

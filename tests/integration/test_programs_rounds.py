@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from tests import compare
-from tests.hosts import Host, mounts
+from tests.hosts import Host, mounts, until, veths_of
 from tests.programs import Program
 
 ROUNDS = 20
@@ -32,8 +33,8 @@ def on_the_host(host: Host, session: str) -> dict[str, int]:
     """What would grow if something stayed behind each time."""
     holder = host.holder(session)
     return {
-        "mounts": len(mounts()),
-        "interfaces of this host": sum(name.startswith("cmdop") for name in os.listdir("/sys/class/net")),
+        "mounts": sum(f"{host.dir}/" in line for line in mounts()),
+        "interfaces": len(veths_of(host.subnet) & set(os.listdir("/sys/class/net"))),
         "cgroups": len([one for one in os.scandir(host.group()) if one.is_dir()]),
         "descriptors of the holder": len(os.listdir(f"/proc/{holder}/fd")),
         "processes": len(host.pids(session)) + len(os.listdir(f"/proc/{holder}/task")),
@@ -72,3 +73,13 @@ def test_twenty_rounds(host: Host) -> None:
         bash.type("\x03echo end=$((2*21))\n")
         bash.see("end=42")
         assert [one["token"] for one in saved] == list(range(1, ROUNDS + 1))
+
+
+def test_a_restored_session_still_ends_with_its_holder(host: Host) -> None:
+    """Nothing runs without its keeper, whoever made it: CRIU's worker is its parent only for a while."""
+    with Program(host, "bash", "--norc", "-c", "sleep 1000 & sleep 1001") as session:
+        until(lambda: len(host.pids(session.session)) == 4)
+        session.through()
+        os.kill(host.holder(session.session), signal.SIGKILL)
+        until(lambda: not host.pids(session.session), 5, "it ends with its holder")
+        assert host.sessions()[0]["note"] == "its holder died"
