@@ -288,7 +288,7 @@ def pipe_with_packets() -> Holding:
 
 @holding
 def locks() -> Holding:
-    flocked, ranged = open("flocked", "w"), open("ranged", "w+")  # noqa: SIM115 - held on purpose
+    flocked, ranged = open("flocked", "w"), open("ranged", "w+")
     fcntl.flock(flocked, fcntl.LOCK_EX)
     fcntl.lockf(ranged, fcntl.LOCK_EX, 10, 5)
     yield
