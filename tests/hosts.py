@@ -192,7 +192,7 @@ class Host:
             return []
 
     def leftovers(self, ended: bool = False) -> list[str]:
-        """All of this host's sessions that is still there; with `ended`, those of ended and parked ones may be."""
+        """Everything of this host that is still there; with `ended`, records of ended and parked sessions may be."""
         left = [
             f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
         ]

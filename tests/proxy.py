@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Self
@@ -29,16 +30,31 @@ class _Trap:
 
 
 class Proxy:
-    """Listens on a loopback port of its own and hands everything on to `port`."""
+    """Listens on a port of its own, on loopback unless told, and hands everything on to `port`."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         self._target = port
         self._traps: dict[Way, _Trap] = {}
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = socket.create_server((address, 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.endpoint = f"http://{address}:{self.port}"
         self._thread = threading.Thread(target=self._accept, daemon=True)
+        self.rate = 0  # bytes a second and way, over all connections; 0: no limit
+        self._turn = threading.Lock()
+        self._blocked = False
+
+    def block(self) -> None:
+        """From now on nothing gets through, and new connections are refused at once: the store is away."""
+        self._blocked = True
+        with self._lock:
+            held = list(self._sockets)
+        for one in held:
+            _reset(one)
+
+    def unblock(self) -> None:
+        self._blocked = False
 
     def after(
         self, way: Way, count: int, then: Callable[[], object] | None = None, flip: bool = False
@@ -71,6 +87,9 @@ class Proxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
+            if self._blocked:
+                _reset(client)
+                continue
             try:
                 server = socket.create_connection(("127.0.0.1", self._target), 5)
             except OSError:
@@ -84,6 +103,9 @@ class Proxy:
     def _pump(self, source: socket.socket, sink: socket.socket, way: Way) -> None:
         try:
             while data := source.recv(65536):
+                if rate := self.rate:
+                    with self._turn:
+                        time.sleep(len(data) / rate)
                 passed, trap = self._through(way, data)
                 sink.sendall(passed)
                 if trap is not None:

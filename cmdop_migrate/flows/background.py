@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import signal
 import sys
@@ -53,13 +54,17 @@ def _work(work: Callable[[Progress, Answer], None], writer: int) -> None:
     code = 1
     try:
         os.setsid()
+        # Whoever reads what the command prints, over SSH or in $(…), must not wait for us: its end is the command's.
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
         work(lambda text: say({"progress": text}), lambda answer: say({"answer": answer}))
         code = 0
     except OSError as error:
-        _log.error("failed", exc_info=True)
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+        _log.log(logging.INFO if full else logging.ERROR, "failed", exc_info=True)
         hint = "Free some space where state_dir is, then try again." if full else traceback.format_exc()[-600:]
         words = f"{error.strerror}: {error.filename}" if error.filename else str(error)
         say({"error": {"code": "blocked" if full else "unexpected", "message": words, "hint": hint}})

@@ -103,6 +103,8 @@ def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:
     """ImageRefused for anything `Carrier` does not write."""
     try:
         rows = json.loads(blob)
+        if not isinstance(rows, list):
+            raise ValueError("no list")
         return [(HostFile.from_json(one), _carried(carried)) for one, carried in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise ImageRefused(

@@ -4,8 +4,8 @@
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
-    capture   what is left is digested, sealed, in memory or on disk    ── captured
-    upload    the store has every pack, and the manifest
+    capture   all of it is in our memory, most of it sealed             ── captured
+    upload    the rest is digested and sealed; the store has every pack, and the manifest
     commit    the lease names this checkpoint: the point of no return
     park      the holder ends this incarnation; or it was thawed already, for --leave-running
 
@@ -42,7 +42,7 @@ from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session import affinity, cgroup, connections, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -202,9 +202,11 @@ class _Checkpoint:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
+        if not self.config.store.startswith("file:"):  # to a file it is the same work as keeping it on disk
+            writer.hold_uploads()
         found = self._touch(carrier)
         with self.phases.phase("reset"):
-            closed = connections.external(self.group)
+            closed = connections.external(self.group, self.record.link is not None)
             if not self.wanted.leave_running:
                 connections.reset(pid, closed)
         with ThreadPoolExecutor(1, "files") as pool:
@@ -216,7 +218,7 @@ class _Checkpoint:
             with self.phases.phase("capture"):
                 files.result()
                 self._small_things(writer, carrier, closed, frozen)
-                writer.finish_input()
+                writer.end_input()
         self.captured_at = time.monotonic()
         if self.wanted.leave_running:
             self.channel.ask(op="thaw")
@@ -255,7 +257,7 @@ class _Checkpoint:
                 leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
                 shared=shared_mounts(self.record, ""),
-                irmap_scan_paths=tuple(sorted(found.watches)),
+                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
             )
             receiver.start()
             runner.run(
@@ -271,6 +273,8 @@ class _Checkpoint:
             theirs.close()
             receiver.join()
             own = next((one for one in failed if isinstance(one, CmdopError)), None)
+            if isinstance(error, CriuFailed):
+                error = tools.keep_log(error, self.images, self.config, "dump")
             raise own or error from error
         finally:
             theirs.close()
@@ -307,6 +311,7 @@ class _Checkpoint:
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
         writer.add_blob("inputs", (self.directory / "inputs.jsonl").read_bytes())
         terminal = {key: frozen[key] for key in ("unread", "unwritten", "rows", "cols")}
+        writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
         writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
         carrier.finish()

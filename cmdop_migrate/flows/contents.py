@@ -15,6 +15,7 @@ from typing import Any
 
 from cmdop_migrate import units
 from cmdop_migrate.errors import Blocked, CmdopError, ImageRefused
+from cmdop_migrate.images.layout import PACK_SIZE
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
@@ -80,9 +81,12 @@ def outside(image: Image) -> list[Connection]:
 def check_room(state_dir: Path, manifest: Manifest) -> None:
     """Blocked when this disk cannot hold the sealed image and the session's files: said before anything is made."""
     try:
-        needed = manifest.sizes["stored"] + int(manifest.facts["files_bytes"]) + SPARE
+        stored, files = manifest.sizes["stored"], manifest.facts["files_bytes"]
+        if files < 0 or stored > len(manifest.packs) * PACK_SIZE:
+            raise ValueError("it would be more than there is")
+        needed = stored + files + SPARE
     except (KeyError, TypeError, ValueError) as error:
-        raise ImageRefused(f"the image does not say how large it is: {error!r:.80}", _HINT) from error
+        raise ImageRefused(f"the image does not say its true size: {error!r:.80}", _HINT) from error
     free = shutil.disk_usage(state_dir).free
     if free < needed:
         message = f"not enough disk at {state_dir}: {units.show_size(free)} free, {units.show_size(needed)} needed"

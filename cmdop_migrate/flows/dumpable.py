@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from cmdop_migrate import log
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup
 
 CAP_SYS_RESOURCE = 24
+_log = log.get("checkpoint")
 
 
 def check(group: str, record: Record) -> None:
@@ -23,16 +25,26 @@ def check(group: str, record: Record) -> None:
             " CAP_SYS_RESOURCE on this machine: CRIU cannot read their limits",
             "Give this machine CAP_SYS_RESOURCE, or run only root's processes in sessions that must move.",
         )
+    own = None if record.pid is None else _namespace(record.pid)
     for pid in pids:
+        if own is not None and _namespace(pid) not in (own, None):
+            raise Blocked(
+                f"{_name(pid)} (pid {pid}) in session {record.name!r} is in a pid namespace of its own (a container, or"
+                " a sandboxed browser, inside the session), which CRIU cannot dump",
+                "End the inner container before the checkpoint.",
+            )
         _check_fds(pid, record)
 
 
 def _check_fds(pid: int, record: Record) -> None:
     try:
-        links = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        links = {fd: os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+        events = [fd for fd, link in links.items() if link == "anon_inode:[eventfd]"]
+        if any("eventfd-semaphore: 1" in Path(f"/proc/{pid}/fdinfo/{fd}").read_text() for fd in events):
+            _log.warning("%s (pid %d): an eventfd made as a semaphore will not be one after a restore", _name(pid), pid)
     except OSError:
         return
-    if "anon_inode:[io_uring]" in links:
+    if "anon_inode:[io_uring]" in links.values():
         raise Blocked(
             f"{_name(pid)} (pid {pid}) in session {record.name!r} uses io_uring, which CRIU cannot dump",
             "Run it without: many programs have a switch (node: UV_USE_IO_URING=0), or end it first.",
@@ -44,6 +56,13 @@ def _can(capability: int) -> bool:
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> capability & 1)
     return False
+
+
+def _namespace(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return None
 
 
 def _uid(pid: int) -> int | None:

@@ -21,16 +21,16 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import logs, pages, provide, request, runner
+from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, Unexpected, Unreachable
+from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected, Unreachable
 from cmdop_migrate.flows import agentlock, background, carry, choose, contents, leases, memory, tools
 from cmdop_migrate.flows.checkpoint import shared_mounts
 from cmdop_migrate.flows.run import holder_order
@@ -41,7 +41,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record, new_session_id, session_name
-from cmdop_migrate.session import cgroup, connections, network, rtnetlink
+from cmdop_migrate.session import affinity, cgroup, connections, network, rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 from cmdop_migrate.storage.base import Store
@@ -84,6 +84,8 @@ class _Restore:
         self.say, self.answer = say, answer
         self.phases = tools.Phases("restore")
         self.began = clock.boottime()
+        self.session = ""
+        self.stall: Path | None = None  # where `ls` finds what a session that runs already waits for
 
     def run(self) -> None:
         criu = tools.find_criu(self.config)
@@ -98,20 +100,19 @@ class _Restore:
         over = leases.TakeOver(host_leases, store, self.records, record, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
+        if record.link is not None:
+            # It loads while we fetch; else the restored tree would stand and wait for it.
+            threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:
             record = self._unchanged(chosen, record)
-            if record.link is not None:
-                threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
                 with self.phases.phase("lease"):
                     forked = self.wanted.fork is not None
                     lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
-                    agentlock.ensure(
-                        self.config
-                    )  # it may have left since we looked; now that we have the lock it stays
+                    agentlock.ensure(self.config)  # it may have left since we looked; now it stays: we have the lock
                 record = replace(record, token=lease.token)
                 incarnation = _Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:
@@ -180,9 +181,19 @@ class _Restore:
             created=clock.walltime(),
         )
 
-    def _stalled(self, seconds: float, error: Unreachable) -> None:
-        self.say(f"waiting for the store since {seconds:.0f} s: {error.message}")
-        _log.warning("the store is away since %.0f s: %s", seconds, error.message)
+    def _stalled(self, seconds: float, error: Unreachable | None) -> None:
+        """The store is away, or (None) answers again. Told where a person looks: the command, the log, `ls`, events."""
+        if error is not None:
+            self.say(f"waiting for the store since {seconds:.0f} s: {error.message}")
+            _log.warning("the store is away since %.0f s: %s", seconds, error.message)
+        if self.stall is None or (error is None) != self.stall.exists():
+            return  # nothing new; or nobody runs yet who could be stalled
+        if error is not None:
+            self.stall.write_text(f"waits for the store: {error.message}")
+            self.records.events.emit("memory_stalled", self.session, reason=error.message)
+        else:
+            self.stall.unlink()
+            self.records.events.emit("memory_going_on", self.session, after_s=round(seconds, 3))
 
 
 class _Incarnation:
@@ -226,7 +237,13 @@ class _Incarnation:
             self._run_lazily(source)
         else:
             self._run(None, None)
+            self._clean()
             self._say_done()
+
+    def _clean(self) -> None:
+        """It runs: what it was made from, its memory in the clear among it, goes."""
+        for name in ("image", "images"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def _is_lazy(self) -> bool:
         if self.image.manifest.sizes["memory"] <= EAGER_BELOW and not self.parent.wanted.lazy:
@@ -254,12 +271,22 @@ class _Incarnation:
         for name in self.image.manifest.blobs:
             if name.startswith("criu/"):
                 (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
+        if self._is_locked():
+            (namespace,) = self.images.glob("netns-*.img")
+            with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
+                rules.write(network.LOCK.encode())
         source.lay_out(self.images, lazy)
+
+    def _is_locked(self) -> bool:
+        """Connections inside the session come back one end at a time, and what one end sends before the other is
+        there would reset it. So nothing arrives in its network until all are."""
+        has_streams = any(name.startswith("criu/tcp-stream-") for name in self.image.manifest.blobs)
+        return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
     def _run_lazily(self, source: memory.Source) -> None:
         ours, theirs = socket.socketpair()
         copy = os.dup(ours.fileno())
-        with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+        with self._daemon(theirs) as daemon:
             server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
             server.start()
             try:
@@ -267,10 +294,12 @@ class _Incarnation:
             finally:
                 os.close(copy)
             if self.parent.wanted.lazy:
+                self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self._say_done()
             with self.phases.phase("memory"):
                 state = daemon.guard(self._on_lost)
             if state is State.FINISHED:
+                self._clean()  # before "complete": after it the next checkpoint may use the same directory
                 with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
                     starter.control.send(b"complete")
             starter.close()
@@ -281,9 +310,23 @@ class _Incarnation:
         if not self.parent.wanted.lazy:
             self._say_done()
 
+    @contextlib.contextmanager
+    def _daemon(self, theirs: socket.socket) -> Iterator[LazyPages]:
+        """In a group of its own, by which it is found and ended when nobody is left who started it."""
+        group = cgroup.pager(self.group)
+        cgroup.create(group)
+        try:
+            with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+                cgroup.join(group, daemon.process.pid)
+                yield daemon
+        finally:
+            cgroup.remove(group)
+
     def _serve(self, sock: socket.socket, source: memory.Source) -> None:
         try:
             pages.serve(sock, source, self.criu.version, self._on_source_failed)
+        except (pages.ProtocolError, CmdopError, OSError) as error:
+            _log.info("no more memory is served: %s", error)
         except Exception:  # noqa: BLE001 - a supervising thread: the session was stopped before this was raised
             _log.error("serving memory failed", exc_info=True)
 
@@ -331,10 +374,13 @@ class _Incarnation:
                 with self.phases.phase("restore"):
                     self._converse(ours, starter, daemon, page_socket)
                 self.phases.reach("resumed")
-                self.runs_from = clock.boottime()  # it stands still until the holder has heard this
                 starter.control.send(b"resumed")
                 starter.expect()
                 self.adopted = True
+            except (BrokenPipeError, ConnectionResetError) as error:
+                starter.abandon()
+                words = "the session's holder was killed while it was being restored"
+                raise Unexpected(words, "It is parked as before: restore it again.") from error
             except BaseException:
                 starter.abandon()
                 raise
@@ -346,11 +392,18 @@ class _Incarnation:
         self, sock: socket.socket, starter: Starter, daemon: LazyPages | None, page_socket: int | None
     ) -> None:
         masters: list[int] = []
+        own_terminal = ctty.is_possible()
+        terminal: list[ctty.Terminal] = []
+        worker: list[int] = []
 
         def on_notify(notification: runner.Notification) -> bool:
             masters.extend(notification.fds)
             if notification.pid:
                 self.pid = notification.pid
+            if notification.script == "setup-namespaces" and own_terminal:
+                terminal.append(ctty.Terminal.begin(self.pid))
+            if notification.script == "post-resume" and own_terminal:
+                worker.append(ctty.let_parent_end(self.pid))
             if notification.script == "pre-resume":
                 self._before_first_instruction(starter, masters, daemon, page_socket)
             return True
@@ -364,16 +417,23 @@ class _Incarnation:
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=shared_mounts(self.record, str(self.directory / "root")),
                 lazy_pages=daemon is not None,
+                sibling=not own_terminal,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
         except runner.HungUp:
-            raise logs.failure("the restore failed: CRIU died", self.images / "restore.log") from None
+            raise self._failure("the restore failed: CRIU died") from None
         finally:
             os.close(directory)
         if not response.success:
-            raise logs.failure("the restore failed", self.images / "restore.log", response.errmsg)
+            raise self._failure("the restore failed", response.errmsg)
         for fd in response.fds:
             os.close(fd)
+        if worker:
+            ctty.die_with_parent(self.pid, worker[0])
+
+    def _failure(self, what: str, message: str = "") -> CriuFailed:
+        error = logs.failure(what, self.images / "restore.log", message)
+        return tools.keep_log(error, self.images, self.config, "restore")
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
@@ -382,12 +442,16 @@ class _Incarnation:
         self.phases.reach("pre-resume")
         if not masters or not self.pid:
             raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
+        if daemon is not None and not daemon.secure():
+            raise logs.failure("criu lazy-pages ended before the session could run", daemon.log_path)
         if self.record.link is not None and self.before is not None:
             network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
         if self.image.manifest.facts.get("live"):
             connections.reset(self.pid, contents.outside(self.image))
-        if daemon is not None and not daemon.secure():
-            raise Blocked("memory cannot be served", "See the log.")
+        if self._is_locked():
+            network.unlock(self.pid)
+        if "affinity" in self.image.manifest.blobs:
+            affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
         renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
         if isinstance(renewed, Lost):
             raise leases.fenced(self.record.name, renewed)
@@ -398,6 +462,7 @@ class _Incarnation:
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
         }
+        self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()

@@ -59,6 +59,8 @@ def row(records: Records, record: Record) -> dict[str, Any]:
             note = "its holder does not listen"
         except TimedOut:
             note = "its holder does not answer"
+    if status.get("busy") == "restoring":
+        note = _stall(records, record) or "its memory is still coming"
     group = records.cgroup(record.session)
     return {
         "session": record.session,
@@ -74,6 +76,14 @@ def row(records: Records, record: Record) -> dict[str, Any]:
         "created": record.created,
         "note": note,
     }
+
+
+def _stall(records: Records, record: Record) -> str:
+    """What a session that runs while its memory is still in the store waits for."""
+    try:
+        return (records.directory(record.session) / "image" / "stall").read_text()
+    except OSError:
+        return ""
 
 
 def list_all(records: Records) -> list[dict[str, Any]]:
@@ -148,6 +158,8 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + record.name
         raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)
+    if answer.get("error") == "checkpointing":
+        raise Blocked(f"session {record.name!r} is being checkpointed; nothing was sent", "Send it again in a moment.")
     return {"seq": answer["seq"], "at": answer["at"]}
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR, Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked
+from cmdop_migrate.errors import Blocked, CriuFailed
 from cmdop_migrate.flows.phases import TEST_STOP, Phases
 from cmdop_migrate.images import keys
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
 
-__all__ = ["TEST_STOP", "Phases", "find_criu", "open_keys", "open_store"]
+__all__ = ["TEST_STOP", "Phases", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:
@@ -32,3 +33,13 @@ def find_criu(config: Config) -> Criu:
         if found is not None:
             return found
     raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
+
+
+def keep_log(error: CriuFailed, images: Path, config: Config, name: str) -> CriuFailed:
+    """CRIU's whole log, out of a directory that is about to go; the error then names where it is kept."""
+    kept = config.log_file.with_name(f"criu-{name}.log")
+    try:
+        shutil.copyfile(images / f"{name}.log", kept)
+    except OSError:
+        return error  # it died before it wrote one, or there is no room for it
+    return CriuFailed(error.message, error.hint.replace(str(images / f"{name}.log"), str(kept)))

@@ -16,8 +16,8 @@ from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.layout import PAGE, WINDOW
 
-BUFFER = 4 << 20
-BUFFERS = 8
+BUFFER = 1 << 20
+BUFFERS = 64
 
 
 class PageFeed:
@@ -37,7 +37,7 @@ class PageFeed:
         self._submit = submit
         self._check = check
         self._size = size
-        self._free: queue.SimpleQueue[bytearray] = queue.SimpleQueue()
+        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one back is still in the cache
         self._unmade = buffers
         self._buffer: bytearray | None = None
         self._used = 0
@@ -121,8 +121,11 @@ class PageFeed:
 
     def _get(self) -> bytearray:
         if self._unmade:
-            self._unmade -= 1
-            return bytearray(self._size)
+            try:
+                return self._free.get_nowait()
+            except queue.Empty:
+                self._unmade -= 1
+                return bytearray(self._size)
         while True:
             self._check()
             try:

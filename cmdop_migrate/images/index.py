@@ -22,6 +22,7 @@ from cmdop_migrate.storage.base import Store
 
 MAGIC = b"CMDOPIX1"
 DEFAULT_LIMIT = 512 << 10  # chunks held in memory: 32 GiB of raw content in about 35 MiB
+MOST_STRAYS = 64  # two requests each
 _HEAD = len(MAGIC) + layout.FINGERPRINT_BYTES
 _logger = log.get("images.index")
 
@@ -89,10 +90,13 @@ def load_known(
     first: Iterable[ChunkTable] = (),
     limit: int = DEFAULT_LIMIT,
 ) -> Known:
-    """What is known under the current key: `first` (the parent's own table), then the newest indexes."""
+    """What is known under the current key: `first` (the parent's own table), then the newest indexes, then packs that
+    no index names: an upload that was cut off has left them, and was not able to leave a last word."""
     known = Known(usable, limit)
+    strays = set(usable)
     for table in first:
         known.merge(table)
+        strays.difference_update(table.packs)
     if not usable:
         return known
     for info in sorted(store.list(layout.INDEXES), key=lambda i: -i.modified):
@@ -108,8 +112,11 @@ def load_known(
         except ImageRefused as error:
             _logger.warning("not used: %s", error.message)
             continue
+        strays.difference_update(table.packs)
         if key.fingerprint == ring.current.fingerprint:
             known.merge(table)
+    if strays and not known.full:
+        known.merge(rebuild(store, ring.current, sorted(strays)[:MOST_STRAYS]))
     return known
 
 

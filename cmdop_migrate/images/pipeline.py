@@ -54,6 +54,8 @@ class Pipeline:
         self._pack_lock = threading.Lock()
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
+        # A frozen session waits for its files to be captured: they do not queue behind its memory.
+        self._files = ThreadPoolExecutor(1, "seal-files")
         self._idle = threading.Condition()
         self._tasks = 0
         self._bytes = 0
@@ -84,7 +86,7 @@ class Pipeline:
         if not 0 < len(data) <= layout.MAX_CHUNK:
             raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
         self._start(len(data))
-        return self._pool.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
+        return self._files.submit(self._guard, lambda: self._store(memoryview(data)), len(data))
 
     def has(self, ident: bytes) -> bool:
         with self.lock:
@@ -122,6 +124,7 @@ class Pipeline:
 
     def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=False)
+        self._files.shutdown(wait=True, cancel_futures=False)
 
     def _start(self, size: int) -> None:
         self.check()
@@ -144,49 +147,41 @@ class Pipeline:
                 self._idle.notify_all()
 
     def _extents(self, buffer: bytearray, extents: Sequence[Extent]) -> None:
+        """Window by window to the end, not step by step: what was just digested is in the cache when it is sealed."""
         view = memoryview(buffer)
-        views: list[memoryview] = []
-        slots: list[tuple[Extent, int]] = []
         raw = zero = 0
         for extent in extents:
+            refs = extent.refs
             for slot, (offset, size) in enumerate(windows(extent.vaddr, extent.size)):
                 at = extent.offset + offset
                 raw += size
                 zeros = _ZEROS if size == layout.WINDOW else _SHORT_ZEROS[:size]
                 if buffer.startswith(zeros, at):
-                    extent.refs[slot] = layout.NO_CHUNK
+                    refs[slot] = layout.NO_CHUNK
                     zero += size
                 else:
-                    views.append(view[at : at + size])
-                    slots.append((extent, slot))
-        for (extent, slot), number in zip(slots, self._store(views), strict=True):
-            extent.refs[slot] = number
+                    refs[slot] = self._store(view[at : at + size])
         with self.lock:
             self.counts.raw += raw
             self.counts.zero += zero
 
-    def _store(self, views: Sequence[memoryview]) -> list[int]:
-        id_of = self._sealer.id_of
-        ids = [id_of(view) for view in views]
-        numbers, new = [], []
+    def _store(self, view: memoryview) -> int:
+        ident = self._sealer.id_of(view)
         with self.lock:
-            for ident, view in zip(ids, views, strict=True):
-                number = self.table.find(ident)
-                if number < 0:
-                    number = self._enter(ident, len(view))
-                    if number < 0:
-                        number = ~number
-                        new.append((ident, number, view))
-                else:
-                    self.counts.reused += len(view)
-                numbers.append(number)
-        for ident, number, view in new:
-            place = self._seal(ident, number, view)
-            with self.lock:
-                self.table.set_place(number, place)
-                self.counts.new += place.length
-                self.counts.new_chunks += 1
-        return numbers
+            number = self.table.find(ident)
+            if number >= 0:
+                self.counts.reused += len(view)
+                return number
+            number = self._enter(ident, len(view))
+        if number >= 0:
+            return number
+        number = ~number
+        place = self._seal(ident, number, view)
+        with self.lock:
+            self.table.set_place(number, place)
+            self.counts.new += place.length
+            self.counts.new_chunks += 1
+        return number
 
     def _enter(self, ident: bytes, size: int) -> int:
         """With the lock held: the number of a chunk the store has, or ~number of one it has not."""

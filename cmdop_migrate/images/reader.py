@@ -122,7 +122,7 @@ def fetch_lazy(
     ring: KeyRing,
     checkpoint: str,
     local_dir: Path,
-    on_stall: Callable[[float, Unreachable], None],
+    on_stall: Callable[[float, Unreachable | None], None],
     parallel: int = 2,
 ) -> Image:
     """An Image whose chunks are still in the store: what is asked for comes first, the rest in the background. A store

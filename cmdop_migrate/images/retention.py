@@ -59,19 +59,19 @@ def prune(
     parked: Callable[[str], bool],
     stale_after: float = STALE_AFTER,
     also: Collection[str] = (),
-    never: Collection[str] = (),
     dry_run: bool = False,
+    needed: Collection[str | None] = (),
 ) -> Pruned:
     """Drop what `keep` does not keep, then the packs that are left over. `also` names checkpoints to drop whatever the
-    rules say: the way to get rid of a damaged one; `never` those that stay whatever the rules say. A dry run only says
-    which checkpoints would go."""
+    rules say: the way to get rid of a damaged one. `needed` stay whatever the rules say. A dry run only says which
+    checkpoints would go."""
     run = _Run(store, ring, stale_after)
     if dry_run:
         now = max((info.modified for info in store.list(layout.MANIFESTS)), default=0.0)
-        dropped = _chosen(store, keep, now, parked, also, never)
+        dropped = _chosen(store, keep, now, parked, also, needed)
         return Pruned(tuple(entry.checkpoint for entry in dropped), 0, 0, 0, ())
     now = run.raise_flag({})
-    dropped = _chosen(store, keep, now, parked, also, never)
+    dropped = _chosen(store, keep, now, parked, also, needed)
     store.delete([entry.name for entry in dropped])
     return run.sweep(tuple(entry.checkpoint for entry in dropped))
 
@@ -82,10 +82,10 @@ def _chosen(
     now: float,
     parked: Callable[[str], bool],
     also: Collection[str],
-    never: Collection[str],
+    needed: Collection[str | None],
 ) -> list[Listed]:
     entries = list(catalog.listed(store))
-    chosen = [entry for entry in to_drop(entries, keep, now, parked) if entry.checkpoint not in never]
+    chosen = [entry for entry in to_drop(entries, keep, now, parked) if entry.checkpoint not in needed]
     return chosen + [entry for entry in entries if entry.checkpoint in also and entry not in chosen]
 
 

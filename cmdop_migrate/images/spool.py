@@ -22,7 +22,7 @@ from cmdop_migrate.images import layout
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.storage.base import Store
 
-BUFFERS = 7
+BUFFERS = 6
 UPLOADERS = 3
 _logger = log.get("images.spool")
 
@@ -62,6 +62,7 @@ class Spool:
         self._slot_count = 0
         self._disk_full = False
         self._stopping = False
+        self._held = False
         self.failure: BaseException | None = None
         self.spilled = 0
         self._threads = [threading.Thread(target=self._run, name=f"upload-{n}", daemon=True) for n in range(uploaders)]
@@ -80,6 +81,13 @@ class Spool:
     def push(self, pack: Pack, length: int) -> None:
         with self._changed:
             self._queue.append(_Waiting(pack.ident, pack.numbers, length, pack.buffer))
+            self._changed.notify_all()
+
+    def hold(self, held: bool) -> None:
+        """While held nothing more is put; what does not fit in memory waits on disk. An upload costs digests and
+        copies, here and in a server on this machine, that a frozen session would have to wait for."""
+        with self._changed:
+            self._held = held
             self._changed.notify_all()
 
     def wait_stored(self) -> None:
@@ -119,6 +127,9 @@ class Spool:
                 self._queue.remove(victim)
                 self._busy += 1
                 return victim
+            if self._held and self._disk_full:  # only the store can make room now
+                self._held = False
+                self._changed.notify_all()
             self._changed.wait()
 
     def _spill(self, victim: _Waiting) -> None:
@@ -175,7 +186,7 @@ class Spool:
 
     def _next(self) -> _Waiting | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or (self._queue and not self.failure))
+            self._changed.wait_for(lambda: self._stopping or (self._queue and not self._held and not self.failure))
             if self._stopping:
                 return None
             self._busy += 1

@@ -2,7 +2,8 @@
 
 begin    mark the upload, then learn what the store already has
 feed, submit, add_blob            from here on nothing waits for the store
-finish_input                      all input is consumed; the session may go on
+end_input                         all input is in our memory; the session may go on
+finish_input                      all input is digested and sealed
 commit                            wait for the store, publish the manifest: the commit point
 abort                             leave what was uploaded usable for the next try
 """
@@ -39,7 +40,7 @@ _logger = log.get("images.writer")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Memory and threads. Peak memory is about 32 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
+    """Memory and threads. Peak memory is about 64 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
 
     workers: int | None = None
     uploaders: int = UPLOADERS
@@ -145,10 +146,23 @@ class ImageWriter:
         self._blobs[name] = len(view), futures
         self._blob_bytes += len(view)
 
+    def hold_uploads(self) -> None:
+        """Until `end_input` (or a full disk) the machine is left to whoever gives input."""
+        assert self._spool is not None, "begin() first"
+        self._spool.hold(True)
+
+    def end_input(self) -> None:
+        """No more pages come. What was given is ours, some MiB of it not yet digested: whoever gave it may go on.
+        Raises StoreUnreachable and the like when the upload has failed already."""
+        self.feed.done()
+        assert self._spool is not None
+        self._spool.hold(False)
+        self._running.check()
+
     def finish_input(self) -> None:
         """Until all that was given is digested, sealed and held in memory or on disk: the store is not waited for.
         Raises StoreUnreachable and the like when the upload has failed already."""
-        self.feed.done()
+        self.end_input()
         self._running.drain()
 
     def commit(

@@ -76,5 +76,9 @@ class Register(ABC):
                 answers.append(error)
         return answers
 
+    def check(self) -> None:  # noqa: B027 - most need no proof
+        """Find out by trying whether the backend keeps these obligations; BadConfig says how it does not. A backend
+        that can lie does this by itself before its first write."""
+
     def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Let go of connections. The register is not used afterwards."""

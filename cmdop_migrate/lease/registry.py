@@ -5,24 +5,41 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.lease.base import Register
+from cmdop_migrate.lease.etcdhttp import PORT, EtcdPlace
 from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import LeaseStore
+from cmdop_migrate.storage.registry import s3_place
 
-FORMS = "sqlite:///file, s3://bucket/prefix?endpoint=http://host:port, etcd://host:port,host:port/prefix"
+FORMS = "sqlite:///file, s3://bucket/prefix?endpoint=http://host:port, etcd://host:port,host:port/prefix?ca=/file"
+_PREFIX = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_MEMBER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?")
+_ETCD_OPTIONS = ("ca", "cert", "key")
 _HINT = f"Valid forms: {FORMS}."
 
 
-def open_lease(url: str) -> LeaseStore:
-    """The lease store at `url`."""
-    return LeaseStore(open_register(url))
+def open_lease(url: str, proven: bool = False) -> LeaseStore:
+    """The lease store at `url`; nothing is asked of it yet. `proven`: its `check` went well on this host before, so it
+    need not be repeated before the first write."""
+    return LeaseStore(open_register(url, proven))
 
 
-def open_register(url: str) -> Register:
+def open_register(url: str, proven: bool = False) -> Register:
     if url.startswith("sqlite://"):
         return SqliteRegister(_file(url))
+    if url.startswith("s3://"):
+        place = s3_place(url)
+        from cmdop_migrate.lease.s3 import S3Register
+
+        return S3Register(place, proven=proven)
+    if url.startswith("etcd://"):
+        place_of_etcd = etcd_place(url)
+        from cmdop_migrate.lease.etcd import EtcdRegister
+
+        return EtcdRegister(place_of_etcd)
     raise BadConfig(f"not a lease store: {_shown(url)!r}", _HINT)
 
 
@@ -33,6 +50,36 @@ def _file(url: str) -> Path:
     if not os.path.isabs(path) or "\0" in path or clean == "/" or path.endswith("/"):
         raise BadConfig(f"not the address of a file: {url!r}", _HINT)
     return Path(clean)
+
+
+def etcd_place(url: str) -> EtcdPlace:
+    """What an `etcd://` address says."""
+    try:
+        parts = urlsplit(url)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise BadConfig(f"not the address of an etcd: {_shown(url)!r} ({error})", _HINT) from error
+    endpoints = tuple(_member(text, url) for text in parts.netloc.split(","))
+    prefix = parts.path.strip("/") or "cmdop-migrate"
+    if parts.fragment or not _PREFIX.fullmatch(prefix):
+        raise BadConfig(f"not a prefix of keys: {prefix!r} in {url!r}", "Use letters, digits, '.', '_', '-' and '/'.")
+    options = dict(pairs)
+    if len(options) != len(pairs) or set(options) - set(_ETCD_OPTIONS):
+        raise BadConfig(f"unknown or doubled option in {url!r}", f"Valid options: {', '.join(_ETCD_OPTIONS)}.")
+    for name, file in options.items():
+        if not os.path.isfile(file):
+            raise BadConfig(f"no such file: {name}={file} in {url!r}", "Name a PEM file.")
+    if ("cert" in options) != ("key" in options):
+        raise BadConfig(f"cert= and key= go together, in {url!r}", _HINT)
+    return EtcdPlace(url, endpoints, prefix, **options)
+
+
+def _member(text: str, url: str) -> tuple[str, int]:
+    found = _MEMBER.fullmatch(text)
+    port = int(found["port"] or PORT) if found else 0
+    if found is None or not 0 < port < 65536:
+        raise BadConfig(f"not host:port: {_shown('//' + text)[2:]!r} in {_shown(url)!r}", _HINT)
+    return found["host"].strip("[]"), port
 
 
 def _shown(url: str) -> str:

@@ -190,6 +190,11 @@ class LeaseStore:
                 return Ended(decision.record, version)
         raise self._too_busy(session)
 
+    def check(self) -> None:
+        """For start-up: does it answer, and does it mean what it answers? BadConfig, LeaseUnreachable."""
+        self.register.check()
+        self.register.read("check")
+
     def close(self) -> None:
         self.register.close()
 

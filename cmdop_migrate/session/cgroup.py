@@ -117,8 +117,18 @@ def kill(path: str) -> None:
                 continue
 
 
+def pager(path: str) -> str:
+    """The group of what brings this session's memory: beside it, so that it is not frozen or dumped with it."""
+    return f"{path}.pager"
+
+
 def remove(path: str, timeout: float = 5.0) -> bool:
-    """Kills what is left and removes the group. False if it is still busy after `timeout`."""
+    """Kills what is left and removes the group, and only then its pager's: nothing runs with pages missing. False if
+    it is still busy after `timeout`."""
+    return _remove(path, timeout) and _remove(pager(path), timeout)
+
+
+def _remove(path: str, timeout: float) -> bool:
     until = time.monotonic() + timeout
     while True:
         kill(path)

@@ -8,26 +8,20 @@ Connections with both ends inside the session are not touched.
 from __future__ import annotations
 
 import ipaddress
+import os
 import shutil
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-import psutil
+from pathlib import Path
 
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.session import cgroup
 
-_CONNECTED = {
-    psutil.CONN_ESTABLISHED,
-    psutil.CONN_SYN_SENT,
-    psutil.CONN_SYN_RECV,
-    psutil.CONN_FIN_WAIT1,
-    psutil.CONN_FIN_WAIT2,
-    psutil.CONN_CLOSE_WAIT,
-    psutil.CONN_LAST_ACK,
-    psutil.CONN_CLOSING,
-}
+# As /proc/net/tcp numbers them: all but CLOSE, TIME_WAIT and LISTEN, which have no peer that waits.
+_CONNECTED = frozenset((1, 2, 3, 4, 5, 8, 9, 11))
+_LISTEN = 10
 
 
 @dataclass(frozen=True)
@@ -50,23 +44,66 @@ class Connection:
         }
 
 
-def external(group: str) -> list[Connection]:
-    """Connections of the session's processes whose other end is none of the session's own sockets."""
+def external(group: str, private: bool = True) -> list[Connection]:
+    """Connections of the session's processes whose other end is none of the session's own sockets. On the host's own
+    network (not `private`) that may be a service behind the loopback."""
     found: list[Connection] = []
+    listening: set[int] = set()
     for pid in cgroup.pids(group):
         try:
-            process = psutil.Process(pid)
-            name, connections = process.name(), process.net_connections("tcp")
-        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            inodes = _socket_inodes(pid)
+            rows = [row for row in _rows(pid) if row.inode in inodes]
+        except (FileNotFoundError, ProcessLookupError):
             continue
-        for one in connections:
-            if one.status in _CONNECTED and one.raddr:
-                found.append(Connection(pid, name, one.laddr.ip, one.laddr.port, one.raddr.ip, one.raddr.port))
-    return outside(found)
+        listening |= {row.local[1] for row in rows if row.state == _LISTEN}
+        found += [Connection(pid, name, *row.local, *row.remote) for row in rows if row.state in _CONNECTED]
+    return outside(found, None if private else listening)
 
 
-def outside(connections: Iterable[Connection]) -> list[Connection]:
-    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's)."""
+@dataclass(frozen=True)
+class _Row:
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    state: int
+    inode: str
+
+
+def _rows(pid: int) -> Iterator[_Row]:
+    """The TCP sockets of the network `pid` is in, which is not ours."""
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        for line in lines:
+            words = line.split()
+            yield _Row(_address(words[1]), _address(words[2]), int(words[3], 16), words[9])
+
+
+def _socket_inodes(pid: int) -> set[str]:
+    found = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            kind, _, number = os.readlink(f"/proc/{pid}/fd/{fd}").partition(":[")
+        except FileNotFoundError:
+            continue
+        if kind == "socket":
+            found.add(number.rstrip("]"))
+    return found
+
+
+def _address(text: str) -> tuple[str, int]:
+    """Pure: 0100007F:1F90 -> 127.0.0.1, 8080. The kernel prints words of 32 bits in this machine's byte order."""
+    packed, _, port = text.partition(":")
+    words = [int(packed[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(packed), 8)]
+    return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
+
+
+def outside(connections: Iterable[Connection], listening: set[int] | None = None) -> list[Connection]:
+    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's).
+    The other end of a loopback one is inside, though nobody may have accepted it yet; on a host's own network only
+    if its port is one the session is `listening` on."""
     unique: dict[tuple[str, int, str, int], Connection] = {}
     for one in connections:
         unique.setdefault((_plain(one.local), one.local_port, _plain(one.remote), one.remote_port), one)
@@ -74,7 +111,10 @@ def outside(connections: Iterable[Connection]) -> list[Connection]:
         one
         for (local, port, remote, remote_port), one in unique.items()
         if (remote, remote_port, local, port) not in unique
-        and not (ipaddress.ip_address(remote).is_loopback or remote == local)
+        and not (
+            (ipaddress.ip_address(remote).is_loopback or remote == local)
+            and (listening is None or remote_port in listening)
+        )
     ]
 
 

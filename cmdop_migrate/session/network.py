@@ -20,6 +20,15 @@ PREFIX = "cmdop"
 INSIDE = "eth0"
 TABLE = "cmdop_migrate"
 _BITS = 30
+_LOCK_TABLE = "cmdop_migrate_lock"
+# For a network that is being made anew: nothing arrives in it, from inside or outside.
+LOCK = f"""
+table inet {_LOCK_TABLE} {{
+    chain input {{
+        type filter hook input priority -300; policy drop;
+    }}
+}}
+"""
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -110,6 +119,14 @@ def reconnect(pid: int, before: Link, now: Link, subnet: str) -> None:
         raise_outer_end(host, now)
 
 
+def unlock(pid: int) -> None:
+    """Ends what LOCK began, in the network namespace of `pid`."""
+    command = ["nsenter", "-t", str(pid), "-n", _nft(), "delete", "table", "inet", _LOCK_TABLE]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=20)
+    if done.returncode != 0:
+        raise Blocked(f"the session's network cannot be opened: {done.stderr.strip()}", "See: cmdop-migrate doctor")
+
+
 def raise_outer_end(host: Netlink, link: Link) -> None:
     outer = host.index(link.veth)
     host.add_address(outer, link.gateway, link.prefix)
@@ -123,12 +140,16 @@ def let_out(subnet: str) -> None:
         except OSError as error:
             hint = "Run on the host: sysctl net.ipv4.ip_forward=1; or run with --net host."
             raise Blocked(f"cannot switch on forwarding: {error.strerror}", hint) from error
-    nft = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if nft is None:
-        raise Blocked("nft is not installed: a private network needs NAT", "Run: cmdop-migrate doctor --fix")
     done = subprocess.run(
-        [nft, "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20
+        [_nft(), "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[0]
         raise Blocked(f"cannot set up NAT: {last}", "See: cmdop-migrate doctor; or run with --net host.")
+
+
+def _nft() -> str:
+    nft = shutil.which("nft", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    if nft is None:
+        raise Blocked("nft is not installed: a private network needs NAT", "Run: cmdop-migrate doctor --fix")
+    return nft

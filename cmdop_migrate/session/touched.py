@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cmdop_migrate.session import watches
+
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
 _DELETED = " (deleted)"
 
@@ -19,12 +21,14 @@ _DELETED = " (deleted)"
 @dataclass
 class Touched:
     """`mapped`, `opened`: paths of the host. `written`: (layer, path in its upper) of files a process may change
-    through memory, without any time stamp telling. `watches`: directories of processes that use inotify."""
+    through memory, without any time stamp telling. `watches`: what processes watch by inotify, as the session calls
+    it; `unseen`: processes that watch something no path was found for."""
 
     mapped: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
     written: set[tuple[int, bytes]] = field(default_factory=set)
     watches: set[str] = field(default_factory=set)
+    unseen: set[int] = field(default_factory=set)
 
 
 class Layers:
@@ -55,6 +59,9 @@ def look(pids: Iterable[int], layers: Layers) -> Touched:
         try:
             _maps(pid, layers, touched)
             _fds(pid, layers, touched)
+            watched = watches.find(pid, layers.uppers)
+            touched.watches |= watched.paths
+            touched.unseen |= {pid} if watched.missing else set()
         except (FileNotFoundError, ProcessLookupError):
             continue
     return touched
@@ -82,8 +89,6 @@ def _fds(pid: int, layers: Layers, touched: Touched) -> None:
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
             path = os.readlink(f"/proc/{pid}/fd/{name}")
-            if path == "anon_inode:inotify":
-                touched.watches.add(os.readlink(f"/proc/{pid}/cwd"))
             if not _is_file(path) or not stat.S_ISREG(os.stat(f"/proc/{pid}/fd/{name}").st_mode):
                 continue
             found = layers.find(path, mounts.get(_mount_id(pid, name)))

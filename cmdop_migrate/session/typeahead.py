@@ -1,75 +1,129 @@
 """Input a session has been given but has not read: CRIU does not see it, so we carry it.
 
-It waits in the line discipline of the terminal's slave side. Read while the
-session is frozen, put back before it runs again, without the echo it had.
+It waits in the line discipline of the terminal's slave side, already edited (a
+return is a newline there, an erased letter is gone). Read while the session is
+frozen, as its reader would; put back before it runs again, untouched and
+without the echo it had.
+
+In what is carried an end of file (^D) stands as NUL e, and a NUL as two.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
+import select
 import termios
 import time
+from typing import Any
 
 _SLAVE = "/proc/{pid}/root/dev/pts/0"
-LIMIT = 64 << 10
+LIMIT = 256 << 10
+Attributes = list[Any]  # as termios has them
+_ESCAPE, _EOF = b"\x00", b"\x00e"
+_DISABLED = b"\0"
+_IN = termios.IGNBRK | termios.BRKINT | termios.PARMRK | termios.ISTRIP | termios.INLCR | termios.IGNCR
+_IN |= termios.ICRNL | termios.IXON | termios.IXOFF | termios.IXANY | termios.IUCLC
+_LOCAL = termios.ISIG | termios.ECHO | termios.ECHOE | termios.ECHOK | termios.ECHONL | termios.IEXTEN
 
 
 def take(pid: int) -> bytes:
     """What process `pid`'s session would read next from its terminal; it is gone from there afterwards."""
-    slave = os.open(_SLAVE.format(pid=pid), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    slave = _open(pid)
     try:
         before = termios.tcgetattr(slave)
-        plain = [*before]
-        plain[6] = [*before[6]]
-        plain[0] &= ~(termios.IXON | termios.ICRNL | termios.INLCR | termios.IGNCR)
-        plain[3] &= ~(termios.ICANON | termios.ECHO | termios.ISIG)
-        plain[6][termios.VMIN], plain[6][termios.VTIME] = 0, 0
-        # NOW, not FLUSH: half a line counts too, and becomes readable when lines stop mattering.
-        termios.tcsetattr(slave, termios.TCSANOW, plain)
-        try:
-            return _drain(slave)
-        finally:
-            termios.tcsetattr(slave, termios.TCSANOW, before)
+        data = b"".join(_lines(slave) if before[3] & termios.ICANON else _bytes(slave))
+        if before[3] & termios.ICANON:
+            # NOW, not FLUSH: half a line counts too, and becomes readable when lines stop mattering.
+            termios.tcsetattr(slave, termios.TCSANOW, _with(before, local=before[3] & ~termios.ICANON))
+            try:
+                data += b"".join(_bytes(slave))
+            finally:
+                termios.tcsetattr(slave, termios.TCSANOW, before)
+        return data
     finally:
         os.close(slave)
 
 
-def _drain(slave: int) -> bytes:
-    data = b""
-    while len(data) < LIMIT:
+def _open(pid: int) -> int:
+    return os.open(_SLAVE.format(pid=pid), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _bytes(slave: int) -> list[bytes]:
+    """A read that finds nothing has first had the kernel pass on all that was on its way."""
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < LIMIT:
         try:
             part = os.read(slave, 4096)
         except BlockingIOError:
             break
         if not part:
             break
-        data += part
-    # Stored as the reader would have got it: a newline was a return when it was typed.
-    return data.replace(b"\n", b"\r")
+        parts.append(part.replace(_ESCAPE, _ESCAPE * 2))
+    return parts
+
+
+def _lines(slave: int) -> list[bytes]:
+    parts: list[bytes] = []
+    while sum(map(len, parts)) < LIMIT:
+        try:
+            line = os.read(slave, 4096)
+        except BlockingIOError:
+            break
+        parts.append(line.replace(_ESCAPE, _ESCAPE * 2) + (b"" if line.endswith(b"\n") else _EOF))
+    return parts
 
 
 def give(pid: int, master: int, data: bytes) -> None:
-    """Types `data` again, unseen, and waits until the terminal has it, so that nothing overtakes it."""
+    """Types `data` again, unseen and unedited, and waits until the terminal has it, so that nothing overtakes it."""
     if not data:
         return
-    before = termios.tcgetattr(master)
-    silent = [*before]
-    silent[3] &= ~(termios.ECHO | termios.ECHONL)
-    termios.tcsetattr(master, termios.TCSANOW, silent)
+    slave = _open(pid)
     try:
-        os.write(master, data)
-        slave = os.open(_SLAVE.format(pid=pid), os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+        before: Attributes = termios.tcgetattr(slave)
+        raw, end = _unescaped(data)
+        keys: list[Any] = [_DISABLED] * len(before[6])
+        keys[termios.VEOF] = bytes([end])
+        if not before[3] & termios.ICANON:
+            keys[termios.VMIN], keys[termios.VTIME] = before[6][termios.VMIN], before[6][termios.VTIME]
+        plain = _with(before, before[0] & ~_IN, before[3] & ~_LOCAL, keys)
+        termios.tcsetattr(slave, termios.TCSANOW, plain)
         try:
-            until = time.monotonic() + 0.2
-            while _waiting(slave) < len(data) and time.monotonic() < until:
-                time.sleep(0.001)
+            _write(master, slave, raw)
         finally:
-            os.close(slave)
+            termios.tcsetattr(slave, termios.TCSANOW, before)
     finally:
-        termios.tcsetattr(master, termios.TCSANOW, before)
+        os.close(slave)
 
 
-def _waiting(slave: int) -> int:
-    return int(struct.unpack("i", fcntl.ioctl(slave, termios.FIONREAD, b"\0" * 4))[0])
+def _write(master: int, slave: int, data: bytes) -> None:
+    until = time.monotonic() + 2.0
+    while data and time.monotonic() < until:
+        try:
+            data = data[os.write(master, data[:1024]) :]
+        except BlockingIOError:
+            time.sleep(0.001)
+        # Asked whether it can be read, a terminal first takes in all that was written to it.
+        select.select([slave], [], [], 0)
+
+
+def _unescaped(data: bytes) -> tuple[bytes, int]:
+    """-> what to write, and the byte in it that stands for the end of file: one that is not otherwise there."""
+    literal = data.replace(_ESCAPE * 2, b"")
+    end = next((byte for byte in range(1, 256) if byte not in literal and byte != 0x0A), 4)
+    raw, at = bytearray(), 0
+    while at < len(data):
+        if data[at : at + 2] == _EOF:
+            raw.append(end)
+            at += 2
+        else:
+            raw.append(data[at])
+            at += 2 if data[at : at + 1] == _ESCAPE else 1
+    return bytes(raw), end
+
+
+def _with(before: Attributes, inputs: int | None = None, local: int | None = None, keys: Any = None) -> Attributes:
+    changed = [*before]
+    for place, value in ((0, inputs), (3, local), (6, keys)):
+        if value is not None:
+            changed[place] = value
+    return changed

@@ -14,7 +14,7 @@ from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.retry import RetryStore
 
 if TYPE_CHECKING:
-    from cmdop_migrate.storage.s3 import S3Place
+    from cmdop_migrate.storage.s3client import S3Place
 
 FORMS = "file:///dir, s3://bucket/prefix?endpoint=http://host:port&region=name&ca=/file"
 _HINT = f"Valid forms: {FORMS}."
@@ -74,7 +74,7 @@ def s3_place(url: str) -> S3Place:
         _check_endpoint(options["endpoint"])
     if "ca" in options and not os.path.isfile(options["ca"]):
         raise BadConfig(f"no such file: ca={options['ca']} in {url!r}", "Name the PEM file of the server's authority.")
-    from cmdop_migrate.storage.s3 import S3Place
+    from cmdop_migrate.storage.s3client import S3Place
 
     return S3Place(url, parts.netloc, prefix, **options)
 

@@ -1,32 +1,24 @@
-"""A store in a bucket of any S3-compatible server. The one module here that knows boto3; the registry imports it
-only for an `s3://` address, so nobody else pays for loading it.
+"""A store in a bucket of any S3-compatible server. The registry imports it only for an `s3://` address, so nobody
+else pays for loading boto3.
 
-botocore's own retries are off: a second try it makes by itself would turn the
-answer to a conditional write into a lie. `retry.RetryStore` tries again.
+Nothing is tried again in here; `retry.RetryStore` does that.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import boto3.session
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError, EndpointConnectionError
 
 from cmdop_migrate import log
-from cmdop_migrate.errors import BadConfig, StoreUnreachable
+from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range, is_name
+from cmdop_migrate.storage.s3client import S3Limits, S3Place, content_md5, s3_client
 from cmdop_migrate.storage.s3errors import error_code, http_status, translated
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
 
 SINGLE_PUT_MAX = 16 << 20
 PART_SIZE = 8 << 20
@@ -37,32 +29,11 @@ DELETE_BATCH = 1000
 _NO_BATCH = {400, 405, 411, 501}
 
 
-@dataclass(frozen=True)
-class S3Place:
-    """Where the objects are. Credentials are not here: boto3 finds them (environment, files, instance role)."""
-
-    url: str
-    bucket: str
-    prefix: str = ""
-    endpoint: str | None = None
-    region: str | None = None
-    ca: str | None = None
-
-
-@dataclass(frozen=True)
-class S3Limits:
-    """How long to wait, in seconds of silence, and how many connections to keep."""
-
-    connect: float = 5.0
-    read: float = 30.0
-    connections: int = 32
-
-
 class S3Store(Store):
     def __init__(self, place: S3Place, limits: S3Limits | None = None) -> None:
         self.url = place.url
         self._place = place
-        self._client = _client(place, limits or S3Limits())
+        self._client = s3_client(place, limits or S3Limits())
         self._root = f"{place.prefix}/" if place.prefix else ""
         self._bucket_seen = False
         self._batch_delete = True
@@ -72,7 +43,7 @@ class S3Store(Store):
         with self._failures(f"store {name}"):
             if len(data) <= SINGLE_PUT_MAX:
                 body = _body(data)
-                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body))
+                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=content_md5(body))
             else:
                 self._put_parts(key, data)
 
@@ -85,7 +56,7 @@ class S3Store(Store):
         try:
             with self._failures(f"store {name}"):
                 self._client.put_object(
-                    Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=_md5(body), IfNoneMatch="*"
+                    Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=content_md5(body), IfNoneMatch="*"
                 )
             return True
         except StoreUnreachable as error:
@@ -188,7 +159,7 @@ class S3Store(Store):
                 raise StoreUnreachable(f"{key}: another part failed")
             body = bytes(part)
             answer = self._client.upload_part(
-                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=_md5(body)
+                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=content_md5(body)
             )
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -254,37 +225,3 @@ class S3Store(Store):
 
 def _body(data: Data) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
-
-
-def _md5(body: bytes) -> str:
-    """Goes with every upload, so that the server refuses what was damaged or cut on its way. The SHA-256 in the
-    signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
-    the connection is cut between the headers and the body."""
-    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
-
-
-def _client(place: S3Place, limits: S3Limits) -> S3Client:
-    config = Config(
-        signature_version="s3v4",
-        s3={"addressing_style": "path"},
-        # Newer checksums are refused by many servers, over https as a trailer: FINDINGS, docs/reference/stores.md.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        retries={"total_max_attempts": 1, "mode": "standard"},
-        connect_timeout=limits.connect,
-        read_timeout=limits.read,
-        max_pool_connections=limits.connections,
-        tcp_keepalive=True,
-    )
-    try:
-        session = boto3.session.Session()
-        return session.client(
-            "s3",
-            endpoint_url=place.endpoint,
-            region_name=place.region or session.region_name or "us-east-1",
-            verify=place.ca,
-            config=config,
-        )
-    except (BotoCoreError, ValueError) as error:
-        hint = "Check the address of the store, AWS_PROFILE, and the AWS config file."
-        raise BadConfig(f"cannot use the store {place.url}: {error}", hint) from error

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.lease.base import Register
+from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store
 from cmdop_migrate.storage.retry import RetryStore
+from tests.etcds import Cluster, etcd
 from tests.proxy import Proxy
 from tests.servers import S3Server, seaweed
 
@@ -78,3 +82,47 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
             return open_store(f"file://{tmp_path}/store")
         case _:
             return open_store(request.getfixturevalue("s3_url"))
+
+
+@pytest.fixture(scope="session")
+def etcd_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with etcd(tmp_path_factory.mktemp("etcd-one")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def etcd_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Do not stop members of this one."""
+    with etcd(tmp_path_factory.mktemp("etcd-three"), members=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", "s3", "etcd-one", "etcd-three"])
+def lease_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty lease store that several processes can open."""
+    match request.param:
+        case "sqlite":
+            return f"sqlite://{tmp_path}/lease.db"
+        case "s3":
+            return str(request.getfixturevalue("s3_url"))
+        case kind:
+            cluster: Cluster = request.getfixturevalue(kind.replace("-", "_"))
+            return cluster.url(f"t-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture(params=["memory", "sqlite", "s3", "etcd-one", "etcd-three"])
+def register(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Register]:
+    """An empty register of every kind."""
+    if request.param == "memory":
+        yield MemoryRegister()
+        return
+    match request.param:
+        case "sqlite":
+            url = f"sqlite://{tmp_path}/lease.db"
+        case "s3":
+            url = str(request.getfixturevalue("s3_url"))
+        case kind:
+            url = request.getfixturevalue(kind.replace("-", "_")).url(f"t-{uuid.uuid4().hex[:8]}")
+    made = open_register(url, proven=True)
+    yield made
+    made.close()

@@ -12,7 +12,8 @@ from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store, s3_place
 from cmdop_migrate.storage.retry import Policy, RetryStore
-from cmdop_migrate.storage.s3 import S3Limits, S3Store
+from cmdop_migrate.storage.s3 import S3Store
+from cmdop_migrate.storage.s3client import S3Limits
 from tests.proxy import Proxy
 from tests.servers import S3Server
 

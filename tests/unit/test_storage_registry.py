@@ -13,7 +13,8 @@ from cmdop_migrate.errors import BadConfig, StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.registry import open_reliable, open_store, s3_place
 from cmdop_migrate.storage.retry import RetryStore
-from cmdop_migrate.storage.s3 import S3Place, S3Store
+from cmdop_migrate.storage.s3 import S3Store
+from cmdop_migrate.storage.s3client import S3Place
 from cmdop_migrate.storage.s3errors import translated
 
 

@@ -1,0 +1,149 @@
+"""Leases in etcd: `etcd://host:port,host:port/prefix`. The distributed engine: lives through the loss of a minority.
+
+Two keys a session: `PREFIX/lease/SESSION` holds the record, `PREFIX/live/SESSION`
+hangs on a lease of etcd's own and vanishes when that runs out. Both are written in
+one transaction and read in one, so "held, but not live" says that the time of
+exactly this record is over, and a contender need not watch it stand still.
+
+Why that is as safe as watching: the record of a renewal begun at S is written with
+an etcd lease that was *granted* for it (never kept alive: an old leader that does
+not know it lost its place can acknowledge a keep-alive; a grant goes through the
+log). The grant took effect at K, and etcd drops the key no earlier than its TTL after
+K by its leader's clock; a new leader starts the whole TTL anew. With `server_ttl`
+below that is no earlier than S + ttl on a reference clock: the very line of margins.py.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.errors import LeaseUnreachable
+from cmdop_migrate.lease.base import Cell, Register, Swap
+from cmdop_migrate.lease.etcdhttp import EtcdClient, EtcdLimits, EtcdPlace, EtcdRefused
+from cmdop_migrate.lease.margins import RHO
+from cmdop_migrate.lease.record import check_session, is_session_id
+
+REUSE = 1.0
+"""For how many seconds after it was asked for one grant serves further writes, on this host's clock."""
+_NOT_FOUND = 404
+
+
+def server_ttl(live_for: float) -> int:
+    """The TTL to ask of etcd, in its whole seconds. A write may use a grant that is REUSE older than its call, by a
+    clock up to RHO slow; etcd's own may run up to RHO fast."""
+    return math.ceil((live_for + REUSE / (1 - RHO)) * (1 + RHO))
+
+
+class EtcdRegister(Register):
+    batch = 50  # two operations each, and etcd takes 128 in a transaction
+
+    def __init__(
+        self, place: EtcdPlace, limits: EtcdLimits | None = None, clock: Callable[[], float] = boottime
+    ) -> None:
+        self.url = place.url
+        self._client = EtcdClient(place, limits or EtcdLimits())
+        self._clock = clock
+        self._lease_keys = f"{place.prefix}/lease/"
+        self._live_keys = f"{place.prefix}/live/"
+        self._lock = threading.Lock()
+        self._grants: dict[int, tuple[str, float]] = {}  # server TTL: (etcd's lease id, when it was asked for)
+
+    def read(self, session: str) -> Cell | None:
+        check_session(session)
+        keys = (self._lease_keys + session, self._live_keys + session)
+        answer = self._call("/v3/kv/txn", {"success": [{"request_range": {"key": _b64(key)}} for key in keys]})
+        record, live = (one.get("response_range", {}).get("kvs", []) for one in answer["responses"])
+        if not record:
+            return None
+        return Cell(base64.b64decode(record[0].get("value", "")), str(record[0]["mod_revision"]), lapsed=not live)
+
+    def write(self, swap: Swap) -> str | None:
+        return self._swap_all([swap])
+
+    def write_many(self, swaps: Sequence[Swap]) -> list[str | LeaseUnreachable | None]:
+        """A transaction for every `batch` of them. When one does not hold none is done, and each is asked by itself."""
+        answers: list[str | LeaseUnreachable | None] = []
+        for at in range(0, len(swaps), self.batch):
+            some = swaps[at : at + self.batch]
+            try:
+                version = self._swap_all(some)
+                answers += [version] * len(some) if version is not None else super().write_many(some)
+            except LeaseUnreachable as error:
+                answers += [error] * len(some)
+        return answers
+
+    def sessions(self) -> Iterator[str]:
+        start = self._lease_keys
+        end = start[:-1] + chr(ord(start[-1]) + 1)
+        answer = self._call("/v3/kv/range", {"key": _b64(start), "range_end": _b64(end), "keys_only": True})
+        keys = [base64.b64decode(found["key"]).decode(errors="replace") for found in answer.get("kvs", [])]
+        return (name for key in sorted(keys) if is_session_id(name := key.removeprefix(start)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _swap_all(self, swaps: Sequence[Swap]) -> str | None:
+        for swap in swaps:
+            check_session(swap.session)
+        if any(swap.expected is not None and not swap.expected.isdecimal() for swap in swaps):
+            return None
+        try:
+            return self._transaction(swaps)
+        except EtcdRefused as error:
+            if error.status != _NOT_FOUND:
+                raise self._refused(error) from error
+        # The etcd lease ran out under us (this process stood still, or etcd was put back). Nothing was written.
+        with self._lock:
+            self._grants.clear()
+        try:
+            return self._transaction(swaps)
+        except EtcdRefused as error:
+            raise self._refused(error) from error
+
+    def _transaction(self, swaps: Sequence[Swap]) -> str | None:
+        compare: list[dict[str, Any]] = []
+        success: list[dict[str, Any]] = []
+        for swap in swaps:
+            key, live = _b64(self._lease_keys + swap.session), _b64(self._live_keys + swap.session)
+            compare.append({"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": swap.expected or "0"})
+            success.append({"request_put": {"key": key, "value": base64.b64encode(swap.data).decode()}})
+            if swap.live_for is None:
+                success.append({"request_delete_range": {"key": live}})
+            else:
+                success.append({"request_put": {"key": live, "lease": self._grant(swap.live_for)}})
+        answer = self._client.call("/v3/kv/txn", {"compare": compare, "success": success})
+        return str(answer["header"]["revision"]) if answer.get("succeeded") else None
+
+    def _grant(self, live_for: float) -> str:
+        """An etcd lease that was granted after the caller's call began, or at most REUSE before."""
+        ttl = server_ttl(live_for)
+        with self._lock:
+            known = self._grants.get(ttl)
+            asked = self._clock()
+            if known is not None and 0 <= asked - known[1] < REUSE:
+                return known[0]
+        answer = self._client.call("/v3/lease/grant", {"TTL": str(ttl)})
+        with self._lock:
+            self._grants[ttl] = str(answer["ID"]), asked
+        return str(answer["ID"])
+
+    def _call(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._client.call(path, request)
+        except EtcdRefused as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: EtcdRefused) -> LeaseUnreachable:
+        return LeaseUnreachable(
+            f"{self.url} refuses: {error} ({error.status})",
+            "Check that the address is etcd's client port, its version (3.4 or newer), and its access rules.",
+        )
+
+
+def _b64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

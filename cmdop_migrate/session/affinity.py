@@ -1,0 +1,46 @@
+"""On which processors a session's threads may run: CRIU does not carry it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+Affinities = dict[str, list[int]]  # by the thread's innermost number, as JSON wants its keys
+
+
+def read(pids: Iterable[int]) -> Affinities:
+    """Of the threads that may not run everywhere."""
+    found: Affinities = {}
+    everywhere = os.sched_getaffinity(0)
+    for inner, thread in _threads(pids):
+        try:
+            own = os.sched_getaffinity(thread)
+        except ProcessLookupError:
+            continue
+        if own != everywhere:
+            found[inner] = sorted(own)
+    return found
+
+
+def apply(pids: Iterable[int], wanted: Affinities) -> None:
+    """As far as this machine has those processors: a thread bound to others may run everywhere."""
+    if not wanted:
+        return
+    here = os.sched_getaffinity(0)
+    for inner, thread in _threads(pids):
+        if own := here & set(wanted.get(inner, ())):
+            os.sched_setaffinity(thread, own)
+
+
+def _threads(pids: Iterable[int]) -> list[tuple[str, int]]:
+    found = []
+    for pid in pids:
+        try:
+            for name in os.listdir(f"/proc/{pid}/task"):
+                status = Path(f"/proc/{pid}/task/{name}/status").read_text().splitlines()
+                inner = next(line.split()[-1] for line in status if line.startswith("NSpid:"))
+                found.append((inner, int(name)))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

@@ -1,0 +1,76 @@
+"""A boto3 client that works with any S3-compatible server: for checkpoints (storage/s3.py) and leases (lease/s3.py).
+
+botocore's own retries are off: a second try it makes by itself would turn the
+answer to a conditional write into a lie.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import boto3.session
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError
+
+from cmdop_migrate.errors import BadConfig
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+
+@dataclass(frozen=True)
+class S3Place:
+    """Where the objects are. Credentials are not here: boto3 finds them (environment, files, instance role)."""
+
+    url: str
+    bucket: str
+    prefix: str = ""
+    endpoint: str | None = None
+    region: str | None = None
+    ca: str | None = None
+
+
+@dataclass(frozen=True)
+class S3Limits:
+    """How long to wait, in seconds of silence, and how many connections to keep."""
+
+    connect: float = 5.0
+    read: float = 30.0
+    connections: int = 32
+
+
+def content_md5(body: bytes) -> str:
+    """Goes with every upload, so that the server refuses what was damaged or cut on its way. The SHA-256 in the
+    signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
+    the connection is cut between the headers and the body."""
+    return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def s3_client(place: S3Place, limits: S3Limits) -> S3Client:
+    config = Config(
+        signature_version="s3v4",
+        s3={"addressing_style": "path"},
+        # Newer checksums are refused by many servers, over https as a trailer: FINDINGS, docs/reference/stores.md.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=limits.connect,
+        read_timeout=limits.read,
+        max_pool_connections=limits.connections,
+        tcp_keepalive=True,
+    )
+    try:
+        session = boto3.session.Session()
+        return session.client(
+            "s3",
+            endpoint_url=place.endpoint,
+            region_name=place.region or session.region_name or "us-east-1",
+            verify=place.ca,
+            config=config,
+        )
+    except (BotoCoreError, ValueError) as error:
+        hint = "Check the address of the store, AWS_PROFILE, and the AWS config file."
+        raise BadConfig(f"cannot use the store {place.url}: {error}", hint) from error

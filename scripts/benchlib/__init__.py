@@ -1,0 +1,1 @@
+"""Benchmarks. Each module named here has `main(arguments) -> exit code`."""

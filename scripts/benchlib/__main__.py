@@ -1,0 +1,20 @@
+"""`python -m scripts.benchlib NAME …`: finds the benchmark and hands it the rest of the line."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("images", "sessions")
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print(f"usage: scripts/bench {'|'.join(NAMES)} [--help]", file=sys.stderr)
+        return 2
+    found = importlib.import_module(f"scripts.benchlib.{sys.argv[1]}")
+    return int(found.main(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

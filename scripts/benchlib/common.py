@@ -1,0 +1,170 @@
+"""What every benchmark needs: medians with their spread, tables, facts about the machine, the cost of a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise and what became of it. `value` must be at most `limit`. `best` compares the fastest round of each
+    side: what is left when the machine's other users disturbed some rounds."""
+
+    name: str
+    where: str
+    value: float
+    limit: float
+    basis: str
+    best: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.value <= self.limit
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "holds": self.holds}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One command: seconds on the clock, CPU seconds of it and its children, the largest of its own processes."""
+
+    wall: float
+    cpu: float
+    peak_rss: int
+    began: float
+    answer: Any
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def show(values: Sequence[float], unit: str = "s") -> str:
+    """Median, with the extremes where there are several."""
+    if not values:
+        return "-"
+    scale, digits, word = {"s": (1.0, 2, ""), "MiB": (1 << 20, 1, ""), "x": (1.0, 2, "")}[unit]
+    middle = f"{median(values) / scale:.{digits}f}{word}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values) / scale:.{digits}f}–{max(values) / scale:.{digits}f})"
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Markdown that is also readable as it stands."""
+    lines = [list(head), *[list(row) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    made = [f"| {' | '.join(line)} |" for line in padded]
+    made.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join([f"\n### {title}\n" if title else "", *made])
+
+
+def bars_table(bars: Iterable[Bar]) -> str:
+    rows = [
+        [
+            bar.name,
+            bar.where,
+            f"{bar.value:.3g}",
+            "" if bar.best is None else f"{bar.best:.3g}",
+            f"≤ {bar.limit:g}",
+            "pass" if bar.holds else "MISS",
+            bar.basis,
+        ]
+        for bar in bars
+    ]
+    return table("Bars", ["bar", "where", "measured", "best / best", "limit", "", "basis"], rows)
+
+
+def machine() -> dict[str, Any]:
+    facts = Path("/proc/cpuinfo").read_text()
+    model = next((line.split(":", 1)[1].strip() for line in facts.splitlines() if line.startswith("model name")), "?")
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) << 10
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory": memory,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def load() -> float:
+    """Processes wanting a CPU, averaged over the last minute; other users of the machine included."""
+    return os.getloadavg()[0]
+
+
+def call(argv: Sequence[str], env: Mapping[str, str], timeout: float = 300.0) -> Cost:
+    """Run one command that answers in JSON, and see what it costs."""
+    began, clock = time.time(), time.monotonic()
+    process = subprocess.Popen(
+        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
+    )
+    peaks: dict[int, int] = {}
+    ended = threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process.pid, peaks, ended), name="watch")
+    watcher.start()
+    timer = threading.Timer(timeout, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        out, err = process.stdout.read(), process.stderr.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.monotonic() - clock
+        process.returncode = os.waitstatus_to_exitcode(status)
+    finally:
+        if process.returncode is None:  # we were interrupted: it must not go on behind our back
+            process.kill()
+            process.wait()
+        timer.cancel()
+        ended.set()
+        watcher.join()
+    if process.returncode != 0:
+        raise RuntimeError(f"{argv}: exit {process.returncode}\n{out.decode()[-800:]}\n{err.decode()[-2000:]}")
+    cpu = usage.ru_utime + usage.ru_stime
+    return Cost(wall, cpu, max(peaks.values(), default=0), began, json.loads(out))
+
+
+def _watch(root: int, peaks: dict[int, int], ended: threading.Event) -> None:
+    """VmHWM only grows, so the last look before the end is what counts; what is missed is what grew after it."""
+    while not ended.wait(0.03):
+        for pid in _family(root):
+            peaks[pid] = max(peaks.get(pid, 0), _high_water(pid))
+
+
+def _family(root: int) -> list[int]:
+    """The command and the workers it forked; not CRIU, not a holder, not the session."""
+    found, left = [], [root]
+    while left:
+        pid = left.pop()
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if b"cmdop_migrate" not in command or b"holder" in command:
+                continue
+            found.append(pid)
+            for task in os.listdir(f"/proc/{pid}/task"):
+                left += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def _high_water(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # ended between two looks
+    return 0

@@ -1,0 +1,133 @@
+"""Samples of `bench images` as tables and bars. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from scripts.benchlib.common import Bar, median, show, table
+
+Samples = Mapping[str, Sequence[float]]
+Results = Mapping[tuple[str, int], Samples]
+PEAK = 256 << 20
+SECOND = ("contiguous", "scattered")  # the 5 % that the bars are about; single pages are told beside them
+
+
+def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
+    """Each promise of the issue, at every size and store it was measured on. Ratios are medians of the rounds' ratios:
+    both sides of one were taken within the same minute."""
+    found: list[Bar] = []
+    for (store, size), one in results.items():
+        where = f"{store}, {size} MiB"
+        raw = [(before + after) / 2 for before, after in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
+        undisturbed = min([*one["raw_dump"], *one["raw_dump_again"]])
+        first, second = one["script_first_total"], one["script_second_total"]
+        found.append(_against("first: total / script's", where, one["first_total"], first, 0.5))
+        frozen = _against("first: frozen / raw dump", where, one["first_frozen"], raw, 1.2)
+        found.append(replace(frozen, best=min(one["first_frozen"]) / undisturbed))
+        for pattern in SECOND:
+            new = median([a / b for a, b in zip(one[f"{pattern}_new"], one["first_stored"], strict=True)])
+            found.append(Bar(f"5 % {pattern}: bytes / first's", where, new, 0.1, "stored"))
+            found.append(_against(f"5 % {pattern}: total / script's", where, one[f"{pattern}_total"], second, 0.5))
+            frozen = _against(f"5 % {pattern}: frozen / raw dump", where, one[f"{pattern}_frozen"], raw, 1.2)
+            found.append(replace(frozen, best=min(one[f"{pattern}_frozen"]) / undisturbed))
+        peak = max(max(values) for key, values in one.items() if key.endswith("_peak"))
+        found.append(Bar("peak memory, MiB", where, peak / (1 << 20), PEAK / (1 << 20), "largest of all rounds"))
+        rivals = zip(one["raw_restore"], one["raw_restore_again"], one["script_fetch"], strict=True)
+        rival = [min(before, after) + fetch for before, after, fetch in rivals]
+        found.append(_against("all memory back / (raw restore + fetch)", where, one["restore_total"], rival, 1.5))
+    found += _first_output(results, sizes)
+    return found
+
+
+def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
+    small, large = min(sizes), max(sizes)
+    found = []
+    for store in dict.fromkeys(store for store, _ in results):
+        few, many = results[store, small], results[store, large]
+        where = f"{store}, {large} / {small} MiB"
+        for name, basis, pick in (
+            ("first output from local chunks", "wall, fetch excluded, of medians", _after_fetch),
+            ("first output, --lazy", "wall, whole command, of medians", lambda one: list(one["lazy_first_output"])),
+        ):
+            large_s, small_s = pick(many), pick(few)
+            ratio, best = median(large_s) / median(small_s), min(large_s) / min(small_s)
+            found.append(Bar(name, where, ratio, 1.3, basis, best))
+    return found
+
+
+def tables(results: Results) -> str:
+    return "\n".join([_checkpoints(results), _restores(results), _phases(results)])
+
+
+def _checkpoints(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        for key in ("first", "contiguous", "scattered", "pages"):
+            script = "script_first" if key == "first" else "script_second"
+            rows.append(
+                [
+                    f"{store} {size}",
+                    key,
+                    show([*one["raw_dump"], *one["raw_dump_again"]]),
+                    show(one[f"{key}_frozen"]),
+                    show(one[f"{script}_total"]),
+                    show(one[f"{key}_total"]),
+                    f"{_ratio(one, f'{key}_total', f'{script}_total'):.2f}",
+                    f"{median(one[f'{script}_cpu']):.2f}",
+                    f"{median(one[f'{key}_cpu']):.2f}",
+                    show(one[f"{script}_stored"], "MiB").split(" ")[0],
+                    show(one[f"{key}_new"], "MiB").split(" ")[0],
+                    f"{max(one[f'{key}_peak']) / (1 << 20):.0f}",
+                ]
+            )
+    head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio"]
+    head += ["script CPU s", "ours CPU s", "script MiB", "ours MiB", "peak MiB"]
+    return table("Checkpoint: median (min–max)", head, rows)
+
+
+def _restores(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        steps = zip(one["raw_restore"], one["script_fetch"], one["script_unpack"], strict=True)
+        script = [restore + fetch + unpack for restore, fetch, unpack in steps]
+        rows.append(
+            [
+                f"{store} {size}",
+                show([*one["raw_restore"], *one["raw_restore_again"]]),
+                show(one["script_fetch"]),
+                show(script),
+                show(_after_fetch(one)),
+                show(one["restore_first_output"]),
+                show(one["restore_total"]),
+                show(one["lazy_first_output"]),
+                show(one.get("lazy_complete", [])),
+                f"{max([*one['restore_peak'], *one['lazy_peak']]) / (1 << 20):.0f}",
+            ]
+        )
+    head = ["store, MiB", "raw restore s", "fetch s", "script: fetch, unpack, restore s"]
+    head += ["first output, fetch excluded s", "… included s", "all memory s", "--lazy first output s", "--lazy all s"]
+    return table("Restore: median (min–max)", [*head, "peak MiB"], rows)
+
+
+def _phases(results: Results) -> str:
+    rows = []
+    for (store, size), one in results.items():
+        for key in ("first", "contiguous", "restore", "lazy"):
+            mark = f"{key}_phase_"
+            parts = [f"{name.removeprefix(mark)} {median(v):.3f}" for name, v in one.items() if name.startswith(mark)]
+            rows.append([f"{store} {size}", key, ", ".join(parts)])
+    return table("Where our time goes: median seconds", ["store, MiB", "what", "phases"], rows)
+
+
+def _against(name: str, where: str, ours: Sequence[float], theirs: Sequence[float], limit: float) -> Bar:
+    ratio = median([a / b for a, b in zip(ours, theirs, strict=True)])
+    return Bar(name, where, ratio, limit, "wall, median of the rounds' ratios", min(ours) / min(theirs))
+
+
+def _ratio(one: Samples, ours: str, theirs: str) -> float:
+    return median([a / b for a, b in zip(one[ours], one[theirs], strict=True)])
+
+
+def _after_fetch(one: Samples) -> list[float]:
+    return [a - b for a, b in zip(one["restore_first_output"], one["restore_phase_fetch"], strict=True)]

@@ -1,0 +1,144 @@
+"""Checkpoint and restore, beside CRIU alone and beside a script. docs/benchmarks.md tells how to read it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate.flows import tools
+from scripts.benchlib import common, rivals
+from scripts.benchlib.imagereport import bars, tables
+from scripts.benchlib.moves import Stores, Subject
+from tests.hosts import Host, a_host
+from tests.servers import seaweed
+
+MEMORY = Path("/dev/shm")
+PATTERNS = ("contiguous", "scattered", "pages")
+Samples = dict[str, list[float]]
+_WATCHED = (
+    *("raw_dump", "raw_dump_again", "first_frozen", "contiguous_frozen", "script_first_total", "first_total"),
+    *("script_second_total", "contiguous_total", "raw_restore", "script_fetch", "restore_first_output"),
+    *("restore_total", "lazy_first_output"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench images", description=__doc__)
+    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that is not [%(default)s]")
+    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
+    parser.add_argument("--quick", action="store_true", help="64 and 256 MiB, one round: does it run?")
+    parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
+    chosen = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        parser.error("sessions need root")
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
+        signal.signal(number, signal.default_int_handler)
+    sizes = [64, 256] if chosen.quick else [int(one) for one in chosen.sizes.split(",")]
+    rounds = 1 if chosen.quick else chosen.rounds
+    facts = {**common.machine(), "load_before": common.load(), "rounds": rounds, "warm_up": not chosen.quick}
+    results = _measure(sizes, rounds, chosen.stores.split(","), warm_up=not chosen.quick)
+    facts["load_after"] = common.load()
+    found = bars(results, sizes)
+    report = {
+        "machine": facts,
+        "sizes_mib": sizes,
+        "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
+        "bars": [bar.to_json() for bar in found],
+    }
+    if chosen.json and chosen.json != "-":
+        Path(chosen.json).write_text(json.dumps(report, indent=1) + "\n")
+    if chosen.json == "-":
+        print(json.dumps(report))
+    else:
+        print(f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
+    return 0
+
+
+def _measure(sizes: list[int], rounds: int, stores: list[str], warm_up: bool) -> dict[tuple[str, int], Samples]:
+    results: dict[tuple[str, int], Samples] = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY)))
+        server = stack.enter_context(seaweed(folder)) if "s3" in stores else None
+        host = stack.enter_context(a_host(folder / "host", extra=server.environ() if server else {}))
+        if warm_up:
+            rivals.warm(memory, 2 * max(sizes) + max(sizes) // 2)
+        for size in sizes:
+            for name in stores:
+                results[name, size] = defaultdict(list)
+            with _subject(host, size, memory) as subject:
+                if warm_up:
+                    places = Stores("file", folder / "stores" / f"{size}-warm", None)
+                    subject.raw_dump()
+                    subject.checkpoint(places, "warm")
+                    places.remove()
+                for number in range(rounds):
+                    for name in stores:
+                        places = Stores(name, folder / "stores" / f"{size}-{number}", server)
+                        began = time.monotonic()
+                        samples = _round(subject, places)
+                        for key, value in samples.items():
+                            results[name, size][key].append(value)
+                        took = time.monotonic() - began
+                        _say(f"{size} MiB, {name}, round {number + 1}: {took:.0f} s, load {samples['load']:.1f}")
+                        _say("  " + ", ".join(f"{key} {samples[key]:.2f}" for key in _WATCHED))
+                        places.remove()
+    return results
+
+
+@contextmanager
+def _subject(host: Host, mib: int, memory: Path) -> Iterator[Subject]:
+    host.dir.mkdir(exist_ok=True)
+    criu = tools.find_criu(_config(host))
+    twin = rivals.Twin(criu, mib, memory)
+    subject = Subject(host, criu, mib, memory, twin)
+    try:
+        subject.start()
+        yield subject
+        subject.end()
+    finally:
+        twin.close()
+
+
+def _config(host: Host) -> Any:
+    from cmdop_migrate import config
+
+    return config.load(environ=host.env())
+
+
+def _round(subject: Subject, places: Stores) -> dict[str, float]:
+    """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both."""
+    found: dict[str, float] = {"load": common.load()}
+    found["raw_dump"] = subject.raw_dump()
+    found |= subject.script(places, "script_first")
+    found |= subject.checkpoint(places, "first")
+    for pattern in PATTERNS:
+        subject.tell(pattern)
+        if pattern == PATTERNS[0]:  # to the script all changes are one: it sends everything
+            found |= subject.script(places, "script_second")
+        found |= subject.checkpoint(places, pattern)
+    found["raw_dump_again"] = subject.raw_dump()
+    digest = subject.digest()
+    found["raw_restore"] = subject.twin.restore()
+    found |= subject.fetch_script(places)
+    found |= subject.restore(places, "restore", lazy=False)
+    found["raw_restore_again"] = subject.twin.restore()
+    found |= subject.restore(places, "lazy", lazy=True)
+    if subject.digest() != digest:
+        raise RuntimeError("the memory that came back is not the memory that went")
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

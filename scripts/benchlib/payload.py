@@ -1,0 +1,92 @@
+"""The program inside a benchmarked session: MIB of memory, half random, a quarter zero, a quarter text.
+
+Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
+and `pages` change 5 % of the memory, `digest` prints a digest of all of it.
+Stdlib only; it must run wherever Python does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import select
+import sys
+import time
+
+MIB = 1 << 20
+PAGE = 4096
+REGION = 256 << 10  # a scattered change: what an allocator's arena or a table's segment comes to
+
+
+def text(size: int, seed: int) -> bytes:
+    """Log lines. No line is there twice."""
+    bits = random.Random(seed).getrandbits
+    lines, length, number = [], 0, 0
+    while length < size:
+        line = (
+            f"{number:010d} INFO worker-{bits(4)} GET /api/v1/items/{bits(20)}?user={bits(40):x} status=200 "
+            f"took={bits(8)}ms bytes={bits(16)}\n"
+        )
+        lines.append(line)
+        length += len(line)
+        number += 1
+    return "".join(lines).encode()[:size]
+
+
+def fill(view: memoryview) -> None:
+    half = len(view) // 2
+    for at in range(0, half, MIB):
+        view[at : at + MIB] = os.urandom(MIB)
+    for at in range(half, half + half // 2, MIB):
+        view[at : at + MIB] = bytes(MIB)  # touched: the kernel has real pages for it
+    for at in range(half + half // 2, len(view), MIB):
+        view[at : at + MIB] = text(MIB, at)
+
+
+def change(view: memoryview, pattern: str) -> None:
+    """5 % of all bytes get new, random ones."""
+    wanted = len(view) // 20
+    if pattern == "contiguous":
+        start = random.randrange((len(view) - wanted) // PAGE) * PAGE
+        regions = [(start, wanted)]
+    elif pattern == "pages":
+        spots = random.sample(range(len(view) // PAGE), wanted // PAGE)
+        regions = [(spot * PAGE, PAGE) for spot in spots]
+    else:
+        spots = random.sample(range(len(view) // REGION), max(1, wanted // REGION))
+        regions = [(spot * REGION, REGION) for spot in spots]
+    for start, size in regions:
+        for at in range(start, start + size, MIB):
+            end = min(at + MIB, start + size)
+            view[at:end] = os.urandom(end - at)
+
+
+def obey(view: memoryview, line: str) -> None:
+    """`line` is a word and a mark; the answer has the mark in it."""
+    word, _, mark = line.partition(" ")
+    if word in ("contiguous", "scattered", "pages"):
+        change(view, word)
+        print(f"done {mark}.", flush=True)
+    elif word == "digest":
+        print(f"done {mark}. {hashlib.blake2b(view, digest_size=16).hexdigest()}.", flush=True)
+
+
+def main() -> None:
+    view = memoryview(bytearray(int(sys.argv[1]) * MIB))
+    fill(view)
+    print("ready", flush=True)
+    number, listening = 0, True
+    while True:
+        number += 1
+        print(f"t {number} {time.time():.6f}", flush=True)
+        if not listening:
+            time.sleep(0.005)
+        elif select.select([sys.stdin], [], [], 0.005)[0]:
+            line = sys.stdin.readline()
+            listening = bool(line)
+            obey(view, line.strip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""What we compare with: CRIU alone, and the script an engineer would write around it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmdop_migrate.criu import request, runner
+from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.session import cgroup
+from tests.servers import S3Server
+
+PAYLOAD = Path(__file__).with_name("payload.py")
+
+
+@dataclass(frozen=True)
+class Script:
+    """One run of the script."""
+
+    dump: float
+    total: float
+    cpu: float
+    stored: int
+
+
+@dataclass(frozen=True)
+class Target:
+    """A running session, as CRIU must know it."""
+
+    group: str
+    pid: int
+    shared: tuple[request.SharedMount, ...]
+
+
+def dump(criu: Criu, session: Target, images: Path) -> float:
+    """Freeze a session, `criu dump` it into memory-backed files, let it go on; -> seconds it stood still.
+
+    The same request as ours but for the page server: CRIU writes the pages itself.
+    """
+    shutil.rmtree(images, ignore_errors=True)
+    images.mkdir(parents=True)
+    fd = os.open(images, os.O_RDONLY | os.O_DIRECTORY)
+    began = time.monotonic()
+    try:
+        cgroup.freeze(session.group)
+        spec = request.DumpSpec(
+            pid=session.pid,
+            images_dir_fd=fd,
+            root="/",
+            freeze_cgroup=session.group,
+            leave_running=True,
+            shared=session.shared,
+        )
+        runner.run(criu.argv, request.dump(spec), images / "dump.log", what="raw dump", timeout=120)
+        return time.monotonic() - began
+    finally:
+        cgroup.thaw(session.group)
+        os.close(fd)
+
+
+def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] | None, target: Path) -> Script:
+    """criu dump, tar, zstd -T0, upload. With `put` the archive is made in `work` (memory) and uploaded; without, tar
+    and zstd write straight to `target` and it is fsynced, which is kinder to the script than a copy."""
+    images = work / "script"
+    began, cpu = time.monotonic(), _cpu()
+    dumped = dump(criu, session, images)
+    archive = target if put is None else work / "script.tar.zst"
+    pack = f"tar -C '{images}' -cf - . | zstd -q -T0 -f -o '{archive}'"
+    subprocess.run(["bash", "-o", "pipefail", "-c", pack], check=True)
+    if put is None:
+        _sync(archive)
+    else:
+        put(archive)
+    total = time.monotonic() - began
+    done = Script(dumped, total, _cpu() - cpu, archive.stat().st_size)
+    shutil.rmtree(images)
+    if put is not None:
+        archive.unlink()
+    return done
+
+
+def unpack(archive: Path, work: Path) -> float:
+    """What the script must do before CRIU can restore: zstd -d, untar; -> seconds."""
+    images = work / "unpacked"
+    images.mkdir()
+    began = time.monotonic()
+    line = f"zstd -q -d -c '{archive}' | tar -C '{images}' -xf -"
+    subprocess.run(["bash", "-o", "pipefail", "-c", line], check=True)
+    took = time.monotonic() - began
+    shutil.rmtree(images)
+    return took
+
+
+class Twin:
+    """The same program outside of any session, for `criu restore` from the command line: no namespaces, no terminal,
+    no overlay, so less for CRIU to do than with a session."""
+
+    def __init__(self, criu: Criu, mib: int, work: Path) -> None:
+        self.criu, self.images, self.output = criu, work / "twin", work / "twin.out"
+        self.images.mkdir()
+        with self.output.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, str(PAYLOAD), str(mib)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd="/",
+            )
+        while b"\nt 2 " not in self.output.read_bytes():
+            if process.poll() is not None:
+                raise RuntimeError(f"the program died: {self.output.read_text()[-500:]}")
+            time.sleep(0.05)
+        try:
+            self._criu("dump", "-t", str(process.pid))
+        finally:
+            process.kill()
+            process.wait()
+        self.printed = self.output.stat().st_size
+
+    def restore(self) -> float:
+        """`criu restore` until it returns: all memory is in place, the program runs."""
+        pidfile = self.images / "pid"
+        pidfile.unlink(missing_ok=True)
+        os.truncate(self.output, self.printed)  # CRIU refuses a file that grew
+        began = time.monotonic()
+        self._criu("restore", "--restore-detached", "--pidfile", str(pidfile))
+        took = time.monotonic() - began
+        pid = int(pidfile.read_text())
+        os.kill(pid, signal.SIGKILL)
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.01)
+        return took
+
+    def close(self) -> None:
+        shutil.rmtree(self.images)
+        self.output.unlink()
+
+    def _criu(self, verb: str, *more: str) -> None:
+        command = [*self.criu.argv, verb, "-D", str(self.images), "-o", f"{verb}.log", "-v1", *more]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120)
+        if done.returncode != 0:
+            log = (self.images / f"{verb}.log").read_text(errors="replace")
+            raise RuntimeError(f"criu {verb}: {done.stderr!r}\n{log[-1500:]}")
+
+
+def warm(folder: Path, mib: int) -> None:
+    """First-touch of memory is dear on a virtual machine: have it touched before anything is measured."""
+    path = folder / "warm"
+    block = bytes(1 << 20)
+    with path.open("wb") as file:
+        for _ in range(mib):
+            file.write(block)
+    path.unlink()
+
+
+_COPY = """
+import sys
+import boto3
+from botocore.config import Config
+verb, endpoint, bucket, key, path = sys.argv[1:]
+config = Config(s3={"addressing_style": "path"}, request_checksum_calculation="when_required")
+client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
+client.upload_file(path, bucket, key) if verb == "up" else client.download_file(bucket, key, path)
+"""
+
+
+def copier(verb: str, server: S3Server, bucket: str, key: str) -> Callable[[Path], None]:
+    """`aws s3 cp`, as a program of its own: boto3's parallel transfer, with its defaults."""
+
+    def copy(path: Path) -> None:
+        command = [sys.executable, "-c", _COPY, verb, server.endpoint, bucket, key, str(path)]
+        subprocess.run(command, check=True, env={**os.environ, **server.environ()})
+
+    return copy
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+def _cpu() -> float:
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime

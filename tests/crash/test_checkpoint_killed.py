@@ -1,0 +1,161 @@
+"""Checkpoint, with somebody killed at every step: the session is running or ended, as told, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+
+from cmdop_migrate.session import cgroup
+from tests.crash.witness import Witness, find, finished, gone, show, stopped
+from tests.hosts import CM, Host, until
+
+STEPS = ("prepare", "freeze", "reset", "dump", "capture", "upload", "publish", "park")
+FROZEN = STEPS[2:]  # at the beginning of these it stands still
+
+
+def test_the_command_killed_at_every_step_leaves_the_session_running(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Witness.start(host)
+    rows = [("step", "killed", "session", "counted on from")]
+    for step in STEPS:
+        with stopped(host, step, "checkpoint", one.name) as (cli, _):
+            assert cgroup.is_frozen(host.group(one.session)) is (step in FROZEN)
+            gone(cli)
+        rows.append((step, "command", one.state, str(one.assert_runs())))
+    host.cm_json("checkpoint", one.name)
+    one.assert_parked()
+    host.assert_clean(ended=True)
+    rows.append(("-", "-", "parked, restored", str(one.restore()["token"])))
+    with capsys.disabled():
+        show("checkpoint, its command killed", rows, print)
+
+
+def test_the_holder_killed_at_every_step_ends_the_session_and_says_so(
+    host: Host, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [("step", "killed", "exit", "session", "why")]
+    for step in STEPS[1:]:
+        one = Witness.start(host, step)
+        with stopped(host, step, "checkpoint", one.name) as (cli, _):
+            gone(psutil.Process(host.holder(one.session)))
+            cli.send_signal(signal.SIGCONT)
+            status, answer = finished(cli)
+        assert (status, answer["error"]["code"]) in ((4, "session_exited"), (4, "blocked")), answer
+        assert one.state == "exited"
+        assert one.record()["exit"]["reason"] == "its holder died"
+        host.assert_clean(ended=True)
+        rows.append((step, "holder", str(status), one.state, answer["error"]["message"]))
+        if step == "park":  # it was published: the session is not lost
+            assert host.cm_json("restore", one.session)["token"] == 2
+            one.assert_runs()
+    with capsys.disabled():
+        show("checkpoint, the session's holder killed", rows, print)
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.03, 0.1])
+def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host, delay: float) -> None:
+    one = Witness.start(host)
+    cli = subprocess.Popen(
+        [*CM, "--json", "checkpoint", one.name], env=host.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    criu = until(lambda: find(cli.pid, "swrk"), 20, "CRIU runs")
+    time.sleep(delay)
+    criu.kill()
+    status, answer = finished(cli)
+    if status == 0:  # it was done already
+        one.restore()
+        return
+    assert (status, answer["error"]["code"]) == (8, "criu_failed"), answer
+    one.assert_runs()
+    host.cm_json("checkpoint", one.name)
+    one.restore()
+
+
+def test_a_stopped_command_keeps_it_frozen_and_its_death_thaws_it(host: Host) -> None:
+    one = Witness.start(host)
+    with stopped(host, "capture", "checkpoint", one.name) as (cli, _):
+        assert one.state in ("frozen", "checkpointing")
+        before = len(one.numbers())
+        time.sleep(0.5)
+        assert len(one.numbers()) == before
+        gone(cli)
+    assert one.assert_runs() >= before
+
+
+def test_a_stopped_command_that_goes_on_finishes(host: Host) -> None:
+    one = Witness.start(host)
+    with stopped(host, "dump", "checkpoint", one.name) as (cli, _):
+        time.sleep(0.3)
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    one.assert_parked()
+    one.restore()
+
+
+@pytest.mark.parametrize("step", ["prepare", "dump", "upload"])
+def test_ctrl_c_gives_up_and_the_session_goes_on(host: Host, step: str) -> None:
+    one = Witness.start(host)
+    with stopped(host, step, "checkpoint", one.name) as (cli, _):
+        cli.send_signal(signal.SIGINT)
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 130, answer
+    one.assert_runs()
+    assert host.cm_json("checkpoints", "ls")["checkpoints"] == []
+    assert not (host.state / "store" / "uploads").exists() or not os.listdir(host.state / "store" / "uploads")
+
+
+def test_of_two_checkpoints_at_once_one_is_refused_and_does_no_harm(host: Host) -> None:
+    one = Witness.start(host)
+    with stopped(host, "dump", "checkpoint", one.name) as (cli, _):
+        before = len(one.numbers())
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
+        assert "already" in error["message"]
+        assert cgroup.is_frozen(host.group(one.session)), "the other one thawed it"
+        assert len(one.numbers()) == before
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    one.assert_parked()
+    assert one.restore()["checkpoint"] == answer["checkpoint"]
+
+
+def test_a_kill_while_frozen_wins(host: Host) -> None:
+    for step in ("dump", "publish"):
+        one = Witness.start(host, step)
+        with stopped(host, step, "checkpoint", one.name) as (cli, _):
+            host.cm_json("kill", one.name, "--signal", "KILL")
+            cli.send_signal(signal.SIGCONT)
+            status, answer = finished(cli)
+        assert (status, answer["error"]["code"]) == (4, "session_exited"), answer
+        assert one.state == "exited"
+    assert host.cm_json("checkpoints", "ls")["checkpoints"] == [], "what was killed must not come back"
+    host.assert_clean(ended=True)
+
+
+def test_what_a_killed_dump_left_does_not_get_into_the_next_image(host: Host) -> None:
+    one = Witness.start(host)
+    with stopped(host, "capture", "checkpoint", one.name) as (cli, _):
+        images = host.state / "sessions" / one.session / "images"
+        (images / "core-4711.img").write_bytes(b"of a process that is no more")
+        gone(cli)
+    done = host.cm_json("checkpoint", one.name)
+    assert one.restore()["checkpoint"] == done["checkpoint"]
+
+
+def test_a_session_that_ends_right_then_is_reported_as_ended(host: Host) -> None:
+    facts = host.start("sh", "-c", "read line; exit 3", name="brief")
+    with stopped(host, "freeze", "checkpoint", "brief") as (cli, _):
+        host.cm_json("send", "brief", "go", "--enter")
+        until(lambda: not host.pids(facts["session"]), 10, "it ends")
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert (status, answer["error"]["code"]) == (4, "session_exited"), answer
+    assert "exited 3" in answer["error"]["message"]

@@ -1,0 +1,203 @@
+"""Restore, with somebody killed at every step: parked as before and nothing ran, or, once it ran, never with holes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.crash.witness import LARGE, Witness, family, find, finished, gone, show, stopped
+from tests.hosts import CM, Host, a_host, until
+from tests.ptys import Pty
+
+BEFORE = ("choose", "fetch", "files", "images", "holder")
+STANDING = ("restore", "pre-resume", "resumed")  # a holder is there; the session has not run yet
+Row = tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    return [("step", "memory", "killed", "exit", "session", "token")]
+
+
+@pytest.fixture(scope="module")
+def parked(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> Iterator[dict[str, Witness]]:
+    """Two parked sessions that every test here finds and leaves parked: one small, one with memory served behind it."""
+    if os.geteuid() != 0:
+        pytest.skip("sessions need root")
+    with a_host(tmp_path_factory.mktemp("parked")) as host:
+        found = {"laid out": Witness.start(host, "small"), "served": Witness.start(host, "large", LARGE)}
+        for one in found.values():
+            host.cm_json("checkpoint", one.name)
+        yield found
+        for one in found.values():
+            one.restore()
+        show("restore, somebody killed", rows, print)
+
+
+def assert_untouched(one: Witness, counted: int) -> None:
+    one.assert_parked()
+    assert len(one.numbers()) == counted, "it ran"
+    one.host.assert_clean(ended=True)
+
+
+@pytest.mark.parametrize("memory", ["laid out", "served"])
+@pytest.mark.parametrize("step", [*BEFORE, *STANDING])
+def test_the_worker_killed_before_it_ran(parked: dict[str, Witness], rows: list[Row], memory: str, step: str) -> None:
+    if memory == "served" and step in BEFORE[:3]:
+        pytest.skip("the same, so far, as with memory laid out")
+    one = parked[memory]
+    counted, token = len(one.numbers()), one.record()["token"]
+    with stopped(one.host, step, "restore", one.name) as (cli, worker):
+        assert worker.pid != cli.pid
+        gone(worker)
+        status, answer = finished(cli)
+    assert (status, answer["error"]["code"]) == (1, "unexpected") and answer["error"]["hint"], answer
+    assert_untouched(one, counted)
+    assert one.record()["token"] == token
+    rows.append((step, memory, "worker", str(status), one.state, str(token)))
+
+
+@pytest.mark.parametrize("memory", ["laid out", "served"])
+@pytest.mark.parametrize("step", STANDING)
+def test_the_holder_killed_before_it_ran(parked: dict[str, Witness], rows: list[Row], memory: str, step: str) -> None:
+    one = parked[memory]
+    counted = len(one.numbers())
+    with stopped(one.host, step, "restore", one.name) as (cli, worker):
+        gone(psutil.Process(one.host.holder(one.session)))
+        worker.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status in (1, 8) and answer["error"]["hint"], answer
+    assert_untouched(one, counted)
+    rows.append((step, memory, "holder", str(status), one.state, str(one.record()["token"])))
+
+
+@pytest.mark.parametrize(("memory", "victim", "step"), [
+    ("laid out", "swrk", "restore"), ("laid out", "swrk", "pre-resume"), ("served", "swrk", "pre-resume"),
+    ("served", "lazy-pages", "restore"), ("served", "lazy-pages", "pre-resume"),
+])  # fmt: skip
+def test_criu_killed_before_it_ran(
+    parked: dict[str, Witness], rows: list[Row], memory: str, victim: str, step: str
+) -> None:
+    one = parked[memory]
+    counted = len(one.numbers())
+    with stopped(one.host, step, "restore", one.name) as (cli, worker):
+        gone(until(lambda: find(worker.pid, victim), 10, f"criu {victim} runs"))
+        worker.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 8 and answer["error"]["code"] == "criu_failed", answer
+    assert_untouched(one, counted)
+    rows.append((step, memory, f"criu {victim}", str(status), one.state, str(one.record()["token"])))
+
+
+@pytest.mark.parametrize("victim", ["worker", "lazy-pages"])
+def test_killed_while_memory_comes_it_never_runs_with_holes(
+    parked: dict[str, Witness], rows: list[Row], victim: str
+) -> None:
+    one = parked["served"]
+    token = one.record()["token"]
+    with stopped(one.host, "memory", "restore", one.name) as (cli, worker):
+        gone(worker if victim == "worker" else until(lambda: find(worker.pid, victim), 10, "the daemon"))
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    if status == 0:
+        pytest.skip("all memory was there before it could be killed")
+    assert status in (1, 8), answer
+    until(lambda: one.state == "parked", 10, "its holder ends it")
+    one.assert_parked()
+    assert "BAD" not in one.host.output(one.session)
+    assert one.record()["token"] == token + 1, "it may have run: the next incarnation must be told from this one"
+    last = one.host.events(one.session)[-1]
+    assert last["event"] in ("parked", "memory_lost") and "memory" in last["reason"], last
+    one.host.assert_clean(ended=True)
+    rows.append(("memory", "served", victim, str(status), one.state, str(token + 1)))
+
+
+def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, Witness]) -> None:
+    one = parked["laid out"]
+    with stopped(one.host, "files", "restore", one.name) as (cli, worker):
+        os.killpg(cli.pid, signal.SIGINT)
+        status, _ = finished(cli)
+        assert status == 130
+        worker.send_signal(signal.SIGCONT)
+        until(lambda: one.state == "running", 20, "the worker goes on")
+    one.assert_runs()
+    one.host.cm_json("checkpoint", one.name)
+    with Pty([*CM, "restore", one.name], env=one.host.env()) as terminal:
+        until(lambda: family(terminal.process.pid), 10, "the worker is there")
+    until(lambda: one.state == "running", 20, "the worker goes on")
+    one.assert_runs()
+    one.host.cm_json("checkpoint", one.name)
+
+
+def test_of_two_restores_at_once_one_wins(parked: dict[str, Witness]) -> None:
+    one = parked["laid out"]
+    runs = [
+        subprocess.Popen([*CM, "--json", "restore", one.name], env=one.host.env(), stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]  # fmt: skip
+    ended = sorted(((status, answer) for status, answer in map(finished, runs)), key=lambda pair: pair[0])
+    assert [status for status, _ in ended] == [0, 5, 5], ended
+    one.assert_runs()
+    one.host.cm_json("checkpoint", one.name)
+
+
+def test_who_chose_before_another_restored_it_is_refused_though_it_ended_since(host: Host) -> None:
+    """The lock is free again, and the checkpoint the same: only a second look tells."""
+    one = Witness.start(host)
+    host.cm_json("checkpoint", one.name)
+    with stopped(host, "choose", "restore", one.name) as (late, worker):
+        one.restore()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        worker.send_signal(signal.SIGCONT)
+        status, answer = finished(late)
+    assert (status, answer["error"]["code"]) == (5, "fenced"), answer
+
+
+def test_running_and_restored_already_are_fenced(host: Host) -> None:
+    one = Witness.start(host)
+    first = host.cm_json("checkpoint", one.name)["checkpoint"]
+    one.restore()
+    for reference in (one.name, one.session, first):
+        error = host.fails("restore", reference, status=5, code="fenced")
+        assert "--fork" in error["hint"]
+    second = host.cm_json("checkpoint", one.name)["checkpoint"]
+    host.fails("restore", first, status=5, code="fenced")
+    assert one.restore()["checkpoint"] == second
+    host.cm_json("kill", one.name, "--signal", "KILL")
+    host.fails("restore", second, status=5, code="fenced")
+
+
+def test_a_kill_during_a_restore_finds_it_parked(parked: dict[str, Witness]) -> None:
+    one = parked["laid out"]
+    with stopped(one.host, "resumed", "restore", one.name) as (cli, worker):
+        error = one.host.fails("kill", one.name, status=4, code="blocked")
+        assert "parked" in error["message"]
+        worker.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    one.host.cm_json("checkpoint", one.name)
+
+
+def test_a_program_that_ends_before_its_memory_is_there_has_lost_nothing(host: Host) -> None:
+    code = f"import os; m = os.urandom({LARGE} << 20); print('ready', flush=True); input(); os._exit(7)"
+    facts = host.start("python3", "-c", code, name="brief")
+    host.wait_for("brief", "ready")
+    host.cm_json("checkpoint", "brief")
+    with stopped(host, "memory", "restore", "brief") as (cli, worker):
+        host.cm_json("send", "brief", "go", "--enter")
+        worker.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    until(lambda: not host.pids(facts["session"]), 20, "it ends")
+    time.sleep(0.2)
+    (row,) = host.sessions()
+    assert row["state"] == "exited" and "exited 7" in row["note"], row

@@ -1,0 +1,247 @@
+"""A store that is away, full, forbidden, slow or cut: exit 6 with a hint, and the session goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.witness import LARGE, Witness, finished, stopped
+from tests.hosts import Host, open_files, processes, until
+from tests.proxy import Proxy
+from tests.servers import S3Server, free_ports, seaweed
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with seaweed(tmp_path_factory.mktemp("s3")) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, size: int) -> Iterator[Path]:
+    """A small disk. Its name keeps it out of what a host counts as left behind."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "host-t", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def use(host: Host, server: S3Server, url: str) -> None:
+    host.extra |= server.environ() | {"CMDOP_MIGRATE_STORE": url}
+
+
+def refused(one: Witness, code: str, *words: str) -> None:
+    """The checkpoint fails with exit 6; the session was not harmed, and hardly noticed."""
+    error = one.host.cm("--json", "checkpoint", one.name, timeout=120)
+    said = error.stdout.decode()
+    assert error.returncode == 6 and f'"{code}"' in said, error
+    assert all(word in said for word in words), said
+    assert '"hint": ""' not in said
+    one.assert_runs()
+
+
+def test_down_missing_and_denied(host: Host, server: S3Server) -> None:
+    one = Witness.start(host)
+    bucket = server.new_bucket()
+    (port,) = free_ports(1)
+    use(host, server, server.url(bucket, endpoint=f"http://127.0.0.1:{port}"))
+    refused(one, "store_unreachable", "endpoint")
+    use(host, server, server.url("no-such-bucket-here"))
+    refused(one, "store_denied", "no-such-bucket-here")
+    use(host, server, server.url(bucket))
+    host.extra |= {"AWS_SECRET_ACCESS_KEY": "wrong"}
+    refused(one, "store_denied", "AWS_SECRET_ACCESS_KEY")
+    host.extra |= server.environ() | {"AWS_ACCESS_KEY_ID": "cmdop-reader"}  # may read, must not write
+    refused(one, "store_denied")
+    host.extra |= server.environ()
+    host.cm_json("checkpoint", one.name)
+    for url, code in (
+        (server.url(bucket, endpoint=f"http://127.0.0.1:{port}"), "store_unreachable"),
+        (server.url("no-such-bucket-here"), "store_denied"),
+    ):
+        host.extra["CMDOP_MIGRATE_STORE"] = url
+        done = host.cm("--json", "restore", one.name)
+        assert done.returncode == 6 and code.encode() in done.stdout, done
+        one.assert_parked()
+    use(host, server, server.url(bucket))
+    one.restore()
+
+
+def test_cut_in_the_middle_of_an_upload(host: Host, server: S3Server) -> None:
+    """It goes on at once, and the next try does not send again what has arrived."""
+    one = Witness.start(host, size=64)
+    bucket = server.new_bucket()
+    with Proxy(server.port) as proxy:
+        use(host, server, server.url(bucket, endpoint=proxy.endpoint))
+        away = proxy.after("up", 40 << 20, then=lambda: proxy.__exit__())
+        refused(one, "store_unreachable")
+        assert away.is_set()
+    use(host, server, server.url(bucket))
+    assert host.cm_json("checkpoint", one.name)["bytes"]["new"] < 50 << 20
+    one.assert_parked()
+    one.restore()
+
+
+def test_cut_in_the_middle_of_a_fetch(host: Host, server: S3Server) -> None:
+    one = Witness.start(host, size=LARGE)
+    bucket = server.new_bucket()
+    use(host, server, server.url(bucket))
+    host.cm_json("checkpoint", one.name)
+    with Proxy(server.port) as proxy:
+        use(host, server, server.url(bucket, endpoint=proxy.endpoint))
+        away = proxy.after("down", 8 << 20, then=lambda: proxy.__exit__())
+        done = host.cm("--json", "restore", one.name, timeout=120)
+        assert done.returncode == 6 and away.is_set(), done
+    one.assert_parked()
+    host.assert_clean(ended=True)
+    use(host, server, server.url(bucket))
+    one.restore()
+
+
+def test_a_directory_that_is_full_or_read_only(host: Host, tmp_path: Path) -> None:
+    one = Witness.start(host, size=LARGE)
+    with tmpfs(tmp_path / "disk", 24 << 20) as disk:
+        host.extra["CMDOP_MIGRATE_STORE"] = f"file://{disk}/store"
+        refused(one, "store_denied", "prune")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        refused(one, "store_denied")
+    del host.extra["CMDOP_MIGRATE_STORE"]
+    host.cm_json("checkpoint", one.name)
+    one.restore()
+
+
+def test_a_slow_store_does_not_lengthen_the_freeze(host: Host, server: S3Server) -> None:
+    one = Witness.start(host, size=LARGE)
+    use(host, server, server.url(server.new_bucket()))
+    fast = host.cm_json("checkpoint", one.name, "--leave-running")
+    with Proxy(server.port) as proxy:
+        proxy.rate = 12 << 20
+        use(host, server, server.url(server.new_bucket(), endpoint=proxy.endpoint))
+        slow = host.cm_json("checkpoint", one.name, "--leave-running")
+    assert slow["bytes"]["new"] > LARGE << 20
+    assert slow["phases"]["upload"] > 2 * slow["frozen_s"], slow
+    assert slow["frozen_s"] < 3 * fast["frozen_s"] + 0.5, (fast, slow)
+    one.assert_runs()
+
+
+def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
+    host.state.mkdir()
+    with tmpfs(host.state, 96 << 20):
+        one = Witness.start(host, size=64)
+        before = host.events()
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
+        assert "not enough disk" in error["message"] and "needed" in error["message"]
+        assert host.events() == before
+        one.assert_runs()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def test_a_disk_that_fills_half_way_thaws_and_leaves_nothing(host: Host) -> None:
+    """Somebody else takes the room that was there when it was asked for."""
+    host.state.mkdir()
+    with tmpfs(host.state, 220 << 20):
+        one = Witness.start(host, size=64)
+        with stopped(host, "dump", "checkpoint", one.name) as (cli, _), (host.state / "ballast").open("wb") as ballast:
+            room = shutil.disk_usage(host.state).free
+            os.posix_fallocate(ballast.fileno(), 0, room - (12 << 20))
+            cli.send_signal(signal.SIGCONT)
+            status, answer = finished(cli)
+        assert status in (4, 6), answer
+        one.assert_runs()
+        (host.state / "ballast").unlink()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def test_restore_on_a_full_disk_is_refused_and_leaves_it_parked(host: Host, tmp_path: Path) -> None:
+    host.state.mkdir()
+    host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
+    with tmpfs(host.state, 220 << 20):
+        one = Witness.start(host, size=64)
+        host.cm_json("checkpoint", one.name)
+        with (host.state / "ballast").open("wb") as ballast:
+            os.posix_fallocate(ballast.fileno(), 0, 160 << 20)
+        error = host.fails("restore", one.name, status=4, code="blocked")
+        assert "not enough disk" in error["message"]
+        one.assert_parked()
+        host.assert_clean(ended=True)
+        (host.state / "ballast").unlink()
+        one.restore()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def test_more_memory_than_dev_shm_has_room(host: Host) -> None:
+    """Nothing of ours goes there."""
+    small = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
+    one = Witness.start(host, size=LARGE)
+    host.prefix = ("unshare", "--mount", "sh", "-c", small, "sh")
+    host.cm_json("checkpoint", one.name)
+    one.restore()
+    host.prefix = ()
+
+
+def test_lazily_a_lost_store_stalls_it_visibly_and_it_goes_on_when_it_is_back(host: Host, server: S3Server) -> None:
+    one = Witness.start(host, size=64)
+    bucket = server.new_bucket()
+    use(host, server, server.url(bucket))
+    done = host.cm_json("checkpoint", one.name)["checkpoint"]
+    before = len(one.numbers())
+    with Proxy(server.port) as proxy:
+        proxy.rate = 6 << 20
+        use(host, server, server.url(bucket, endpoint=proxy.endpoint))
+        assert host.cm_json("restore", one.name, "--lazy")["token"] == 2
+        proxy.block()
+        use(host, server, server.url(bucket))
+        error = host.fails("checkpoint", one.name, status=4, code="blocked")
+        assert "restored" in error["message"]
+        pruned = host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")
+        assert pruned["checkpoints"] == [], "its memory is still there"
+        stalled = until(lambda: memory_events(one)[:1], 60, "an event")
+        assert stalled == ["memory_stalled"]
+        (row,) = host.sessions()
+        assert row["state"] == "running" and "waits for the store" in row["note"], row
+        assert "waits for the store" in host.ok("show", one.name)
+        proxy.rate = 0
+        proxy.unblock()
+        until(lambda: memory_events(one)[-1:] == ["memory_complete"], 60, "all memory is there")
+        assert memory_events(one) == ["memory_stalled", "memory_going_on", "memory_complete"]
+    until(lambda: not (host.state / "sessions" / one.session / "image").exists(), 10, "the copy goes")
+    assert host.sessions()[0]["note"] == ""
+    assert one.assert_runs() > before
+    assert host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == [done]
+
+
+def memory_events(one: Witness) -> list[str]:
+    return [event["event"] for event in one.host.events(one.session) if event["event"].startswith("memory")]
+
+
+def test_lazily_the_worker_killed_during_a_stall_parks_it_again(host: Host, server: S3Server) -> None:
+    one = Witness.start(host, size=64)
+    bucket = server.new_bucket()
+    use(host, server, server.url(bucket))
+    host.cm_json("checkpoint", one.name)
+    with Proxy(server.port) as proxy:
+        proxy.rate = 6 << 20
+        use(host, server, server.url(bucket, endpoint=proxy.endpoint))
+        host.cm_json("restore", one.name, "--lazy")
+        proxy.block()
+        chunks = str(host.state / "sessions" / one.session / "image" / "chunks")
+        (worker,) = [pid for pid in processes() if chunks in open_files(pid)]
+        os.kill(worker, signal.SIGKILL)
+        until(lambda: one.record()["phase"] == "parked", 10, "it is parked again")
+    assert host.events(one.session)[-1]["reason"] == "its memory could not be brought back whole"
+    one.assert_parked()
+    host.assert_clean(ended=True)
+    use(host, server, server.url(bucket))
+    assert one.restore()["token"] == 3
