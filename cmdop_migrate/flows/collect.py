@@ -88,10 +88,13 @@ def prune(
     one that is committed while we look is the newest."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     kept = leases.survey(leases.open_store(records.config))
-    over = {record.session for record in records.all() if record.phase == "exited"}
-    # Running while its memory is still in the store. A branch needs what its parent's name is on.
-    coming = {one.checkpoint for one in records.all() if (records.directory(one.session) / "image").exists()}
-    coming |= {one.checkpoint for one in records.all() if one.phase not in ("exited", "live")}
+    ended, needed = set(), {lease.checkpoint for lease in kept.values()}
+    for record in records.all():
+        # Parked, or running while its memory is still in the store. A branch needs what its parent's name is on.
+        if record.phase not in ("exited", "live") or (records.directory(record.session) / "image").exists():
+            needed.add(record.checkpoint)
+        elif record.phase == "exited":
+            ended.add(record.session)
     also = [catalog.find(store, one).checkpoint for one in drop]
     for one in also:
         leases.may_drop(records, kept, one)
@@ -99,10 +102,10 @@ def prune(
         store,
         ring,
         Keep(keep_last, keep_within),
-        lambda session: not kept[session].is_over if session in kept else session not in over,
+        lambda session: not kept[session].is_over if session in kept else session not in ended,
         also=also,
-        needed=({lease.checkpoint for lease in kept.values() if lease.checkpoint} | coming) - set(also),
         dry_run=dry_run,
+        needed=needed,
     )
     if done.checkpoints and not dry_run:
         records.events.emit("pruned", checkpoints=list(done.checkpoints), bytes=done.bytes)

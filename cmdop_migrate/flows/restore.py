@@ -112,9 +112,7 @@ class _Restore:
                 with self.phases.phase("lease"):
                     forked = self.wanted.fork is not None
                     lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
-                    agentlock.ensure(
-                        self.config
-                    )  # it may have left since we looked; now that we have the lock it stays
+                    agentlock.ensure(self.config)  # it may have left since we looked; now it stays: we have the lock
                 record = replace(record, token=lease.token)
                 incarnation = _Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:
@@ -376,7 +374,6 @@ class _Incarnation:
                 with self.phases.phase("restore"):
                     self._converse(ours, starter, daemon, page_socket)
                 self.phases.reach("resumed")
-                self.runs_from = clock.boottime()  # it stands still until the holder has heard this
                 starter.control.send(b"resumed")
                 starter.expect()
                 self.adopted = True
@@ -465,6 +462,7 @@ class _Incarnation:
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
         }
+        self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()

@@ -15,7 +15,7 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
 
-__all__ = ["TEST_STOP", "Phases", "find_criu", "open_keys", "open_store"]
+__all__ = ["TEST_STOP", "Phases", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:

@@ -32,6 +32,7 @@ class DeadMan:
         self._timer = syscalls.boottime_timer()
         self._lock = _thread.allocate_lock()
         self._doubted = 0.0
+        self._watched = False
         self.fenced = False
         self._arm()
 
@@ -43,14 +44,17 @@ class DeadMan:
         return self._until
 
     def begin(self, until: float) -> None:
-        """The time of a session that has not run yet."""
+        """The time of a session that is about to run for the first time here."""
         if self._until is not None:
             self._until = until
             self._arm()
+        self.watch()
 
     def watch(self) -> None:
         """From now on the time is kept even while the caller hangs: in a write to a dying disk, for example."""
-        _thread.start_new_thread(self._guard, ())
+        if not self._watched:
+            self._watched = True
+            _thread.start_new_thread(self._guard, ())
 
     def _guard(self) -> None:
         timer = select.poll()

@@ -90,14 +90,14 @@ class Holder:
         self.deadman.watch()
 
     def take_over(self, restored: launch.Restored) -> None:
-        """A session CRIU has just made anew."""
-        self.deadman.begin(restored.fresh_until)
+        """A session CRIU has just made anew; its time is kept already."""
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
             self.epoll.register(self.pager.fileno(), select.EPOLLIN)
+        self.deadman.check()
 
     def save(self) -> None:
         files.replace_json(f"{self.dir}/session.json", self.record)
@@ -490,7 +490,7 @@ def main() -> None:
         cgroup.join(str(order["holders"]))
         holder = Holder(order, control)
         if order["mode"] == "restore":
-            holder.take_over(launch.restore(order, control))
+            holder.take_over(launch.restore(order, control, holder.deadman.begin))
         else:
             holder.adopt(*launch.start(order, control))
             launch.write_token(holder.pid, holder.record["token"])

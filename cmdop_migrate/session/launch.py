@@ -55,9 +55,8 @@ class Pager:
 class Restored:
     """A session made anew by CRIU, not running yet."""
 
-    def __init__(self, pid: int, master: int, unwritten: bytes, fresh_until: float, pager: Pager | None) -> None:
+    def __init__(self, pid: int, master: int, unwritten: bytes, pager: Pager | None) -> None:
         self.pid, self.master, self.unwritten, self.pager = pid, master, unwritten, pager
-        self.fresh_until = fresh_until
 
 
 def start(order: Order, control: socket.socket) -> tuple[int, int]:
@@ -86,10 +85,11 @@ def start(order: Order, control: socket.socket) -> tuple[int, int]:
     return pid, fds[0]
 
 
-def restore(order: Order, control: socket.socket) -> Restored:
+def restore(order: Order, control: socket.socket, begin: Callable[[float], None]) -> Restored:
     """Runs CRIU's worker as our child, in a mount namespace with the session's files; the starter talks to it.
 
-    The starter hands the session over when it stands ready, and only after our yes does it let it run.
+    The starter hands the session over when it stands ready, and only after our yes does it let it run. `begin` hears
+    before that until when it may.
     """
     cgroup.create(str(order["cgroup"]))
     syscalls.adopt_orphans()  # the session's first process, when CRIU's worker is done
@@ -111,12 +111,13 @@ def restore(order: Order, control: socket.socket) -> Restored:
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
     write_token(said["pid"], said["token"])
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
+    begin(said["fresh_until"])
     # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
     cgroup.join(str(order["holders"]), worker)
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), said["fresh_until"], pager)
+    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), pager)
 
 
 INSIDE_DIR = "run/cmdop-migrate"

@@ -101,7 +101,7 @@ class Records:
             return self._unsaved[session]
         try:
             return Record.from_json(json.loads((self.directory(session) / "session.json").read_bytes()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (KeyError, TypeError, ValueError) as error:
             _log.warning("record of session %s cannot be read: %s", session, error)
