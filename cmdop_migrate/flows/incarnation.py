@@ -283,7 +283,7 @@ class Incarnation:
                 sibling=not own_terminal,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
-        except runner.HungUp:
+        except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
             raise self._failure("the restore failed: CRIU died") from None
         finally:
             os.close(directory)
