@@ -46,14 +46,16 @@ def link_at(subnet: str, number: int) -> Link:
 def rules(subnet: str) -> str:
     """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart.
 
-    A chain for each subnet: hosts on one machine may have different ones, and none undoes another's.
+    One chain for all hosts of a machine, and their ranges in one set: none undoes another's, and however many there
+    were, they take one place among the kernel's hooks.
     """
-    out = "out_" + subnet.replace(".", "_").replace("/", "_")
     return f"""
         add table ip {TABLE}
-        add chain ip {TABLE} {out} {{ type nat hook postrouting priority 100; }}
-        flush chain ip {TABLE} {out}
-        add rule ip {TABLE} {out} ip saddr {subnet} oifname != "{PREFIX}*" masquerade
+        add set ip {TABLE} ranges {{ type ipv4_addr; flags interval; auto-merge; }}
+        add element ip {TABLE} ranges {{ {subnet} }}
+        add chain ip {TABLE} out {{ type nat hook postrouting priority 100; }}
+        flush chain ip {TABLE} out
+        add rule ip {TABLE} out ip saddr @ranges oifname != "{PREFIX}*" masquerade
         add chain ip {TABLE} between {{ type filter hook forward priority 0; }}
         flush chain ip {TABLE} between
         add rule ip {TABLE} between iifname "{PREFIX}*" oifname "{PREFIX}*" drop
