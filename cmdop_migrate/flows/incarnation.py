@@ -308,7 +308,7 @@ class Incarnation:
         if daemon is not None and not daemon.secure():
             raise logs.failure("criu lazy-pages ended before the session could run", daemon.log_path)
         if self.record.link is not None and self.before is not None:
-            network.reconnect(self.pid, self.before, self.record.link, self.config.subnet)
+            network.reconnect(self.pid, self.before, self.record.link)
         if self.image.manifest.facts.get("live"):
             connections.reset(self.pid, contents.outside(self.image))
         if self._is_locked():
