@@ -65,10 +65,10 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
 
 
 @click.command()
-@click.option("--all-hosts", is_flag=True, help="Not only of this one (planned).")
+@click.option("--all-hosts", is_flag=True, help="Of every host that shares the lease store.")
 @command
 def ls(app: App, all_hosts: bool) -> None:
-    """List the sessions of this host.
+    """List the sessions of this host, or of all.
 
     Those that ended stay listed for a day (setting keep_exited), or until: cmdop-migrate kill.
 
@@ -78,8 +78,11 @@ def ls(app: App, all_hosts: bool) -> None:
       cmdop-migrate ls --json | jq -r '.sessions[] | select(.state == "running") | .name'
     """
     if all_hosts:
-        raise Usage("--all-hosts needs a shared lease store, which this version does not have yet", "Use: ls")
-    found = talk.list_all(app.records())
+        from cmdop_migrate.flows import everywhere  # brings stores and keys along, which a plain ls does not need
+
+        found = everywhere.list_all(app.records())
+    else:
+        found = talk.list_all(app.records())
     if app.json:
         render.answer({"sessions": found})
         return
@@ -87,13 +90,14 @@ def ls(app: App, all_hosts: bool) -> None:
         render.note("No sessions. Start one with: cmdop-migrate run --name work -- bash")
         return
     render.table(
-        ("NAME", "SESSION", "STATE", "CLIENTS", "IDLE", "MEMORY", "COMMAND"),
+        ("NAME", "SESSION", *(["HOST"] if all_hosts else []), "STATE", "CLIENTS", "IDLE", "MEMORY", "COMMAND"),
         (
             (
                 one["name"],
                 one["session"][:12],
+                *([one["host"]] if all_hosts else []),
                 _state(one),
-                str(one["clients"]),
+                "-" if one["clients"] is None else str(one["clients"]),
                 units.show_duration(one["idle_s"]) if one["idle_s"] is not None else "-",
                 units.show_size(one["rss"]) if one["rss"] else "-",
                 shlex.join(one["command"]),

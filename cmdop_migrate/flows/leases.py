@@ -77,6 +77,7 @@ class Standing:
     instance: str
     state: str
     checkpoint: str | None
+    token: int
 
     @property
     def is_over(self) -> bool:
@@ -91,7 +92,7 @@ def survey(leases: LeaseStore) -> dict[str, Standing]:
         seen = leases.inspect(session)
         if seen is not None:
             record = seen.record
-            found[session] = Standing(record.host, record.instance, record.state, record.checkpoint)
+            found[session] = Standing(record.host, record.instance, record.state, record.checkpoint, record.token)
     return found
 
 

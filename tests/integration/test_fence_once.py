@@ -221,3 +221,19 @@ def test_prune_on_a_host_that_was_superseded(hosts: tuple[Host, Host]) -> None:
     a.cm_json("checkpoints", "verify", last)
     b.ok("restore", session)
     fences.counts_on(b, session)
+
+
+def test_all_hosts_are_listed_as_their_leases_tell(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    session = fences.counter(a)
+    other = b.start("sleep", "1000", name="u")["session"]
+
+    def listed(host: Host) -> dict[str, tuple[str, str, int]]:
+        rows = host.cm_json("ls", "--all-hosts")["sessions"]
+        return {row["session"]: (row["host"], row["state"], row["token"]) for row in rows}
+
+    assert listed(a) == listed(b) == {session: ("host-a", "running", 1), other: ("host-b", "running", 1)}
+    a.ok("checkpoint", "w")
+    assert listed(b)[session] == ("host-a", "parked", 1)
+    b.ok("restore", session)
+    assert listed(a) == listed(b) == {session: ("host-b", "running", 2), other: ("host-b", "running", 1)}

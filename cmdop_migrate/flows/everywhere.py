@@ -1,0 +1,56 @@
+"""Sessions of all hosts that share this one's lease store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.flows import leases, talk, tools
+from cmdop_migrate.images import catalog
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.model import State
+from cmdop_migrate.session.records import Records
+from cmdop_migrate.storage.base import Store
+
+HOSTS = "host."  # leases of host names, not of sessions
+_STATES: dict[str, State] = {"held": "running", "parked": "parked", "free": "exited"}
+
+
+def list_all(records: Records) -> list[dict[str, Any]]:
+    """This host's own as `ls` knows them, the others' as their leases tell: who has them, in which state."""
+    here = {row["session"]: row for row in talk.list_all(records)}
+    store, ring = tools.open_store(records.config), tools.open_keys(records.config)
+    found = []
+    for session, lease in leases.survey(leases.open_store(records.config)).items():
+        if session.startswith(HOSTS):
+            continue
+        own = here.pop(session, None)
+        if own is not None and (own["state"] not in ("parked", "exited") or own["token"] >= lease.token):
+            found.append(own)
+        elif lease.state != "free":
+            found.append(_row(session, lease, _name(store, ring, session, lease.checkpoint)))
+    return [*here.values(), *found]
+
+
+def _row(session: str, lease: leases.Standing, name: str) -> dict[str, Any]:
+    known = {"session": session, "name": name, "host": lease.host, "state": _STATES[lease.state], "token": lease.token}
+    unknown: dict[str, Any] = {
+        "clients": None,
+        "idle_s": None,
+        "rss": None,
+        "pid": None,
+        "command": [],
+        "created": None,
+        "note": "",
+    }
+    return {**known, **unknown}
+
+
+def _name(store: Store, ring: KeyRing, session: str, checkpoint: str | None) -> str:
+    """As its last checkpoint tells it; the lease itself knows only ids."""
+    if checkpoint is None:
+        return session[:12]
+    try:
+        return str(catalog.load(store, ring, checkpoint, session).facts.get("name", session[:12]))
+    except (CheckpointNotFound, ImageRefused):
+        return session[:12]
