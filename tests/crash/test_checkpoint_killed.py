@@ -23,7 +23,7 @@ def test_the_command_killed_at_every_step_leaves_the_session_running(
 ) -> None:
     one = Witness.start(host)
     rows = [("step", "killed", "session", "counted on from")]
-    for step in STEPS:
+    for step in STEPS[:-1]:  # from `park` on it is committed: tests/integration/test_fence_steps.py
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             assert cgroup.is_frozen(host.group(one.session)) is (step in FROZEN)
             gone(cli)

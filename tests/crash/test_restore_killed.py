@@ -113,7 +113,7 @@ def test_killed_while_memory_comes_it_never_runs_with_holes(
     until(lambda: one.state == "parked", 10, "its holder ends it")
     one.assert_parked()
     assert "BAD" not in one.host.output(one.session)
-    assert one.record()["token"] == token + 1, "it may have run: the next incarnation must be told from this one"
+    assert one.record()["token"] > token, "it may have run: the next incarnation must be told from this one"
     last = one.host.events(one.session)[-1]
     assert last["event"] in ("parked", "memory_lost") and "memory" in last["reason"], last
     one.host.assert_clean(ended=True)
@@ -131,7 +131,7 @@ def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, W
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
     with Pty([*CM, "restore", one.name], env=one.host.env()) as terminal:
-        until(lambda: family(terminal.process.pid), 10, "the worker is there")
+        terminal.expect(b"fetching")  # the worker's word: an agent may have been started before it
     until(lambda: one.state == "running", 20, "the worker goes on")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
