@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests.crash.witness import LARGE, Witness, family, find, finished, gone, show, stopped
+from tests.crash.witness import LARGE, Witness, find, finished, gone, show, stopped
 from tests.hosts import CM, Host, a_host, until
 from tests.ptys import Pty
 
