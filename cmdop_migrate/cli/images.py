@@ -13,7 +13,7 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
-from cmdop_migrate.flows import choose, collect, fork_session, tools
+from cmdop_migrate.flows import choose, collect, fork_session, incarnation, tools
 from cmdop_migrate.flows import restore as restore_flow
 from cmdop_migrate.images import keys
 
@@ -93,7 +93,7 @@ def restore(
     if host is not None and host != app.config.host:
         raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
     records = app.records()
-    wanted = restore_flow.Wanted(name, lazy, allow_devices, wait)
+    wanted = incarnation.Wanted(name, lazy, allow_devices, wait)
     if everything:
         _restore_all(app, records, wanted, reference)
         return
@@ -108,7 +108,7 @@ def restore(
     render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
 
 
-def _restore_all(app: App, records: Any, wanted: restore_flow.Wanted, reference: str | None) -> None:
+def _restore_all(app: App, records: Any, wanted: incarnation.Wanted, reference: str | None) -> None:
     if reference is not None or wanted.fork is not None:
         raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
     done, failed = [], []

@@ -13,8 +13,8 @@ from cmdop_migrate import units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import Usage
+from cmdop_migrate.flows import end, talk
 from cmdop_migrate.flows import run as run_flow
-from cmdop_migrate.flows import talk
 from cmdop_migrate.session import terminal
 
 
@@ -175,7 +175,7 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         number = signals.Signals(int(name)) if name.isdecimal() else signals.Signals[_signal_name(name)]
     except (KeyError, ValueError):
         raise Usage(f"no such signal: {name}", "For example TERM, INT, HUP or KILL.") from None
-    result = talk.kill(app.records(), session, number, grace)
+    result = end.kill(app.records(), session, number, grace)
     if app.json:
         render.answer(result)
     elif result.get("removed"):

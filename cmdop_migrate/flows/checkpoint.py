@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import __version__, log, units
@@ -34,9 +33,8 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, TimedOut
-from cmdop_migrate.flows import carry, dumpable, leases, memory, talk, tools
-from cmdop_migrate.images import files as image_files
-from cmdop_migrate.images import filestats, filetable, filetree
+from cmdop_migrate.flows import carry, dumpable, filecapture, leases, memory, talk, tools
+from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.lease.rules import Lost, Why
@@ -210,7 +208,7 @@ class _Checkpoint:
             if not self.wanted.leave_running:
                 connections.reset(pid, closed)
         with ThreadPoolExecutor(1, "files") as pool:
-            files = pool.submit(self._files, writer, found)
+            files = pool.submit(filecapture.capture, writer, self.directory, self.uppers, found)
             with self.phases.phase("dump"):
                 self.progress("dumping")
                 self._dump(criu, writer, pid, found)
@@ -282,21 +280,6 @@ class _Checkpoint:
             receiver.join()
         if failed:
             raise failed[0]
-
-    def _files(self, writer: ImageWriter, found: touched.Touched) -> None:
-        sink = _Sink(writer)
-        for number, upper in enumerate(self.uppers):
-            mapped = frozenset(path for layer, path in found.written if layer == number)
-            cache = self.directory / f"files-{number}"
-            captured = image_files.capture(
-                upper, sink, previous=_previous(cache, writer), mapped=mapped, present=writer.has
-            )
-            for ref in captured.table.chunks:
-                writer.refer(ref)
-            table = captured.table.serialise()
-            writer.add_blob(f"files/{number}", table)
-            (cache.with_suffix(".table")).write_bytes(table)
-            (cache.with_suffix(".stats")).write_bytes(filestats.serialise(captured.table, captured.stats))
 
     def _small_things(
         self,
@@ -397,22 +380,6 @@ class _Checkpoint:
             self.channel.ask(op="thaw")
         except (HolderGone, CmdopError, OSError) as error:
             _log.warning("could not tell the holder to go on: %s", error)
-
-
-class _Sink:
-    def __init__(self, writer: ImageWriter) -> None:
-        self.submit = writer.submit_named
-
-
-def _previous(cache: Path, writer: ImageWriter) -> image_files.Capture | None:
-    """What the last capture on this host knew; nothing of it is believed that cannot be checked."""
-    del writer
-    try:
-        table = filetable.parse(cache.with_suffix(".table").read_bytes())
-        stats = filestats.parse(cache.with_suffix(".stats").read_bytes(), table)
-    except (FileNotFoundError, CmdopError):
-        return None
-    return None if stats is None else image_files.Capture(table, stats)
 
 
 def shared_mounts(record: Record, root: str) -> tuple[request.SharedMount, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cmdop_migrate.flows import checkpoint, restore
+from cmdop_migrate.flows import checkpoint, incarnation, restore
 from cmdop_migrate.model import session_name
 from cmdop_migrate.session.records import Records
 
@@ -14,5 +14,5 @@ def fork(records: Records, reference: str, name: str, progress: Callable[[str], 
     session_name(name)
     records.name_is_free(name)
     saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True), progress)
-    facts = restore.restore(records, saved.manifest.checkpoint, restore.Wanted(fork=name), progress)
+    facts = restore.restore(records, saved.manifest.checkpoint, incarnation.Wanted(fork=name), progress)
     return {**facts, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}

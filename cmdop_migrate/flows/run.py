@@ -95,7 +95,7 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
         try:
             if record.link is not None:
                 rtnetlink.prepare()  # while the holder boots
-            return _see_through(config, starter, order["record"])
+            return _see_through(starter, order["record"])
         except BaseException:
             starter.abandon()  # the holder undoes what it made
             raise
@@ -109,14 +109,14 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
             os.close(lock)
 
 
-def _see_through(config: Config, starter: Starter, written: dict[str, Any]) -> Record:
+def _see_through(starter: Starter, written: dict[str, Any]) -> Record:
     record = Record.from_json(written)
     # The holder says that it forked, its child that it stands in its own network: whoever is quicker comes first.
     said = [starter.expect(), starter.expect()]
     pid = next(one["pid"] for one in said if "pid" in one)
     if record.link is not None:
         try:
-            network.connect(pid, record.link, config.subnet)
+            network.connect(pid, record.link)
         except Blocked:
             starter.check()  # a session that fails on its own takes its network along: its own reason comes first
             raise

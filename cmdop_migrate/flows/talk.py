@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -134,7 +132,7 @@ def after_loss(records: Records, record: Record) -> Record:
         records.sweep()
         return records.load(record.session) or replace(record, phase="exited")
 
-    after = _until(read, lambda one: one.phase != "live", LOSS_TIMEOUT)
+    after = until(read, lambda one: one.phase != "live", LOSS_TIMEOUT)
     if after.phase == "live":
         hint = "It runs on. It may have too many clients; try again, or see: cmdop-migrate show " + record.name
         raise Unreachable(f"the holder of session {record.name!r} closed the connection", hint)
@@ -305,65 +303,6 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
         raise Usage(f"not a regular expression: {pattern!r}: {error}", "Escape special characters with \\.") from error
 
 
-def kill(records: Records, reference: str, number: signal.Signals, grace: float) -> dict[str, Any]:
-    """Ends a session, or forgets one that has ended already."""
-    record = records.find(reference)
-    if record.phase == "exited":
-        records.forget(record.session)
-        return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
-    try:
-        record, channel = open_channel(records, reference)
-    except SessionExited:
-        return {"session": record.session, "exit": (_exit_of(records, record.session) or {}).get("code")}
-    except TimedOut:
-        _kill_without_holder(records, record)
-    else:
-        with channel:
-            try:
-                channel.ask(op="kill", signal=int(number), grace=grace, timeout=KILL_TIMEOUT)
-            except HolderGone:
-                pass
-            except TimedOut:
-                _kill_without_holder(records, record)
-    _until(lambda: _is_over(records, record.session), bool, grace + 10)
-    records.sweep()
-    result = _exit_of(records, record.session) or {}
-    records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
-    return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
-
-
-def _is_over(records: Records, session: str) -> bool:
-    return records.load(session) is None or not records.is_held(session)
-
-
-def _kill_without_holder(records: Records, record: Record) -> None:
-    """The holder is stopped or stuck: the session's processes go first, so that nothing runs unkept, then it."""
-    group = records.cgroup(record.session)
-    cgroup.kill(group)
-    for pid in cgroup.pids(f"{group.rpartition('/')[0]}/holders"):
-        if _holds(pid, str(records.directory(record.session) / "holder.lock")):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-
-
-def _holds(pid: int, path: str) -> bool:
-    try:
-        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:
-        return False
-
-
-def _until(read: Callable[[], T], done: Callable[[T], bool], seconds: float) -> T:
-    until = time.monotonic() + seconds
-    while True:
-        value = read()
-        if done(value) or time.monotonic() > until:
-            return value
-        time.sleep(0.02)
-
-
 def _saved_ring(records: Records, record: Record) -> Ring | None:
     try:
         saved = (records.directory(record.session) / "output.ring").read_bytes()
@@ -393,7 +332,7 @@ def _output_bounds(records: Records, record: Record) -> dict[str, int]:
     return {"start": ring.start, "end": ring.end} if ring else {"start": 0, "end": 0}
 
 
-def _exit_of(records: Records, session: str) -> dict[str, Any] | None:
+def exit_of(records: Records, session: str) -> dict[str, Any] | None:
     record = records.load(session)
     return asdict(record.exit) if record and record.exit else None
 
@@ -408,3 +347,13 @@ def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
                     yield json.loads(line)
                 except ValueError:
                     continue
+
+
+def until(read: Callable[[], T], done: Callable[[T], bool], seconds: float) -> T:
+    """The first value of `read` that is `done`, or the last one when the time is over."""
+    end = time.monotonic() + seconds
+    while True:
+        value = read()
+        if done(value) or time.monotonic() > end:
+            return value
+        time.sleep(0.02)

@@ -43,17 +43,17 @@ def link_at(subnet: str, number: int) -> Link:
     )
 
 
-def rules(subnet: str) -> str:
+def rules() -> str:
     """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart.
 
-    A chain for each subnet: hosts on one machine may have different ones, and none undoes another's.
+    By the names of their interfaces, so it is the same for all hosts of a machine, whatever their ranges: none undoes
+    another's, and they take one place among the kernel's hooks. (An input interface after routing: Linux 5.7.)
     """
-    out = "out_" + subnet.replace(".", "_").replace("/", "_")
     return f"""
         add table ip {TABLE}
-        add chain ip {TABLE} {out} {{ type nat hook postrouting priority 100; }}
-        flush chain ip {TABLE} {out}
-        add rule ip {TABLE} {out} ip saddr {subnet} oifname != "{PREFIX}*" masquerade
+        add chain ip {TABLE} out {{ type nat hook postrouting priority 100; }}
+        flush chain ip {TABLE} out
+        add rule ip {TABLE} out iifname "{PREFIX}*" oifname != "{PREFIX}*" masquerade
         add chain ip {TABLE} between {{ type filter hook forward priority 0; }}
         flush chain ip {TABLE} between
         add rule ip {TABLE} between iifname "{PREFIX}*" oifname "{PREFIX}*" drop
@@ -76,10 +76,10 @@ def choose(subnet: str) -> Link:
     raise Blocked(f"no free /30 left in {subnet}", "Set a larger `subnet`, or end sessions you no longer need.")
 
 
-def connect(pid: int, link: Link, subnet: str) -> None:
+def connect(pid: int, link: Link) -> None:
     """Gives the network namespace of `pid` a cable to the outside, which vanishes with the namespace.
     Raises LinkTaken when the name, and so the /30, is no longer free."""
-    let_out(subnet)
+    let_out()
     try:
         _lay(pid, link)
     except FileExistsError as error:
@@ -105,10 +105,10 @@ def exists(link: Link) -> bool:
     return os.path.exists(f"/sys/class/net/{link.veth}")
 
 
-def reconnect(pid: int, before: Link, now: Link, subnet: str) -> None:
+def reconnect(pid: int, before: Link, now: Link) -> None:
     """CRIU has laid the cable anew, its outer end down and bare: raise it. Where the session's old /30 is taken
     on this machine, its inside gets the new address first."""
-    let_out(subnet)
+    let_out()
     if now != before:
         with Netlink(pid) as inside:
             inner = inside.index(INSIDE)
@@ -133,16 +133,14 @@ def raise_outer_end(host: Netlink, link: Link) -> None:
     host.raise_link(outer)
 
 
-def let_out(subnet: str) -> None:
+def let_out() -> None:
     if _FORWARD.read_text().strip() != "1":
         try:
             _FORWARD.write_text("1")
         except OSError as error:
             hint = "Run on the host: sysctl net.ipv4.ip_forward=1; or run with --net host."
             raise Blocked(f"cannot switch on forwarding: {error.strerror}", hint) from error
-    done = subprocess.run(
-        [_nft(), "-f", "-"], input=rules(subnet), text=True, capture_output=True, check=False, timeout=20
-    )
+    done = subprocess.run([_nft(), "-f", "-"], input=rules(), text=True, capture_output=True, check=False, timeout=20)
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[0]
         raise Blocked(f"cannot set up NAT: {last}", "See: cmdop-migrate doctor; or run with --net host.")

@@ -99,9 +99,9 @@ def _end_sessions(environment: dict[str, str]) -> None:
 
 
 def _gone(holders: Path) -> bool:
-    """Whether no holder is left; removes their group, and the host's around it."""
+    """Whether no holder is left, and the agent has seen that; removes their groups, and the host's around them."""
     try:
-        for directory in (holders, holders.parent):
+        for directory in (holders, holders.parent / "agent", holders.parent):
             if directory.exists():
                 directory.rmdir()
     except OSError:

@@ -18,17 +18,20 @@ STEPS = ("prepare", "freeze", "reset", "dump", "capture", "upload", "publish", "
 FROZEN = STEPS[2:]  # at the beginning of these it stands still
 
 
-def test_the_command_killed_at_every_step_leaves_the_session_running(
+def test_the_command_killed_at_every_step_leaves_the_session_running_or_parked(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = Witness.start(host)
     rows = [("step", "killed", "session", "counted on from")]
-    for step in STEPS[:-1]:  # from `park` on it is committed: tests/integration/test_fence_steps.py
+    for step in STEPS[:-1]:
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             assert cgroup.is_frozen(host.group(one.session)) is (step in FROZEN)
             gone(cli)
         rows.append((step, "command", one.state, str(one.assert_runs())))
-    host.cm_json("checkpoint", one.name)
+    with stopped(host, "park", "checkpoint", one.name) as (cli, _):  # committed: its lease says that it is parked
+        gone(cli)
+    until(lambda: one.state == "parked", 20, "the agent tells its holder")
+    rows.append(("park", "command", one.state, "-"))
     one.assert_parked()
     host.assert_clean(ended=True)
     rows.append(("-", "-", "parked, restored", str(one.restore()["token"])))

@@ -130,8 +130,9 @@ def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, W
         until(lambda: one.state == "running", 20, "the worker goes on")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
-    with Pty([*CM, "restore", one.name], env=one.host.env()) as terminal:
-        terminal.expect(b"fetching")  # the worker's word: an agent may have been started before it
+    image = one.host.state / "sessions" / one.session / "image"
+    with Pty([*CM, "restore", one.name], env=one.host.env()):
+        until(image.exists, 20, "the worker is there, and at it")
     until(lambda: one.state == "running", 20, "the worker goes on")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)

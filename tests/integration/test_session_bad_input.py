@@ -169,6 +169,7 @@ def test_state_dir_on_an_overlay(host: Host, tmp_path: Path) -> None:
 @pytest.mark.parametrize("room", ["8k", "16k", "24k", "36k", "48k", "60k", "72k"])
 def test_disk_full_while_starting(host: Host, room: str) -> None:
     """Wherever in a start the disk gets full: it says so, and the next command finds nothing."""
+    host.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{host.dir}/lease.db"  # on a disk with room: else it ends there
     host.ok("ls")
     host_id = (host.state / "host-id").read_text()
     script = (

@@ -1,0 +1,66 @@
+"""End a session, also one whose holder hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any, TypeVar
+
+from cmdop_migrate.errors import SessionExited, TimedOut
+from cmdop_migrate.flows import talk
+from cmdop_migrate.model import Record
+from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.channel import HolderGone
+from cmdop_migrate.session.records import Records
+
+T = TypeVar("T")
+
+
+def kill(records: Records, reference: str, number: signal.Signals, grace: float) -> dict[str, Any]:
+    """Ends a session, or forgets one that has ended already."""
+    record = records.find(reference)
+    if record.phase == "exited":
+        records.forget(record.session)
+        return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
+    try:
+        record, channel = talk.open_channel(records, reference)
+    except SessionExited:
+        return {"session": record.session, "exit": (talk.exit_of(records, record.session) or {}).get("code")}
+    except TimedOut:
+        _kill_without_holder(records, record)
+    else:
+        with channel:
+            try:
+                channel.ask(op="kill", signal=int(number), grace=grace, timeout=talk.KILL_TIMEOUT)
+            except HolderGone:
+                pass
+            except TimedOut:
+                _kill_without_holder(records, record)
+    talk.until(lambda: _is_over(records, record.session), bool, grace + 10)
+    records.sweep()
+    result = talk.exit_of(records, record.session) or {}
+    records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
+    return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+
+
+def _is_over(records: Records, session: str) -> bool:
+    return records.load(session) is None or not records.is_held(session)
+
+
+def _kill_without_holder(records: Records, record: Record) -> None:
+    """The holder is stopped or stuck: the session's processes go first, so that nothing runs unkept, then it."""
+    group = records.cgroup(record.session)
+    cgroup.kill(group)
+    for pid in cgroup.pids(f"{group.rpartition('/')[0]}/holders"):
+        if _holds(pid, str(records.directory(record.session) / "holder.lock")):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def _holds(pid: int, path: str) -> bool:
+    try:
+        return any(os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False

@@ -1,0 +1,41 @@
+"""The files a session changed, into its image: from each overlay's upper layer, while it stands still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cmdop_migrate.errors import CmdopError
+from cmdop_migrate.images import files, filestats, filetable
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.session.touched import Touched
+
+
+class _Sink:
+    def __init__(self, writer: ImageWriter) -> None:
+        self.submit = writer.submit_named
+
+
+def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found: Touched) -> None:
+    """Adds one table for each layer. What did not change since the last capture on this host is not read again."""
+    sink = _Sink(writer)
+    for number, upper in enumerate(uppers):
+        mapped = frozenset(path for layer, path in found.written if layer == number)
+        cache = directory / f"files-{number}"
+        captured = files.capture(upper, sink, previous=_previous(cache), mapped=mapped, present=writer.has)
+        for ref in captured.table.chunks:
+            writer.refer(ref)
+        table = captured.table.serialise()
+        writer.add_blob(f"files/{number}", table)
+        cache.with_suffix(".table").write_bytes(table)
+        cache.with_suffix(".stats").write_bytes(filestats.serialise(captured.table, captured.stats))
+
+
+def _previous(cache: Path) -> files.Capture | None:
+    """What the last capture on this host knew; nothing of it is believed that cannot be checked."""
+    try:
+        table = filetable.parse(cache.with_suffix(".table").read_bytes())
+        stats = filestats.parse(cache.with_suffix(".stats").read_bytes(), table)
+    except (FileNotFoundError, CmdopError):
+        return None
+    return None if stats is None else files.Capture(table, stats)

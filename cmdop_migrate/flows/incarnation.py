@@ -1,0 +1,353 @@
+"""One session brought back from a verified image: its files, its tree, its holder, then its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from cmdop_migrate import clock, log
+from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
+from cmdop_migrate.criu.lazy import LazyPages, State
+from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
+from cmdop_migrate.flows import carry, contents, leases, memory, tools
+from cmdop_migrate.flows.checkpoint import shared_mounts
+from cmdop_migrate.flows.phases import Phases
+from cmdop_migrate.flows.run import holder_order
+from cmdop_migrate.images import filerestore, filestats, filetable
+from cmdop_migrate.images.reader import Image
+from cmdop_migrate.lease.rules import Lost
+from cmdop_migrate.lease.store import Held, LeaseStore
+from cmdop_migrate.model import Link, Record
+from cmdop_migrate.session import affinity, cgroup, connections, network
+from cmdop_migrate.session.records import Records
+from cmdop_migrate.session.start import Starter, make_stores, overlays
+
+CRIU_TIMEOUT = 600.0
+HOLDER_TIMEOUT = 5.0
+EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
+_log = log.get("restore")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    fork: str | None = None
+    lazy: bool = False
+    allow_devices: bool = False
+    wait: float = 0.0
+
+
+class Restorer(Protocol):
+    """Who brings it back: what was asked, and who hears how it goes."""
+
+    records: Records
+    wanted: Wanted
+    phases: Phases
+    began: float
+    session: str
+    stall: Path | None
+    say: Callable[[str], None]
+    answer: Callable[[dict[str, Any]], None]
+
+
+class Incarnation:
+    """From a verified image to a running session."""
+
+    def __init__(
+        self,
+        parent: Restorer,
+        criu: Criu,
+        image: Image,
+        record: Record,
+        directory: Path,
+        lock: int,
+        host_leases: LeaseStore,
+        lease: Held,
+    ) -> None:
+        self.leases, self.lease = host_leases, lease
+        self.adopted = False
+        self.runs_from = 0.0
+        self.parent, self.criu, self.image, self.record = parent, criu, image, record
+        self.directory, self.lock = directory, lock
+        self.records, self.config, self.phases = parent.records, parent.records.config, parent.phases
+        self.images = directory / "images"
+        self.group = self.records.cgroup(record.session)
+        self.terminal = contents.terminal(image)
+        self.before: Link | None = contents.record(image.manifest).link
+        self.carried: list[str] = []
+        self.pid = 0
+        self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
+        self.lost: BaseException | None = None
+
+    def run(self) -> None:
+        with self.phases.phase("files"):
+            self.parent.say("files")
+            self._lay_files()
+        source = memory.Source(self.image)
+        lazy = self._is_lazy()
+        with self.phases.phase("images"):
+            self._lay_images(source, lazy)
+        if lazy:
+            self._run_lazily(source)
+        else:
+            self._run(None, None)
+            self._clean()
+            self._say_done()
+
+    def _clean(self) -> None:
+        """It runs: what it was made from, its memory in the clear among it, goes."""
+        for name in ("image", "images"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+
+    def _is_lazy(self) -> bool:
+        if self.image.manifest.sizes["memory"] <= EAGER_BELOW and not self.parent.wanted.lazy:
+            return False
+        return "uffd-noncoop" in provide.features(self.criu, ("uffd-noncoop",))
+
+    def _lay_files(self) -> None:
+        points = list(self.record.layers)
+        layers = overlays(points)
+        make_stores(self.directory, layers)
+        uppers = [self.directory / layer["store"] / "upper" for layer in layers]
+        for number, upper in enumerate(uppers):
+            data = contents.blob(self.image, f"files/{number}")
+            table = filetable.parse(data)
+            stats = filerestore.restore(table, self.image, upper, allow_devices=self.parent.wanted.allow_devices)
+            (self.directory / f"files-{number}.table").write_bytes(data)
+            (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
+        self.carried = carry.bring(self.image, self.config.state_dir, points, uppers)
+        for name, blob in (("output.ring", "output"), ("inputs.jsonl", "inputs")):
+            (self.directory / name).write_bytes(contents.blob(self.image, blob))
+
+    def _lay_images(self, source: memory.Source, lazy: bool) -> None:
+        shutil.rmtree(self.images, ignore_errors=True)
+        self.images.mkdir(mode=0o700)
+        for name in self.image.manifest.blobs:
+            if name.startswith("criu/"):
+                (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
+        if self._is_locked():
+            (namespace,) = self.images.glob("netns-*.img")
+            with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
+                rules.write(network.LOCK.encode())
+        source.lay_out(self.images, lazy)
+
+    def _is_locked(self) -> bool:
+        """Connections inside the session come back one end at a time, and what one end sends before the other is
+        there would reset it. So nothing arrives in its network until all are."""
+        has_streams = any(name.startswith("criu/tcp-stream-") for name in self.image.manifest.blobs)
+        return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
+
+    def _run_lazily(self, source: memory.Source) -> None:
+        ours, theirs = socket.socketpair()
+        copy = os.dup(ours.fileno())
+        with self._daemon(theirs) as daemon:
+            server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
+            server.start()
+            try:
+                starter = self.starter = self._run(daemon, copy)
+            finally:
+                os.close(copy)
+            if self.parent.wanted.lazy:
+                self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
+                self._say_done()
+            with self.phases.phase("memory"):
+                state = daemon.guard(self._on_lost)
+            if state is State.FINISHED:
+                self._clean()  # before "complete": after it the next checkpoint may use the same directory
+                with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
+                    starter.control.send(b"complete")
+            starter.close()
+        if self.lost is not None and not self._ended_by_itself():
+            self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
+            raise self.lost
+        self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
+        if not self.parent.wanted.lazy:
+            self._say_done()
+
+    @contextlib.contextmanager
+    def _daemon(self, theirs: socket.socket) -> Iterator[LazyPages]:
+        """In a group of its own, by which it is found and ended when nobody is left who started it."""
+        group = cgroup.pager(self.group)
+        cgroup.create(group)
+        try:
+            with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
+                cgroup.join(group, daemon.process.pid)
+                yield daemon
+        finally:
+            cgroup.remove(group)
+
+    def _serve(self, sock: socket.socket, source: memory.Source) -> None:
+        try:
+            pages.serve(sock, source, self.criu.version, self._on_source_failed)
+        except (pages.ProtocolError, CmdopError, OSError) as error:
+            _log.info("no more memory is served: %s", error)
+        except Exception:  # noqa: BLE001 - a supervising thread: the session was stopped before this was raised
+            _log.error("serving memory failed", exc_info=True)
+
+    def _on_source_failed(self, error: BaseException) -> None:
+        if isinstance(error, CmdopError):
+            self.lost = error
+        self._end(str(error))
+
+    def _on_lost(self, error: CriuFailed) -> None:
+        self.lost = self.lost or error
+        self._end(error.message)
+
+    def _end(self, why: str) -> None:
+        """Nothing of it runs when this returns. The holder does it, so that it records the session as parked, not as
+        ended; where there is none yet, or it does not, we do."""
+        if self.starter is not None and cgroup.is_populated(self.group):
+            _log.error("memory is lost: %s; the session is ended, its checkpoint is whole", why)
+            with contextlib.suppress(OSError):
+                cgroup.freeze(self.group, 0)
+            self.starter.close()
+            until = time.monotonic() + HOLDER_TIMEOUT
+            while cgroup.is_populated(self.group) and time.monotonic() < until:
+                time.sleep(0.002)
+        cgroup.kill(self.group)
+
+    def _ended_by_itself(self) -> bool:
+        """A program that was done before all of its memory was there has lost nothing."""
+        after = self.records.load(self.record.session)
+        return after is not None and after.phase == "exited"
+
+    def _run(self, daemon: LazyPages | None, page_socket: int | None) -> Starter:
+        self.parent.say("restoring")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = holder_order(self.config, self.records, self.record) | {
+            "mode": "restore",
+            "fresh_until": self.lease.fresh_until,
+            "worker": list(self.criu.argv),
+            "worker_fd": theirs.fileno(),
+        }
+        with ours:
+            with theirs, self.phases.phase("holder"):
+                starter = Starter(order, self.lock, self.config.log_file.with_name("holder.log"), theirs.fileno())
+            try:
+                starter.expect()
+                with self.phases.phase("restore"):
+                    self._converse(ours, starter, daemon, page_socket)
+                self.phases.reach("resumed")
+                starter.control.send(b"resumed")
+                starter.expect()
+                self.adopted = True
+            except (BrokenPipeError, ConnectionResetError) as error:
+                starter.abandon()
+                words = "the session's holder was killed while it was being restored"
+                raise Unexpected(words, "It is parked as before: restore it again.") from error
+            except BaseException:
+                starter.abandon()
+                raise
+        if page_socket is None:
+            starter.close()
+        return starter
+
+    def _converse(
+        self, sock: socket.socket, starter: Starter, daemon: LazyPages | None, page_socket: int | None
+    ) -> None:
+        masters: list[int] = []
+        own_terminal = ctty.is_possible()
+        terminal: list[ctty.Terminal] = []
+        worker: list[int] = []
+
+        def on_notify(notification: runner.Notification) -> bool:
+            masters.extend(notification.fds)
+            if notification.pid:
+                self.pid = notification.pid
+            if notification.script == "setup-namespaces" and own_terminal:
+                terminal.append(ctty.Terminal.begin(self.pid))
+            if notification.script == "post-resume" and own_terminal:
+                worker.append(ctty.let_parent_end(self.pid))
+            if notification.script == "pre-resume":
+                self._before_first_instruction(starter, masters, daemon, page_socket)
+            return True
+
+        directory = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            spec = request.RestoreSpec(
+                images_dir_fd=directory,
+                work_dir_fd=directory,
+                root=str(self.directory / "root"),
+                veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
+                shared=shared_mounts(self.record, str(self.directory / "root")),
+                lazy_pages=daemon is not None,
+                sibling=not own_terminal,
+            )
+            response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
+        except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
+            raise self._failure("the restore failed: CRIU died") from None
+        finally:
+            os.close(directory)
+        if not response.success:
+            raise self._failure("the restore failed", response.errmsg)
+        for fd in response.fds:
+            os.close(fd)
+        if worker:
+            ctty.die_with_parent(self.pid, worker[0])
+
+    def _failure(self, what: str, message: str = "") -> CriuFailed:
+        error = logs.failure(what, self.images / "restore.log", message)
+        return tools.keep_log(error, self.images, self.config, "restore")
+
+    def _before_first_instruction(
+        self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
+    ) -> None:
+        """The tree is there and stands still: network, old connections, the holder. Raising here ends it."""
+        self.phases.reach("pre-resume")
+        if not masters or not self.pid:
+            raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
+        if daemon is not None and not daemon.secure():
+            raise logs.failure("criu lazy-pages ended before the session could run", daemon.log_path)
+        if self.record.link is not None and self.before is not None:
+            network.reconnect(self.pid, self.before, self.record.link)
+        if self.image.manifest.facts.get("live"):
+            connections.reset(self.pid, contents.outside(self.image))
+        if self._is_locked():
+            network.unlock(self.pid)
+        if "affinity" in self.image.manifest.blobs:
+            affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
+        renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
+        if isinstance(renewed, Lost):
+            raise leases.fenced(self.record.name, renewed)
+        message = {
+            "pid": self.pid,
+            "fresh_until": renewed.fresh_until,
+            "token": renewed.token,
+            "unread": self.terminal["unread"],
+            "unwritten": self.terminal["unwritten"],
+        }
+        self.runs_from = clock.boottime()
+        fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
+        socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
+        starter.expect()
+
+    def _say_done(self) -> None:
+        manifest = self.image.manifest
+        self.records.events.emit(
+            "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
+            name=self.record.name, parent=self.record.parent, phases=self.phases.seconds, carried=len(self.carried),
+            boottime=round(self.runs_from, 6),
+        )  # fmt: skip
+        self.parent.answer(
+            {
+                "session": self.record.session,
+                "name": self.record.name,
+                "host": self.record.host,
+                "token": self.record.token,
+                "checkpoint": manifest.checkpoint,
+                "phases": self.phases.seconds,
+                "pid": self.pid,
+                "parent": self.record.parent,
+                "carried": self.carried,
+                "took_s": round(clock.boottime() - self.parent.began, 6),
+            }
+        )

@@ -1,0 +1,262 @@
+"""What every holder does whoever asks for what: reads the terminal, notices the end, leaves nothing behind.
+
+One thread; nothing here blocks on a client. Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable
+
+from cmdop_migrate.events import Events
+from cmdop_migrate.session import cgroup, files, launch, wire
+from cmdop_migrate.session.clients import Client, Clients
+from cmdop_migrate.session.deadman import DeadMan
+from cmdop_migrate.session.inputs import Inputs, Journal
+from cmdop_migrate.session.ring import Ring
+
+READ_SIZE = 64 << 10
+FAREWELL = 2.0  # seconds that slow clients get to read the last output
+Message = dict[str, object]
+
+
+class Keeper:
+    """One session's terminal, output, inputs and cgroup. `order` is what the starter asked for; `order['record']` is
+    kept on disk by us alone. `Holder` adds what clients may ask."""
+
+    def __init__(self, order: Message, control: socket.socket) -> None:
+        record = order["record"]
+        assert isinstance(record, dict)
+        self.order, self.control = order, control
+        self.record: Message = record
+        self.dir, self.cgroup = str(order["dir"]), str(order["cgroup"])
+        self.ring = self._ring()
+        self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
+        self.events = Events(os.path.dirname(os.path.dirname(self.dir)), str(record["host"]))
+        self.epoll = select.epoll()
+        self.clients = Clients(self.epoll, self.ring)
+        self.master = -1
+        self.pid = 0
+        self.last_output = time.time()
+        self.kill_at: float | None = None
+        self.exit_status: int | None = None
+        self.freezer: Client | None = None  # who has the session frozen, to dump it
+        self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
+        self.unread = b""  # taken out of the terminal while frozen
+        self.committing = False  # the freezer may have parked it, should it leave without a word
+        self.parked: str | None = None
+        self.why = ""
+        self.superseded = ""
+        self.pager: launch.Pager | None = None
+        until = order.get("fresh_until")
+        self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
+        self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _ring(self) -> Ring:
+        size = int(str(self.order["ring"]))
+        try:
+            with open(f"{self.dir}/output.ring", "rb") as saved:
+                return Ring.load(saved.read(), size)
+        except FileNotFoundError:
+            return Ring(size)
+
+    def adopt(self, pid: int, master: int) -> None:
+        """From here on the session is ours: its terminal is read, its death is noticed, it is on record."""
+        self.pid, self.master = pid, master
+        os.set_blocking(master, False)
+        if "rows" in self.order:
+            self.set_size(int(str(self.order["rows"])), int(str(self.order["cols"])))
+        listener = wire.listen(str(self.order["socket"]))
+        self.listener = listener
+        for fd in (master, listener.fileno(), self.wake, self.deadman.fileno()):
+            self.epoll.register(fd, select.EPOLLIN)
+        self.record.update(phase="live", pid=pid)
+        self.save()
+        self.deadman.watch()
+
+    def take_over(self, restored: launch.Restored) -> None:
+        """A session CRIU has just made anew; its time is kept already."""
+        self.adopt(restored.pid, restored.master)
+        self.inputs.queue(restored.unwritten)
+        self.feed_terminal()
+        if restored.pager is not None:
+            self.pager = restored.pager
+            self.epoll.register(self.pager.fileno(), select.EPOLLIN)
+        self.deadman.check()
+
+    def save(self) -> None:
+        files.replace_json(f"{self.dir}/session.json", self.record)
+
+    def set_size(self, rows: int, cols: int) -> None:
+        if 0 < rows < 4096 and 0 < cols < 4096:
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))
+
+    def loop(self) -> None:
+        """Until the session has ended."""
+        while self.exit_status is None:
+            timeout = -1.0 if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            for fd, events in self.epoll.poll(timeout):
+                if fd == self.master:
+                    self.on_terminal(events)
+                elif fd == self.listener.fileno():
+                    self.clients.accept(self.listener)
+                elif fd == self.wake:
+                    self.on_signal()
+                elif fd == self.deadman.fileno():
+                    self.deadman.on_timer()
+                elif self.pager is not None and fd == self.pager.fileno():
+                    self.on_pager()
+                else:
+                    self.on_client(fd, events)
+            if self.kill_at is not None and time.monotonic() >= self.kill_at:
+                self.kill_at = None
+                cgroup.kill(self.cgroup)
+
+    def on_terminal(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self.feed_terminal()
+        if events & ~select.EPOLLOUT and not self.read_terminal():
+            self.epoll.unregister(self.master)  # the slave side is gone; the tree's end is told by SIGCHLD
+
+    def read_terminal(self) -> bool:
+        """Takes what the session printed, at once, whoever is or is not listening. False at its end."""
+        try:
+            data = os.read(self.master, READ_SIZE)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        self.ring.append(data)
+        self.last_output = time.time()
+        self.clients.pump_all()
+        return bool(data)
+
+    def feed_terminal(self) -> None:
+        if self.freezer is not None:
+            return  # what the terminal holds is being captured
+        self.inputs.flush(self.master)
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self.inputs.waiting else 0)
+        try:
+            self.epoll.modify(self.master, wanted)
+        except OSError:
+            return  # already unregistered: the session is ending
+        if not self.inputs.waiting:
+            self.clients.unblock()
+
+    def on_signal(self) -> None:
+        numbers = os.read(self.wake, 512)
+        if signal.SIGTERM in numbers:
+            self.end(signal.SIGTERM, 5.0)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.exit_status = status
+
+    def on_pager(self) -> None:
+        """The restorer has put all memory in place, or is gone before it had: then nothing may run on with holes."""
+        assert self.pager is not None
+        self.epoll.unregister(self.pager.fileno())
+        if not self.pager.is_complete():
+            cgroup.kill(self.cgroup)
+            self.parked = str(self.record["checkpoint"])
+            self.why = "its memory could not be brought back whole"
+        self.pager.close()
+        self.pager = None
+
+    def note(self, event: str, **facts: object) -> None:
+        try:
+            self.events.emit(event, str(self.record["session"]), name=self.record["name"], **facts)
+        except OSError as error:
+            complain(f"{self.record['session']}: {event}: {error}")
+
+    def end(self, number: int, grace: float) -> None:
+        """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
+        if not self.deadman.may_run():
+            cgroup.kill(self.cgroup)  # another may hold it: not one more step, not even to say goodbye
+            return
+        cgroup.thaw(self.cgroup)
+        asked = [number]
+        if number == signal.SIGTERM:
+            asked += [signal.SIGHUP, signal.SIGCONT]  # an interactive shell ignores TERM; HUP is its word for the end
+        for pid in cgroup.pids(self.cgroup):
+            for one in asked:
+                try:
+                    os.kill(pid, one)
+                except ProcessLookupError:
+                    break
+        self.kill_at = time.monotonic() + grace
+
+    def finish(self) -> None:
+        """The session is over: keep its last words and how it ended, leave nothing running or mounted."""
+        while self.read_all():
+            pass
+        cgroup.remove(self.cgroup)
+        status = self.exit_status
+        assert status is not None
+        code = os.waitstatus_to_exitcode(status)
+        reason = f"exited {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        code = code if code >= 0 else 128 - code
+        ended: Message = {"code": code, "reason": reason, "at": time.time()}
+        if self.parked is not None:
+            ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
+            self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
+        else:
+            ended["reason"] = self.superseded or ended["reason"]
+            self.record.update(phase="exited", exit=ended, pid=None)
+        self.keep_record(ended)
+        if self.parked is not None or self.superseded:
+            launch.remove_files(self.dir)
+        self.clients.farewell({"event": "exit", **ended}, FAREWELL)
+
+    def keep_record(self, ended: Message) -> None:
+        """Output, event and record, in this order: who sees the end on record finds the rest in place. On a full disk
+        what can be written is, and whoever is connected still hears how it ended."""
+        words = {"name": self.record["name"], "code": ended["code"], "reason": ended["reason"]}
+        steps: list[Callable[[], None]] = [
+            lambda: files.replace(f"{self.dir}/output.ring", self.ring.save()),
+            lambda: self.events.emit("parked" if self.parked else "exited", str(self.record["session"]), **words),
+            self.save,
+            lambda: os.unlink(str(self.order["socket"])),
+        ]
+        for step in steps:
+            try:
+                step()
+            except OSError as error:
+                complain(f"{self.record['session']}: {error}")
+
+    def read_all(self) -> bool:
+        before = self.ring.end
+        return self.read_terminal() and self.ring.end > before
+
+    def on_client(self, fd: int, events: int) -> None:
+        """A connection has something for us, or room for more."""
+        raise NotImplementedError
+
+    def on_fence(self, fenced: bool) -> None:
+        """The dead-man switch froze the session, or let it go again."""
+        raise NotImplementedError
+
+
+def complain(words: str) -> None:
+    """To our log, which may be on the very disk that is full."""
+    try:
+        os.write(2, words.encode() + b"\n")
+    except OSError:
+        return
