@@ -164,13 +164,12 @@ class TakeOver:
                 return self._take_unknown(who)
             expected = self._manifest.checkpoint
             if seen.record.state == "held" and self._is_own(seen.record):
-                resume = seen.record.token
-                answer = self._leases.acquire(*who, expect_checkpoint=expected, resume_token=resume)
-            else:
-                observed = seen.observation
-                answer = self._leases.acquire(
-                    *who, expect_checkpoint=expected, observation=observed, above=self._manifest.token
-                )
+                self._end_own(who, seen.record.token)
+                continue
+            observed = seen.observation
+            answer = self._leases.acquire(
+                *who, expect_checkpoint=expected, observation=observed, above=self._manifest.token
+            )
             if isinstance(answer, Held):
                 return answer
             if isinstance(answer, Lost) or clock.boottime() + answer.seconds > self._until:
@@ -178,6 +177,14 @@ class TakeOver:
             self._observation = answer.observation
             say(f"{answer.holder.host} holds it; waiting {answer.seconds:.0f} s for its lease to run out")
             time.sleep(min(1.0, answer.seconds + 0.005))
+
+    def _end_own(self, who: tuple[str, str, str, float], token: int) -> None:
+        """What a restore here that was cut off has left. It may have run: it is ended, and the next one has a token of
+        its own."""
+        answer = self._leases.acquire(*who, expect_checkpoint=self._manifest.checkpoint, resume_token=token)
+        ended = self._leases.park(answer, self._manifest.checkpoint) if isinstance(answer, Held) else answer
+        if not isinstance(ended, Ended):
+            raise fenced(self._name, ended)
 
     def _take_unknown(self, who: tuple[str, str, str, float]) -> Held:
         """No lease store knows it: this one is new, or not the one its old host used. The images' store decides then,

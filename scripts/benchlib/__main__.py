@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("images", "sessions")
+NAMES = ("fence", "images", "sessions")
 
 
 def main() -> int:

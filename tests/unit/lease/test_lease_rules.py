@@ -56,7 +56,15 @@ ACQUIRE: list[tuple[Any, ...]] = [
         replace(A, resume_token=7, ttl=5.0),
         None,
         0.0,
-        Grant(replace(HELD, renewals=4, ttl=5.0, nonce=NEW)),
+        Grant(replace(HELD, renewals=4, nonce=NEW)),  # who runs it may still rely on the longer time
+    ),
+    (
+        "held by us, resumed for longer",
+        HELD,
+        replace(A, resume_token=7, ttl=60.0),
+        None,
+        0.0,
+        Grant(replace(HELD, renewals=4, ttl=60.0, nonce=NEW)),
     ),
     ("resume an older", HELD, replace(A, resume_token=6), None, 0.0, Lost("s", Why.SUPERSEDED, HELD)),
     ("resume another's", HELD, replace(B, resume_token=7), SEEN, 1e6, Lost("s", Why.SUPERSEDED, HELD)),
