@@ -36,7 +36,6 @@ def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) ->
         for state, holds in (
             ("fenced", status.get("fenced")),
             ("checkpointing", status.get("busy") == "checkpointing"),
-            ("restoring", status.get("busy") == "restoring"),
             ("frozen", frozen),
         ):
             if holds:
