@@ -219,7 +219,9 @@ def test_lazily_a_lost_store_stalls_it_visibly_and_it_goes_on_when_it_is_back(ho
     until(lambda: not (host.state / "sessions" / one.session / "image").exists(), 10, "the copy goes")
     assert host.sessions()[0]["note"] == ""
     assert one.assert_runs() > before
-    assert host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == [done]
+    assert host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == [], "its lease names it"
+    host.ok("kill", one.name)
+    until(lambda: host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == [done], 20)
 
 
 def memory_events(one: Witness) -> list[str]:
