@@ -13,6 +13,7 @@ import socket
 import struct
 import termios
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cmdop_migrate.events import Events
@@ -27,7 +28,7 @@ FAREWELL = 2.0  # seconds that slow clients get to read the last output
 Message = dict[str, object]
 
 
-class Keeper:
+class Keeper(ABC):
     """One session's terminal, output, inputs and cgroup. `order` is what the starter asked for; `order['record']` is
     kept on disk by us alone. `Holder` adds what clients may ask."""
 
@@ -245,13 +246,13 @@ class Keeper:
         before = self.ring.end
         return self.read_terminal() and self.ring.end > before
 
+    @abstractmethod
     def on_client(self, fd: int, events: int) -> None:
         """A connection has something for us, or room for more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_fence(self, fenced: bool) -> None:
         """The dead-man switch froze the session, or let it go again."""
-        raise NotImplementedError
 
 
 def complain(words: str) -> None:
