@@ -14,6 +14,7 @@ on with a page missing.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import threading
@@ -72,7 +73,7 @@ class _Restore:
         store, ring = tools.open_store(self.config), tools.open_keys(self.config)
         with self.phases.phase("choose"):
             host_leases = leases.open_store(self.config)
-            current = lambda session: leases.last_checkpoint(host_leases, session)  # noqa: E731
+            current = functools.partial(leases.last_checkpoint, host_leases)
             chosen = choose.choose(self.records, store, ring, self.reference, current)
             if self.wanted.fork is None:
                 choose.not_running(chosen)
