@@ -209,6 +209,7 @@ class Keeper(ABC):
         while self.read_all():
             pass
         cgroup.remove(self.cgroup)
+        launch.cut_cable(self.record.get("link"))
         status = self.exit_status
         assert status is not None
         code = os.waitstatus_to_exitcode(status)
