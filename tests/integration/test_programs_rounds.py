@@ -63,7 +63,10 @@ def test_twenty_rounds(host: Host) -> None:
                 stored = size_of(host.state / "store")
         lost, appeared = compare.differences(first or {}, after, [r"pid 2 map .*\[heap\]"])
         assert not lost and not appeared, (lost, appeared)
-        assert on_the_host(host, bash.session) == bare
+        left = on_the_host(host, bash.session)
+        fds = "descriptors of the holder"  # one more or less: the agent may be connected to it just now
+        assert abs(left.pop(fds) - bare.pop(fds)) <= 1
+        assert left == bare
         grown = size_of(host.state) - size_of(host.state / "store") - disk
         assert grown < 256 << 10, f"{grown} bytes of disk beside the store"  # its logs and events
         each = (size_of(host.state / "store") - stored) / (ROUNDS - 1)
