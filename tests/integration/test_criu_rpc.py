@@ -323,7 +323,7 @@ def test_another_process_may_spawn_the_worker_and_becomes_the_parent(session: Se
     lay_out(session, memory, lazy=False)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        words = ["sh", "-c", '"$@" & wait; sleep 60', "holder", *session.criu, "swrk", str(theirs.fileno())]
+        words = ["sh", "-c", '"$@" & wait; exec sleep 60', "holder", *session.criu, "swrk", str(theirs.fileno())]
         holder = subprocess.Popen(words, pass_fds=(theirs.fileno(),))
         try:
             theirs.close()
