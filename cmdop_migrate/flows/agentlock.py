@@ -48,31 +48,56 @@ class Lock:
             self._fd = -1
 
 
-def ensure(config: Config) -> None:
-    """Starts an agent if this host has none, and waits until it renews. Raises what it failed with.
+class Agent:
+    """This host's agent, started if there was none: it boots while its starter goes on."""
 
-    An agent started on demand does not leave while a session's lock is held: whoever calls this with the lock of the
-    session it starts has an agent for it.
-    """
-    for number in range(TRIES):
+    def __init__(self, config: Config) -> None:
+        self._config = config
         lock = Lock.take(config)
-        if lock is None:
-            return
-        lock.release()
-        try:
-            _start(config)
-            return
-        except Blocked:
-            if number == TRIES - 1:
-                raise
-            # Another command has just started one, or that one has just left: look again.
+        if lock is not None:
+            lock.release()
+        self._said = None if lock is None else _start(config)
+
+    def ready(self) -> None:
+        """Returns once an agent renews this host's leases. Raises what it failed with.
+
+        An agent started on demand does not leave while a session's lock is held: whoever calls this with the lock of
+        the session it starts has an agent for it.
+        """
+        for number in range(TRIES):
+            said, self._said = self._said, None
+            try:
+                if said is not None:
+                    _wait(self._config, said)
+                lock = Lock.take(self._config)
+                if lock is None:
+                    return
+                lock.release()
+                self._said = _start(self._config)
+            except Blocked:
+                if number == TRIES - 1:
+                    raise
+                # Another command has just started one, or that one has just left: look again.
+        raise Unexpected("agents come and go", f"See {_log_file(self._config)}.")
+
+    def close(self) -> None:
+        """It is not waited for after all."""
+        if self._said is not None:
+            os.close(self._said)
+            self._said = None
 
 
-def _start(config: Config) -> None:
+def ensure(config: Config) -> None:
+    """Starts an agent if this host has none, and waits until it renews. Raises what it failed with."""
+    Agent(config).ready()
+
+
+def _start(config: Config) -> int:
+    """Where it will say that it is ready."""
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "cmdop_migrate", "agent", "--until-idle", "--ready-fd", str(writer)]
     package = str(Path(cmdop_migrate.__file__).parent.parent)
-    log_file = config.log_file.with_name("agent.log")
+    log_file = _log_file(config)
     log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log_file.open("ab") as errors:
         subprocess.Popen(
@@ -86,13 +111,22 @@ def _start(config: Config) -> None:
             env={**os.environ, **settings.to_environment(config), "PYTHONPATH": package},
         )
     os.close(writer)
+    return reader
+
+
+def _wait(config: Config, reader: int) -> None:
     patience = START_TIMEOUT + margins.contender_wait(config.lease_ttl)  # it may wait for a dead one's name
+    log_file = _log_file(config)
     with os.fdopen(reader, "rb") as said:
         if not select.select([said], [], [], patience)[0]:
             raise Unexpected("the agent did not get ready", f"See {log_file}.")
         word = said.read()
     if word != b"ready":
         raise _failure(word, log_file)
+
+
+def _log_file(config: Config) -> Path:
+    return config.log_file.with_name("agent.log")
 
 
 def _failure(word: bytes, log_file: Path) -> CmdopError:

@@ -83,10 +83,15 @@ class HostName:
         return answer
 
 
+def is_taken(leases: LeaseStore, records: Records) -> bool:
+    """Whether another installation has this host's name now, dead or alive."""
+    seen = leases.inspect(_lease_of(records.config.host))
+    return seen is not None and seen.record.state == "held" and seen.record.instance != records.host_id()
+
+
 def check(leases: LeaseStore, records: Records) -> None:
     """Fenced when another installation has this host's name now."""
-    seen = leases.inspect(_lease_of(records.config.host))
-    if seen is not None and seen.record.state == "held" and seen.record.instance != records.host_id():
+    if is_taken(leases, records):
         raise same_name(records.config.host)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 from collections.abc import Mapping
@@ -52,9 +53,16 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     _check_init()
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
-    agentlock.ensure(config)
+    with contextlib.closing(agentlock.Agent(config)) as agent:  # it boots while we go on
+        return _run(records, wish, spec, name, agent)
+
+
+def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agentlock.Agent) -> Record:
+    config = records.config
     store, phases = leases.open_store(config), Phases("run")
-    hostname.check(store, records)
+    if hostname.is_taken(store, records):
+        agent.ready()  # it waits for a dead one's name
+        hostname.check(store, records)
     for _ in range(TRIES):
         session = new_session_id()
         link = network.choose(config.subnet) if spec.net == "private" else None
@@ -64,7 +72,7 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
             session, name or f"s-{session[:6]}", config.host, lease.token, "starting", spec, clock.walltime(), link=link
         )
         try:
-            started = _start(config, records, record, wish, lease.fresh_until)
+            started = _start(records, record, wish, lease.fresh_until, agent)
         except network.LinkTaken:
             leases.let_go(store, lease)
             continue
@@ -77,10 +85,9 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
 
 
-def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_until: float) -> Record:
-    lock = records.claim(record)
+def _start(records: Records, record: Record, wish: Wish, fresh_until: float, agent: agentlock.Agent) -> Record:
+    config, lock = records.config, records.claim(record)
     try:
-        agentlock.ensure(config)  # it may have left since we looked; now that the session is claimed it does not
         order = holder_order(config, records, record)
         order |= {
             "mode": "start",
@@ -95,7 +102,7 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
         try:
             if record.link is not None:
                 rtnetlink.prepare()  # while the holder boots
-            return _see_through(starter, order["record"])
+            return _see_through(starter, order["record"], agent)
         except BaseException:
             starter.abandon()  # the holder undoes what it made
             raise
@@ -109,7 +116,7 @@ def _start(config: Config, records: Records, record: Record, wish: Wish, fresh_u
             os.close(lock)
 
 
-def _see_through(starter: Starter, written: dict[str, Any]) -> Record:
+def _see_through(starter: Starter, written: dict[str, Any], agent: agentlock.Agent) -> Record:
     record = Record.from_json(written)
     # The holder says that it forked, its child that it stands in its own network: whoever is quicker comes first.
     said = [starter.expect(), starter.expect()]
@@ -120,6 +127,7 @@ def _see_through(starter: Starter, written: dict[str, Any]) -> Record:
         except Blocked:
             starter.check()  # a session that fails on its own takes its network along: its own reason comes first
             raise
+    agent.ready()  # it does not leave any more, now that the session is claimed
     starter.go()
     starter.expect()
     starter.close()
