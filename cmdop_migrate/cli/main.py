@@ -25,6 +25,7 @@ COMMANDS = {
     "output": ("talk", "output"),
     "wait": ("talk", "wait"),
     "kill": ("sessions", "kill"),
+    "plan": ("plan", "plan"),
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
@@ -34,6 +35,7 @@ COMMANDS = {
     "agent": ("fence", "agent"),
     "events": ("talk", "events"),
     "doctor": ("machine", "doctor"),
+    "facts": ("plan", "facts"),
 }
 
 
