@@ -12,7 +12,7 @@ import click
 
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import Blocked, Usage
+from cmdop_migrate.errors import Blocked, ImageRefused, Usage
 from cmdop_migrate.flows import hostfacts
 from cmdop_migrate.flows import plan as flow
 from cmdop_migrate.preflight.findings import Finding
@@ -44,9 +44,9 @@ def plan(app: App, session: str, host: str | None, carry: Any, accept: tuple[str
       cmdop-migrate plan work --to host-b
     """
     records = app.records()
-    if host is not None and host != app.config.host:
-        raise Usage("--to is not there yet in this version", "Plan for this host: leave it out.")
-    answer = flow.plan(records, session, None, carry, accept)
+    with render.progress(app.json) as show, flow.host(records, host) as target:
+        show("looking")
+        answer = flow.plan(records, session, target, carry, accept)
     if app.json:
         render.answer(answer.to_json())
     else:
@@ -93,6 +93,7 @@ def facts(app: App, asked: BinaryIO) -> None:
     data = asked.read(MAX_ASK)
     try:
         ask = Ask.from_json(json.loads(data))
-    except ValueError as error:
+        found = hostfacts.gather(app.records(keeping=False), ask)
+    except (ValueError, ImageRefused) as error:
         raise Usage(f"not a question about a host: {error}", "It is asked by: cmdop-migrate plan --to HOST") from error
-    render.answer(hostfacts.gather(app.records(keeping=False), ask).to_json())
+    render.answer(found.to_json())

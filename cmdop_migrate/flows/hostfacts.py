@@ -1,4 +1,5 @@
-"""This host's facts for a move, its own or another's question answered. Reads only; nothing of the host changes."""
+"""This host's facts for a move, its own or another's question answered. Nothing changes but that a store nobody
+asked before gets its id."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import os
 import pwd
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -15,9 +15,11 @@ from cmdop_migrate import __version__
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
-from cmdop_migrate.flows import doctor, leases, tools
+from cmdop_migrate.flows import common, doctor, leases, tools
 from cmdop_migrate.images import keys
 from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare
+from cmdop_migrate.lease.identity import identity
+from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.preflight import checks, cpu, facts
 from cmdop_migrate.preflight.hostfacts import Ask, HostFacts, Need, Port, Service, Standing, Wanting
 from cmdop_migrate.session import tree
@@ -31,13 +33,13 @@ def gather(records: Records, ask: Ask) -> HostFacts:
     """Everything a plan wants to know of this host. What does not answer is said, never waited for long."""
     config = records.config
     machine = facts.gather(config.state_dir, _criu(config))
-    store, has_mark = _store(config, ask.mark)
     lease, standing = _lease(config, ask.session)
     ring = _keys(config)
     return HostFacts(
         host=config.host,
         instance=records.instance(),
         version=__version__,
+        protocol=PROTOCOL,
         cpu=cpu.read(),
         kernel=machine.release,
         criu=machine.criu.version,
@@ -45,7 +47,7 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         memory_available=machine.memory_available,
         state_dir=str(config.state_dir),
         disk_free=machine.state.free,
-        store=store,
+        store=_store(config),
         lease=lease,
         needs=tuple(
             Need(one.name, one.message, one.fix, one.fatal) for one in checks.run(machine) if one.level != "ok"
@@ -57,7 +59,6 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         directories=frozenset(path for path in ask.directories if os.path.isdir(path)),
         keys=frozenset(ring),
         key=ring[0] if ring else None,
-        has_mark=has_mark,
         standing=standing,
         relay=_relay(config),
         name_taken=any(
@@ -88,37 +89,23 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     return wanting
 
 
-def _store(config: Config, mark: str | None) -> tuple[Service, bool | None]:
+def _store(config: Config) -> Service:
     try:
-        store = registry.open_store(config.store)
-        found = store.stat(mark or "plan")
+        return Service(config.store, id=common.store_identity(registry.open_store(config.store)))
     except CmdopError as error:
-        return Service(config.store, error.message), None
-    place = None
-    if config.store.startswith("file:"):
-        place = _directory_id(Path(config.store.removeprefix("file://")))
-    return Service(config.store, place=place), None if mark is None else found is not None
-
-
-def _directory_id(path: Path) -> str | None:
-    """One directory on one machine, whatever namespace looks at it; None while it does not exist."""
-    try:
-        info = os.stat(path)
-    except OSError:
-        return None
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}:{info.st_dev}:{info.st_ino}"
+        return Service(config.store, error.message)
 
 
 def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
     try:
-        seen = leases.open_store(config).inspect(session)
+        store = leases.open_store(config)
+        service, seen = Service(config.lease, id=identity(store)), store.inspect(session)
     except CmdopError as error:
         return Service(config.lease, error.message), None
     if seen is None:
-        return Service(config.lease), None
+        return service, None
     one = seen.record
-    return Service(config.lease), Standing(one.state, one.host, one.instance, one.token)
+    return service, Standing(one.state, one.host, one.instance, one.token)
 
 
 def _keys(config: Config) -> list[str]:

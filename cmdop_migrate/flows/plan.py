@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from cmdop_migrate.errors import PeerFailed, Usage
-from cmdop_migrate.flows import hostfacts, sessionfacts
+from cmdop_migrate import __version__
+from cmdop_migrate.errors import PeerDiffers, Usage
+from cmdop_migrate.flows import hostfacts, peers, sessionfacts
 from cmdop_migrate.preflight import moves
 from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.preflight.hostfacts import Ask, HostFacts
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.preflight.sessionfacts import Carry, Expected, SessionFacts, expect
+from cmdop_migrate.remote.peer import Peer
 from cmdop_migrate.session.records import Records
 
 # For tests only: a file with a JSON object that is laid over the facts of the host a session is to go to, so that a
 # test can plan for an older kernel, a processor that lacks something or a full disk.
 TEST_FACTS = "CMDOP_MIGRATE_TEST_FACTS"
+FACTS_TIMEOUT = 120.0
 
 
 class FactsSource(Protocol):
@@ -31,11 +35,42 @@ class FactsSource(Protocol):
 
 
 class ThisHost:
+    """The one this command runs on."""
+
     def __init__(self, records: Records) -> None:
         self._records = records
 
     def facts(self, ask: Ask) -> HostFacts:
         return hostfacts.gather(self._records, ask)
+
+
+class OtherHost:
+    """Asked through its own command line. Store, key or lease that differ there are findings, no errors."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def facts(self, ask: Ask) -> HostFacts:
+        given = json.dumps(ask.to_json()).encode()
+        try:
+            data = self._peer.call("facts", "--for", "-", stdin=given, timeout=FACTS_TIMEOUT)
+        except Usage as error:
+            raise PeerDiffers(
+                f"{self._peer.name}: its cmdop-migrate does not know what is asked of it: {error.message}",
+                f"Install {__version__} there too.",
+            ) from error
+        return read_facts(self._peer.name, data)
+
+
+@contextmanager
+def host(records: Records, name: str | None) -> Iterator[FactsSource]:
+    """The host of this name, connected until the end of the block; None, or this host's own name: this host."""
+    if name is None or name == records.config.host:
+        yield ThisHost(records)
+        return
+    target = peers.inventory(records.config).find(name)
+    with peers.pool(records.config) as pool:
+        yield OtherHost(Peer(target, pool))
 
 
 @dataclass(frozen=True)
@@ -71,24 +106,28 @@ class Answer:
 def plan(
     records: Records,
     reference: str,
-    target: FactsSource | None = None,
+    target: FactsSource,
     carry: Carry = "mapped",
     accept: Collection[str] = (),
 ) -> Answer:
-    """The findings about moving a session to `target` (None: a checkpoint and a restore on this host).
+    """The findings about moving a session to `target`; to this host: about a checkpoint and a restore here.
 
     `accept`: checks whose blockers are only to be warned of, by the word of who asks."""
     check_names(accept)
     session = sessionfacts.gather(records, reference)
     ask = session.ask()
     source = hostfacts.gather(records, ask)
-    there = _laid_over(source if target is None else target.facts(ask))
+    there = _laid_over(source if isinstance(target, ThisHost) else target.facts(ask))
+    if there.instance == source.instance and not isinstance(target, ThisHost):
+        raise Usage(f"{there.host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     found = moves.find(Move(session, source, there, carry))
-    findings = tuple(
-        replace(one, level="warn") if one.check in accept and one.level == "block" else one for one in found
-    )
+    findings = tuple(_accepted(one) if one.check in accept else one for one in found)
     guess = expect(session.memory, session.files, session.measured, session.session)
     return Answer(session, source.host, there.host, findings, guess)
+
+
+def _accepted(one: Finding) -> Finding:
+    return replace(one, level="warn") if one.level == "block" else one
 
 
 def check_names(names: Collection[str]) -> None:
@@ -103,7 +142,7 @@ def read_facts(host: str, data: Any) -> HostFacts:
     try:
         return HostFacts.from_json(data)
     except ValueError as error:
-        raise PeerFailed(
+        raise PeerDiffers(
             f"{host} tells its facts in a way this version does not read: {error}", "Update both hosts."
         ) from error
 

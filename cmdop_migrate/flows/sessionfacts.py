@@ -9,10 +9,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.flows import dumpable, talk
 from cmdop_migrate.flows.hostfacts import as_port
-from cmdop_migrate.images import catalog, filetree
+from cmdop_migrate.images import filetree
 from cmdop_migrate.images.hostfiles import HostFiles
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts import parse_mountinfo
@@ -20,7 +19,6 @@ from cmdop_migrate.preflight.hostfacts import Port
 from cmdop_migrate.preflight.sessionfacts import HeldFile, Measured, SessionFacts
 from cmdop_migrate.session import cgroup, connections, touched, tree
 from cmdop_migrate.session.records import Records
-from cmdop_migrate.storage import registry
 
 # What CRIU mounts again by itself, or leaves to us.
 _KNOWN = (
@@ -60,7 +58,6 @@ def gather(records: Records, reference: str) -> SessionFacts:
         nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
         mounts=_mounts(record),
         measured=measured(records),
-        mark=_mark(records, record),
     )
 
 
@@ -131,13 +128,3 @@ def _measured(event: dict[str, Any]) -> Measured | None:
         return Measured(str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"]))
     except (KeyError, TypeError, ValueError):
         return None  # of a version that did not write them
-
-
-def _mark(records: Records, record: Record) -> str | None:
-    """Something in this host's store by which another host can tell that it has the same one."""
-    try:
-        store = registry.open_store(records.config.store)
-        own = next(catalog.listed(store, record.session), None) or next(catalog.listed(store), None)
-    except CmdopError:
-        return None  # the host's own facts say what is wrong with it
-    return own.name if own else None

@@ -28,8 +28,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Ask:
-    """What one host asks another about itself, for one session. `files`: (path, size, mtime_ns, build-id, digest);
-    `mark`: the name of an object that the asking host's store holds."""
+    """What one host asks another about itself, for one session. `files`: (path, size, mtime_ns, build-id,
+    digest)."""
 
     session: str
     name: str
@@ -37,7 +37,6 @@ class Ask:
     uids: tuple[int, ...] = ()
     ports: tuple[Port, ...] = ()
     directories: tuple[str, ...] = ()
-    mark: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -53,18 +52,17 @@ class Ask:
             uids=tuple(_count(one) for one in _rows(known["uids"])),
             ports=tuple(_port(one) for one in _rows(known["ports"])),
             directories=tuple(_text(one) for one in _rows(known["directories"])),
-            mark=_maybe(known["mark"], _text),
         )
 
 
 @dataclass(frozen=True)
 class Service:
-    """A store, lease store or relay as a host sees it: its address, and what is wrong with it (empty: nothing).
-    `place` is what tells two of the same address apart, where that can be."""
+    """A store, lease store or relay as a host sees it: its address, what is wrong with it (empty: nothing), and for
+    stores the id that is kept in them, which tells whether two hosts mean the same."""
 
     url: str
     trouble: str = ""
-    place: str | None = None
+    id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,13 @@ class Need:
 @dataclass(frozen=True)
 class HostFacts:
     """`wanting`: of the files asked about, those it lacks or has otherwise; `users`: uid -> name, of those asked about;
-    `listening`: taken on the ports asked about; `directories`: of those asked about, those there; `has_mark`: None
-    when nothing was asked; `name_taken`: another session there has the name."""
+    `listening`: taken on the ports asked about; `directories`: of those asked about, those there; `keys`: fingerprints
+    of all it has, `key` of the one it seals with; `name_taken`: another session there has the name."""
 
     host: str
     instance: str
     version: str
+    protocol: int
     cpu: Cpu
     kernel: str
     criu: str | None
@@ -113,7 +112,6 @@ class HostFacts:
     directories: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     key: str | None = None
-    has_mark: bool | None = None
     standing: Standing | None = None
     relay: Service | None = None
     name_taken: bool = False
@@ -134,6 +132,7 @@ class HostFacts:
             host=_text(known["host"]),
             instance=_text(known["instance"]),
             version=_text(known["version"]),
+            protocol=_count(known["protocol"]),
             cpu=_cpu(known["cpu"]),
             kernel=_text(known["kernel"]),
             criu=_maybe(known["criu"], _text),
@@ -151,7 +150,6 @@ class HostFacts:
             directories=_texts(known["directories"]),
             keys=_texts(known["keys"]),
             key=_maybe(known["key"], _text),
-            has_mark=_maybe(known["has_mark"], _flag),
             standing=_maybe(known["standing"], _standing),
             relay=_maybe(known["relay"], _service),
             name_taken=_flag(known["name_taken"]),
@@ -249,7 +247,7 @@ def _cpu(data: Any) -> Cpu:
 
 def _service(data: Any) -> Service:
     known = _Known(_dict(data))
-    return Service(_text(known["url"]), _text(known["trouble"]), _maybe(known["place"], _text))
+    return Service(_text(known["url"]), _text(known["trouble"]), _maybe(known["id"], _text))
 
 
 def _standing(data: Any) -> Standing:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cmdop_migrate.preflight.findings import Rule, Said
-from cmdop_migrate.preflight.hostfacts import Service
+from cmdop_migrate.preflight.hostfacts import HostFacts, Service
 from cmdop_migrate.preflight.move import Move
+
+
+def _version(move: Move) -> Iterable[Said]:
+    here, there = move.source, move.target
+    if here.protocol != there.protocol:
+        yield Said(
+            "block",
+            f"{there.host} runs cmdop-migrate {there.version} (protocol {there.protocol}), {here.host} {here.version}"
+            f" (protocol {here.protocol})",
+        )
 
 
 def _state(move: Move) -> Iterable[Said]:
@@ -31,22 +41,7 @@ def _lease(move: Move) -> Iterable[Said]:
 
 
 def _lease_there(move: Move) -> Iterable[Said]:
-    if move.stays:
-        return
-    target = move.target
-    if target.lease.trouble:
-        yield Said("block", f"the lease store does not answer {target.host}: {target.lease.trouble}")
-    elif move.source.standing is not None and not _same_lease(move):
-        yield Said(
-            "block",
-            f"{target.host} has another lease store ({target.lease.url}), which does not know that"
-            f" {move.source.host} runs this session",
-        )
-
-
-def _same_lease(move: Move) -> bool:
-    here, there = move.source.standing, move.target.standing
-    return here is not None and there is not None and (here.instance, here.token) == (there.instance, there.token)
+    yield from _shared("lease store", move.source, move.target, move.source.lease, move.target.lease)
 
 
 def _store(move: Move) -> Iterable[Said]:
@@ -55,33 +50,27 @@ def _store(move: Move) -> Iterable[Said]:
 
 
 def _store_there(move: Move) -> Iterable[Said]:
-    source, target = move.source, move.target
-    if move.stays:
-        return
-    if target.store.trouble:
-        yield Said("block", f"the store does not answer {target.host}: {target.store.trouble}")
-    elif target.has_mark or _same_place(source.store, target.store):
-        return
-    elif target.has_mark is None and source.store.url == target.store.url and not source.store.trouble:
-        yield Said(
-            "warn",
-            f"both hosts use {source.store.url}; whether that is one directory, on a shared file system, is not known",
-        )
-    else:
-        yield Said("block", f"{target.host} has another store: {target.store.url}, not {source.store.url}")
+    yield from _shared("store", move.source, move.target, move.source.store, move.target.store)
 
 
-def _same_place(here: Service, there: Service) -> bool:
-    """A bucket is what its address says; a directory is one only where it is the same on the same machine."""
-    return here.url == there.url and here.place == there.place and (here.place is not None or "file:" not in here.url)
+def _shared(what: str, source: HostFacts, target: HostFacts, here: Service, there: Service) -> Iterable[Said]:
+    if source.instance == target.instance or here.trouble:
+        return  # what is wrong with it here is said of here
+    if there.trouble:
+        yield Said("block", f"the {what} does not answer {target.host}: {there.trouble}")
+    elif here.id != there.id:
+        same = " (the same address, and another place)" if here.url == there.url else f", {source.host} {here.url}"
+        yield Said("block", f"{target.host} has another {what}: {there.url}{same}")
 
 
 def _key(move: Move) -> Iterable[Said]:
-    key = move.source.key
-    if key is not None and key not in move.target.keys:
-        yield Said(
-            "block", f"{move.target.host} does not have the key {key[:16]}, which seals what {move.source.host} saves"
-        )
+    key, target = move.source.key, move.target
+    if move.stays:
+        return
+    if key is None:
+        yield Said("block", f"{move.source.host} has no key yet; {target.host} could not read what it saves")
+    elif key not in target.keys:
+        yield Said("block", f"{target.host} does not have the key {key[:16]}, which seals what {move.source.host} saves")
 
 
 def _relay(move: Move) -> Iterable[Said]:
@@ -101,6 +90,7 @@ def _relay(move: Move) -> Iterable[Said]:
 _SHARE_STORE = "Set the same `store` on both hosts, one that both reach (s3://…)."
 _SHARE_LEASE = "Set the same `lease` on both hosts, one that both reach (s3://… or etcd://…)."
 RULES: tuple[Rule[Move], ...] = (
+    Rule("version", ("block",), "cmdop-migrate there", "Install the same version on both hosts.", _version),
     Rule("state", ("block",), "whether the session runs", "See: cmdop-migrate ls", _state),
     Rule("lease", ("block",), "who holds the session's lease", "See: cmdop-migrate lease show SESSION", _lease),
     Rule(
@@ -113,7 +103,7 @@ RULES: tuple[Rule[Move], ...] = (
     Rule("store", ("block",), "the store, from this host", "See: cmdop-migrate checkpoints ls", _store),
     Rule(
         "store_there",
-        ("block", "warn"),
+        ("block",),
         "the store, from the other host: it answers, and is the same",
         _SHARE_STORE,
         _store_there,

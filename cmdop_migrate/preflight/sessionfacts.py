@@ -74,7 +74,6 @@ class SessionFacts:
     nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
-    mark: str | None = None
 
     @property
     def uids(self) -> tuple[int, ...]:
@@ -89,7 +88,6 @@ class SessionFacts:
             uids=self.uids,
             ports=self.ports,
             directories=(*self.layers, *self.shares),
-            mark=self.mark,
         )
 
 
