@@ -146,7 +146,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("uids", "block", "nobody's here and bob", both(process(uid=1000), target(users={0: "root", 1000: "bob"}))),
     ("uids", "warn", "1000 (amy)", both(process(uid=1000), source(users={0: "root", 1000: "amy"}))),
     ("directories", "block", "shared directory /data", target(directories=frozenset(("/", "/home")))),
-    ("directories", "block", "/home", target(directories=frozenset(("/", "/data")))),
+    ("directories", "warn", "/home", target(directories=frozenset(("/", "/data")))),
     ("name", "block", "'work'", target(name_taken=True)),
     ("watches", "warn", "tail (pid 3)", session(unseen=("tail (pid 3)",))),
     ("device_nodes", "block", "/root/sda", session(nodes=("/root/sda",))),
