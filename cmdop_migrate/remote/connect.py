@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paramiko import Agent, AuthenticationException, ChannelException, PKey, SSHException, Transport
+from paramiko import Agent, AuthenticationException, Channel, ChannelException, PKey, SSHException, Transport
 from paramiko.pkey import UnknownKeyType
 
 from cmdop_migrate import log
@@ -60,10 +60,16 @@ def connect(
         transport.set_keepalive(limits.keepalive)
     except BaseException:
         if transport is not None:
-            transport.close()
-        sock.close()
+            hang_up(transport)
+        hang_up(sock)
         raise
     return transport
+
+
+def hang_up(one: Transport | Channel | socket.socket) -> None:
+    """Closing says goodbye, which fails where nobody is left to hear it."""
+    with suppress(SSHException, EOFError, OSError):
+        one.close()
 
 
 def _quiet() -> str:

@@ -118,7 +118,7 @@ def _mounts(pid: int) -> dict[str, str]:
     try:
         text = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        if error.errno == errno.EINVAL:
-            raise ProcessLookupError(error.errno, "it is ending, and has no mounts any more") from error
+        if error.errno == errno.EINVAL:  # it has left its namespaces already
+            raise ProcessLookupError(pid) from None
         raise
     return {line.split()[0]: line.split()[4] for line in text.splitlines()}
