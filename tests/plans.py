@@ -2,7 +2,7 @@
 
 with Counting(host) as counting:
     answer = counting.plan("--to", "host-b")      # the whole answer; it counts on meanwhile
-    counting.blocks(answer, "io_uring")
+    blocks(answer, "io_uring", "python")
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cmdop_migrate import config
+from cmdop_migrate.flows import talk
+from cmdop_migrate.session.records import Records
 from tests.hosts import CM, Host, until
 
 COUNTER = "i=0; while :; do i=$((i+1)); echo n=$i; sleep .01; done"
@@ -46,22 +49,28 @@ class Counting:
         self.host, self.name = host, name
         begin = f"{script} & " if script else ""
         self.session: str = host.start("bash", "-c", begin + COUNTER, name=name, options=options)["session"]
+        self._records = Records(config.load(environ=host.env()))
 
     def __enter__(self) -> Counting:
         self.host.wait_for(self.name, "n=3\\b")
-        self._unfrozen = Unfrozen(self.host.group(self.session))
+        self.unfrozen = Unfrozen(self.host.group(self.session))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: object, __: TracebackType | None) -> None:
-        self._unfrozen.close()
+        self.unfrozen.close()
         self.host.cm("kill", "--signal", "KILL", self.name)
 
-    def count(self) -> int:
-        return int(re.findall(r"n=(\d+)\r?\n", self.host.output(self.name))[-1])
+    def numbers(self) -> list[int]:
+        data = talk.output(self._records, self.name, None).data
+        return [int(one) for one in re.findall(rb"n=(\d+)\r?\n", data)]
+
+    def allow_freeze(self) -> None:
+        """What the test itself has just done to it does not count."""
+        self.unfrozen.changed()
 
     def plan(self, *options: str, **more: Any) -> dict[str, Any]:
         """What `plan --json` answers. Asserts that its exit status says the same, and that the session ran on."""
-        before = self.count()
+        before = self.numbers()[-1]
         done = self.host.cm("--json", "plan", self.name, *options, **more)
         answer: dict[str, Any] = json.loads(done.stdout)
         assert "error" not in answer, answer
@@ -69,9 +78,9 @@ class Counting:
         levels = [one["level"] for one in answer["findings"]]
         assert answer["ok"] == ("block" not in levels)
         assert all(set(one) == {"check", "level", "message", "fix"} and one["fix"] for one in answer["findings"])
-        assert not self._unfrozen.changed(), "it was frozen"
-        until(lambda: self.count() > before, 5, "it counts on")
-        numbers = [int(one) for one in re.findall(r"n=(\d+)\r?\n", self.host.output(self.name))]
+        assert not self.unfrozen.changed(), "it was frozen"
+        until(lambda: self.numbers()[-1] > before, 5, "it counts on")
+        numbers = self.numbers()
         assert numbers == list(range(numbers[0], numbers[-1] + 1)), "a number is missing or doubled"
         return answer
 

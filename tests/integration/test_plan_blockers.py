@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.flows.plan import TEST_FACTS
+from cmdop_migrate.preflight import cpu
 from cmdop_migrate.session import cgroup
 from tests.hosts import Host, a_host, until
 from tests.plans import Counting, Unfrozen, blocks, said
@@ -42,7 +43,7 @@ def test_a_quiet_session_can_move_and_the_cost_is_told_once_measured(here: Host,
     assert answer["ok"] and (answer["from"], answer["to"]) == (here.name, here.name)
     assert "not measured yet" in said(answer, "expected")[0][1] and answer["expected"] is None
     here.ok("checkpoint", counting.name, "--leave-running")
-    counting._unfrozen.changed()
+    counting.allow_freeze()
     answer = counting.plan()
     assert "its own last checkpoint" in said(answer, "expected")[0][1]
     assert answer["expected"]["frozen_s"] > 0 and answer["bytes"]["memory"] > 0
@@ -77,11 +78,9 @@ def test_what_the_other_host_lacks_blocks(
 
 
 def test_a_masked_processor_flag_blocks_unless_accepted(counting: Counting, tmp_path: Path) -> None:
-    flag = "sse2" if sys.byteorder == "little" and "sse2" in Path("/proc/cpuinfo").read_text() else None
-    if flag is None:
-        pytest.skip("not this architecture")
-    line = next(one for one in Path("/proc/cpuinfo").read_text().splitlines() if one.startswith("flags"))
-    kept = [one for one in line.split(":")[1].split() if one != flag]
+    own = cpu.read()
+    flag = min(cpu.for_programs(own))
+    kept = sorted(own.flags - {flag})
     keyed = counting.host.cm_json("key", "show")["fingerprint"]
     env = facts(tmp_path, instance="b-1", host="host-b", keys=[keyed], cpu={"flags": kept})
     answer = counting.plan(env=env)
@@ -129,7 +128,7 @@ def test_what_cannot_be_dumped_blocks_and_checkpoint_says_the_same(
         refused = here.fails("checkpoint", check, status=4, code="blocked")
         finding = answer["findings"][0]
         assert (refused["message"], refused["hint"]) == (finding["message"], finding["fix"])
-        assert not session._unfrozen.changed(), "checkpoint froze it"
+        assert not session.unfrozen.changed(), "checkpoint froze it"
 
 
 def test_connections_to_the_outside_are_told(here: Host) -> None:
@@ -155,12 +154,15 @@ def test_the_witness_sees_a_freeze(here: Host, counting: Counting) -> None:
     finally:
         witness.close()
         cgroup.thaw(group)
-        counting._unfrozen.changed()
+        counting.allow_freeze()
 
 
 def test_bad_input(here: Host, counting: Counting, tmp_path: Path) -> None:
     here.fails("plan", "nobody", status=3, code="session_not_found")
     here.fails("plan", counting.name, "--to", "nowhere", status=3, code="host_not_found")
+    here.start("true", name="over")
+    until(lambda: any(one["name"] == "over" and one["state"] == "exited" for one in here.sessions()), 10, "it ends")
+    here.fails("plan", "over", status=4, code="session_exited")
     here.fails("plan", counting.name, "--accept", "nothing", status=2, code="usage")
     ask = tmp_path / "ask.json"
     for text in (
