@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for cells in lines:
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
         print("  ".join([*padded, cells[-1]]).rstrip())
+
+
+def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
+    """What failed; a program finds it in the answer."""
+    for one in outcomes:
+        if not as_json and not one["ok"]:
+            note(printable(f"warning: {one['event']} hook {one['hook']}: {one['problem']}"))
 
 
 @contextmanager

@@ -31,6 +31,13 @@ from cmdop_migrate.session import terminal
     help="One of its own behind NAT, or this host's.",
 )
 @click.option("--share", "shares", multiple=True, metavar="DIR", help="The host's own DIR, not a copy. Repeatable.")
+@click.option(
+    "--hook",
+    "hooks",
+    multiple=True,
+    metavar="EVENT=PATH",
+    help="The host's executable to be told of EVENT. Repeatable.",
+)
 @click.option("-d", "--detach", is_flag=True, help="Start it and return.")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD...")
 @command
@@ -50,11 +57,13 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
     records = app.records()
     rows, cols = terminal.size_of(sys.stdout.fileno())
     wish = run_flow.Wish(command=argv, name=name, rows=rows, cols=cols, **options)
-    record = run_flow.run(app.config, wish)
+    record, told = run_flow.run(app.config, wish)
+    answers = [one.to_json() for one in told]
+    render.hooks(app.json, answers)
     if app.json:
         render.answer(
             {"session": record.session, "name": record.name, "host": record.host}
-            | {"token": record.token, "pid": record.pid}
+            | {"token": record.token, "pid": record.pid, "hooks": answers}
         )
     elif detach:
         render.line(record.name)
@@ -130,6 +139,8 @@ def show(app: App, session: str) -> None:
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
     render.line(f"  network   {facts['net']}" + (f" {facts['address']}" if facts["address"] else ""))
     render.line(f"  output    bytes {facts['output']['start']} to {facts['output']['end']} are kept")
+    for one in facts["hooks"]:
+        render.line(f"  hook      {one['event']}: {one['path']}")
     render.line(f"  saved     {facts['checkpoint'] or 'no checkpoint'}")
     _section("processes", ("PID", "INSIDE", "USER", "STATE", "MEMORY", "COMMAND"), [
         (str(p["pid"]), str(p["inner_pid"]), p["user"], p["state"], units.show_size(p["rss"]), p["command"])

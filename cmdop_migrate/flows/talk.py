@@ -99,6 +99,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "net": record.spec.net,
         "address": record.link.address if record.link else None,
         "shares": list(record.spec.shares),
+        "hooks": [{"event": event, "path": path} for event, path in record.spec.hooks],
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
