@@ -33,7 +33,7 @@ from cmdop_migrate import __version__, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, TimedOut
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, NotIdle, TimedOut
 from cmdop_migrate.flows import carry, dumpable, filecapture, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.images import filetree
@@ -60,6 +60,7 @@ class Wanted:
     carry: carry.Carry = "mapped"
     reason: str = "checkpoint"  # for hooks, as is `to`
     to: str | None = None
+    only_idle: float | None = None  # for so many seconds; else it is left alone
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,11 @@ class _Checkpoint:
 
     def _freeze(self) -> dict[str, Any]:
         self.frozen_at = time.monotonic()
-        answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
+        idle = self.wanted.only_idle  # hooks may have woken it: then only who is attached counts
+        idle = 0.0 if idle is not None and self.told else idle
+        answer = self.channel.ask(op="freeze", only_idle=idle, timeout=FREEZE_TIMEOUT)
+        if answer.get("error") == "active":
+            raise NotIdle(f"session {self.record.name!r} is in use again", "It goes on.")
         if answer.get("error") == "busy":
             raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
         if answer.get("error"):

@@ -58,7 +58,6 @@ class Inputs:
     def __init__(self, journal: Journal, token: int) -> None:
         self.journal = journal
         self.token = token
-        self.last = 0.0
         self._queue = bytearray()
         self._staged = bytearray()
         self._authors: list[str] = []
@@ -111,10 +110,9 @@ class Inputs:
 
     def _commit(self, actor: str) -> int:
         text = None if self._secret else self._staged.decode("utf-8", "replace")
-        self.last = time.time()
         seq = self.journal.write(
             {
-                "time": round(self.last, 3),
+                "time": round(time.time(), 3),
                 "actor": actor,
                 "originators": list(self._authors),
                 "token": self.token,
