@@ -177,9 +177,10 @@ def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]])
 )
 @command
 def kill(app: App, session: str, name: str, grace: float) -> None:
-    """End a session; remove one that has ended.
+    """End a session; discard one that is parked; remove one that has ended.
 
-    What it printed can be read until it is removed, by a second kill or after a day.
+    What it printed can be read until it is removed, by a second kill or after a day. A parked one is never restored
+    again, by no host; its checkpoints stay until they are pruned.
 
     \b
     Examples:
@@ -195,6 +196,8 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         render.answer(result)
     elif result.get("removed"):
         render.line(f"{session}: had ended; removed")
+    elif result.get("discarded"):
+        render.line(f"{session}: was parked; discarded. Its checkpoints stay until: cmdop-migrate checkpoints prune")
     else:
         render.line(f"{session}: {result.get('reason') or 'ended'}")
 

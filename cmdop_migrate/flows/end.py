@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any, TypeVar
 
-from cmdop_migrate.errors import NotIdle, SessionExited, TimedOut
+from cmdop_migrate.errors import NotIdle, SessionExited, SessionNotFound, TimedOut
 from cmdop_migrate.flows import talk
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup
@@ -19,8 +19,18 @@ T = TypeVar("T")
 def kill(
     records: Records, reference: str, number: signal.Signals, grace: float, only_idle: float | None = None
 ) -> dict[str, Any]:
-    """Ends a session, or forgets one that has ended already. `only_idle`: NotIdle unless it is, for so many seconds."""
-    record = records.find(reference)
+    """Ends a session, discards a parked one, or forgets one that has ended already. `only_idle`: NotIdle unless it is,
+    for so many seconds."""
+    try:
+        record = records.find(reference)
+    except SessionNotFound as error:
+        from cmdop_migrate.flows import discard  # brings stores and keys along, which others need not wait for
+
+        return discard.in_store(records, reference, error)
+    if record.phase == "parked":
+        from cmdop_migrate.flows import discard
+
+        return discard.parked_here(records, record)
     if record.phase == "exited":
         records.forget(record.session)
         return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
