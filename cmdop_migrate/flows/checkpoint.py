@@ -34,7 +34,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, NotIdle, TimedOut
-from cmdop_migrate.flows import carry, dumpable, filecapture, hooks, leases, memory, talk, tools
+from cmdop_migrate.flows import carry, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
@@ -309,7 +309,8 @@ class _Checkpoint:
             if path.suffix == ".img":
                 writer.add_blob(f"criu/{path.name}", path.read_bytes())
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
-        writer.add_blob("inputs", (self.directory / "inputs.jsonl").read_bytes())
+        for name, data in contents.journal(self.directory):
+            writer.add_blob(name, data)
         terminal = {key: frozen[key] for key in ("unread", "unwritten", "rows", "cols")}
         writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())

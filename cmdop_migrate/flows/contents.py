@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.session.connections import Connection
+from cmdop_migrate.session.inputs import OLD
 
 _HINT = "cmdop-migrate makes no such image. Was it made by a newer version?"
 SPARE = 32 << 20
+JOURNAL = {"inputs": "inputs.jsonl", "inputs-old": "inputs.jsonl" + OLD}  # part of the image: file beside the record
 
 
 def record(manifest: Manifest) -> Record:
@@ -58,6 +61,21 @@ def blob(image: Image, name: str) -> bytes:
         return image.blob(name)
     except KeyError:
         raise ImageRefused(f"the image has no part {name!r}", _HINT) from None
+
+
+def journal(directory: Path) -> Iterator[tuple[str, bytes]]:
+    for name, path in JOURNAL.items():
+        if (directory / path).exists():
+            yield name, (directory / path).read_bytes()
+
+
+def lay_journal(image: Image, directory: Path) -> None:
+    """The journal of inputs; what a former incarnation left here is replaced."""
+    for name, path in JOURNAL.items():
+        if name == "inputs" or name in image.manifest.blobs:
+            (directory / path).write_bytes(blob(image, name))
+        else:
+            (directory / path).unlink(missing_ok=True)
 
 
 def terminal(image: Image) -> dict[str, Any]:

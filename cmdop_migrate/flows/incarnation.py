@@ -129,8 +129,8 @@ class Incarnation:
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
         self.carried = carry.bring(self.image, self.config.state_dir, points, uppers)
-        for name, blob in (("output.ring", "output"), ("inputs.jsonl", "inputs")):
-            (self.directory / name).write_bytes(contents.blob(self.image, blob))
+        (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
+        contents.lay_journal(self.image, self.directory)
 
     def _lay_images(self, source: memory.Source, lazy: bool) -> None:
         shutil.rmtree(self.images, ignore_errors=True)

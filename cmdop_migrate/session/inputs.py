@@ -15,29 +15,32 @@ import time
 COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
 LINE_LIMIT = 4096
 QUEUE_LIMIT = 256 << 10
+ROTATE_AT = 8 << 20  # the file before it is kept
+OLD = ".1"
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class Journal:
-    """Append-only JSON lines in the session's directory. Numbers go on where the file ends."""
+    """Append-only JSON lines in the session's directory. Numbers go on where the file ends, or the one before it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, _FLAGS, 0o600)
         self._cut = b""  # what must come first, so that the next line stands alone
-        self.next = self._last() + 1
-
-    def _last(self) -> int:
-        """The highest number written; a line cut by a crash will be ended before the next one."""
-        size = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, 64 << 10, max(0, size - (64 << 10)))
+        tail = _tail(self._fd)
         if tail and not tail.endswith(b"\n"):
-            self._cut = b"\n"
-        for line in reversed(tail.splitlines()):
-            try:
-                return int(json.loads(line)["seq"])
-            except (ValueError, KeyError, TypeError):
-                continue
-        return 0
+            self._cut = b"\n"  # a line cut by a crash is ended before the next one
+        self.next = (_highest(tail) or self._last_of_old()) + 1
+
+    def _last_of_old(self) -> int:
+        try:
+            fd = os.open(self.path + OLD, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            return _highest(_tail(fd))
+        finally:
+            os.close(fd)
 
     def write(self, line: dict[str, object]) -> int:
         """Its number. On a full disk the line is lost and the number with it, a gap that tells: a session must not
@@ -49,7 +52,38 @@ class Journal:
         except OSError:
             return seq
         self._cut = b"" if written == len(data) else b"\n"
+        if os.fstat(self._fd).st_size > ROTATE_AT:
+            self._rotate()
         return seq
+
+    def _rotate(self) -> None:
+        """A new file, and this one in place of the one before it. If that cannot be, we go on with this one."""
+        try:
+            fd = os.open(self.path + ".new", _FLAGS | os.O_TRUNC, 0o600)
+        except OSError:
+            return
+        try:
+            os.replace(self.path, self.path + OLD)
+            os.replace(self.path + ".new", self.path)
+        except OSError:
+            os.close(fd)
+            return
+        os.close(self._fd)
+        self._fd, self._cut = fd, b""
+
+
+def _tail(fd: int) -> bytes:
+    return os.pread(fd, 64 << 10, max(0, os.fstat(fd).st_size - (64 << 10)))
+
+
+def _highest(tail: bytes) -> int:
+    """The number of the last whole line; 0 when there is none."""
+    for line in reversed(tail.splitlines()):
+        try:
+            return int(json.loads(line)["seq"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
 
 
 class Inputs:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.session import inputs as inputs_module
 from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs, Journal
 
 
@@ -93,3 +94,28 @@ def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal
         got += os.read(slave, 4096)
         inputs.flush(master)
     assert got == data and inputs.has_room(QUEUE_LIMIT)
+
+
+def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "ROTATE_AT", 1000)
+    path, old = tmp_path / "j", tmp_path / "j.1"
+    journal = Journal(str(path))
+    for number in range(1, 101):
+        assert journal.write({"text": "x" * 40}) == number
+        assert path.stat().st_size <= 1100 and (not old.exists() or old.stat().st_size <= 1100)
+    both = [one["seq"] for one in lines(old) + lines(path)]
+    assert both == list(range(101 - len(both), 101)) and len(both) >= 15
+    assert sorted(os.listdir(tmp_path)) == ["j", "j.1"]
+    assert Journal(str(path)).write({"text": "later"}) == 101
+    path.write_bytes(b"")
+    last = lines(old)[-1]["seq"]
+    assert Journal(str(path)).next == int(str(last)) + 1, "an empty file goes on from the one before it"
+
+
+def test_a_journal_that_cannot_be_put_aside_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "ROTATE_AT", 100)
+    path = tmp_path / "j"
+    (tmp_path / "j.new").mkdir()
+    journal = Journal(str(path))
+    assert [journal.write({"text": "x" * 60}) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert [one["seq"] for one in lines(path)] == [1, 2, 3, 4, 5]
