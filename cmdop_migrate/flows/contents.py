@@ -21,7 +21,7 @@ from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.session.connections import Connection
-from cmdop_migrate.session.inputs import OLD
+from cmdop_migrate.session.inputs import LINE_LIMIT, OLD
 
 _HINT = "cmdop-migrate makes no such image. Was it made by a newer version?"
 SPARE = 32 << 20
@@ -83,9 +83,19 @@ def terminal(image: Image) -> dict[str, Any]:
         found = json.loads(blob(image, "terminal"))
         for key in ("unread", "unwritten"):
             found[key].encode("latin-1")
+        found["staged"] = _staged(found.get("staged"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
     return dict(found)
+
+
+def _staged(found: Any) -> dict[str, Any]:
+    """What was typed and not committed; older images do not say."""
+    if found is None:
+        return {"data": "", "authors": [], "secret": False}
+    if len(found["data"].encode("latin-1")) > LINE_LIMIT or not all(isinstance(one, str) for one in found["authors"]):
+        raise ValueError("not what somebody typed")
+    return {"data": found["data"], "authors": list(found["authors"]), "secret": bool(found["secret"])}
 
 
 def outside(image: Image) -> list[Connection]:

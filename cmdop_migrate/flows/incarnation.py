@@ -330,6 +330,7 @@ class Incarnation:
             "token": renewed.token,
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
+            "staged": self.terminal["staged"],
         }
         self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]

@@ -184,6 +184,7 @@ class Holder(Keeper):
             "re": "freeze",
             "pid": self.pid,
             "unwritten": unwritten,
+            "staged": self.inputs.staged(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,

@@ -130,6 +130,19 @@ class Inputs:
         """Input that was journalled before a checkpoint: to be fed, not to be journalled again."""
         self._queue += data
 
+    def staged(self) -> dict[str, object]:
+        """What is typed but not committed, and by whom: for the incarnation after this one. Of a secret, how long."""
+        data = b"\0" * len(self._staged) if self._secret else bytes(self._staged)
+        return {"data": data.decode("latin-1"), "authors": list(self._authors), "secret": self._secret}
+
+    def stage(self, staged: dict[str, object]) -> None:
+        """What was `staged` before a checkpoint: the terminal has it, the journal does not yet."""
+        authors = staged["authors"]
+        assert isinstance(authors, list)
+        self._staged[:] = str(staged["data"]).encode("latin-1")
+        self._authors[:] = [str(one) for one in authors]
+        self._secret = bool(staged["secret"])
+
     def flush(self, master: int) -> None:
         """Writes what the terminal takes now; the rest waits, in order."""
         while self._queue:

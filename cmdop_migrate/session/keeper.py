@@ -92,6 +92,7 @@ class Keeper(ABC):
         """A session CRIU has just made anew; its time is kept already."""
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
+        self.inputs.stage(restored.staged)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager

@@ -44,3 +44,28 @@ def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> N
     b.wait_for(session, "did four")
     assert [one["seq"] for one in journal(b, session)] == [1, 1, 2, 3, 4]
     assert (b.state / "sessions" / session / "inputs.jsonl.1").stat().st_size > ROTATE_AT
+
+
+def test_who_typed_half_a_line_is_named_after_the_move(hosts: tuple[Host, Host]) -> None:
+    a, b = hosts
+    session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
+    a.ok("send", "w", "rm -rf", "--actor", "ann")
+    a.ok("checkpoint", "w")
+    b.ok("restore", session)
+    b.ok("send", session, " /tmp/x", "--enter", "--actor", "bob")
+    b.wait_for(session, "did rm -rf /tmp/x")
+    (line,) = journal(b, session)
+    assert (line["actor"], line["originators"], line["text"]) == ("bob", ["ann", "bob"], "rm -rf /tmp/x\r")
+
+
+def test_half_a_password_is_not_written_down_after_the_move(host: Host) -> None:
+    command = "stty -echo; echo ask; read -r x; stty echo; echo have ${#x}; read -r y"
+    session = host.start("bash", "-c", command, name="w")["session"]
+    host.wait_for("w", "ask")
+    host.ok("send", "w", "gehe", "--actor", "ann")
+    host.ok("checkpoint", "w")
+    host.ok("restore", "w")
+    host.ok("send", "w", "im", "--enter", "--actor", "bob")
+    host.wait_for("w", "have 6")
+    (line,) = journal(host, session)
+    assert (line["originators"], line["text"], line["bytes"]) == (["ann", "bob"], None, 7)

@@ -62,6 +62,24 @@ def test_secrets(tmp_path: Path, terminal: tuple[int, int]) -> None:
     assert b"gehe" not in (tmp_path / "j").read_bytes()
 
 
+def test_what_is_staged_goes_on_in_another(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    before, after = Inputs(Journal(str(tmp_path / "a")), 1), Inputs(Journal(str(tmp_path / "b")), 2)
+    before.add("ann", b"half \xff", master)
+    after.stage(json.loads(json.dumps(before.staged())))
+    after.add("bob", b"whole\r", master)
+    (line,) = lines(tmp_path / "b")
+    assert (line["originators"], line["text"], line["bytes"]) == (["ann", "bob"], "half \ufffdwhole\r", 12)
+    echo(slave, False)
+    before.add("cy", b"secret", master)
+    assert before.staged() == {"data": "\0" * 12, "authors": ["ann", "cy"], "secret": True}
+    after.stage(before.staged())
+    echo(slave, True)
+    after.add("cy", b"\r", master)
+    assert lines(tmp_path / "b")[-1]["text"] is None
+    assert after.staged() == {"data": "", "authors": [], "secret": False}
+
+
 def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = Journal(str(path))
