@@ -14,6 +14,8 @@ Phase = Literal["starting", "live", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
 
 RECORD_VERSION = 1
+PROTOCOL = 1
+"""What two hosts must agree on: grows when what one host says to another, or is told by it, changes its meaning."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -43,6 +45,7 @@ class Spec:
     env: tuple[tuple[str, str], ...]
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
+    hooks: tuple[tuple[str, str], ...] = ()  # (event, executable on whatever host it is on)
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Record:
                         "command": tuple(spec["command"]),
                         "env": tuple((str(k), str(v)) for k, v in spec["env"]),
                         "shares": tuple(spec["shares"]),
+                        "hooks": tuple((str(event), str(path)) for event, path in spec.get("hooks", ())),
                     }
                 ),
                 "layers": tuple(data["layers"]),
