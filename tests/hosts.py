@@ -25,7 +25,7 @@ from cmdop_migrate.session import cgroup, launch, network
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
 OWN_GROUPS = ("holders", "agent")
-AGENT_FILES = ("agent.lock", "metrics.prom", "metrics.tmp")
+AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp")
 CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
