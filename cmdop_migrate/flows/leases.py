@@ -29,7 +29,8 @@ _log = log.get("lease")
 
 def open_store(config: Config, fresh: bool = False) -> LeaseStore:
     """The lease store of this host. One whose word must be tried is tried once since the machine booted and, with
-    `fresh`, by every agent: it takes seconds, and a checkpoint would spend them with its session frozen."""
+    `fresh`, by every agent that is there to stay: it takes seconds, and a checkpoint would spend them with its
+    session frozen."""
     proof = config.run_dir / PROOF
     return open_lease(config.lease, not fresh and _read(proof) == config.lease, lambda: _note(proof, config.lease))
 
