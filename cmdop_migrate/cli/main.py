@@ -29,6 +29,7 @@ COMMANDS = {
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
+    "reap": ("reap", "reap"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print("  ".join([*padded, cells[-1]]).rstrip())
 
 
+def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
+    """What failed; a program finds it in the answer."""
+    for one in outcomes:
+        if not as_json and not one["ok"]:
+            note(printable(f"warning: {one['event']} hook {one['hook']}: {one['problem']}"))
+
+
 @contextmanager
 def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
     """What is being done now, on one line of the person's terminal, gone when it is over."""
@@ -72,8 +79,12 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def error_facts(error: CmdopError) -> dict[str, Any]:
+    return {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}
+
+
 def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
-        answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
+        answer({"error": error_facts(error)})
         return
     note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))

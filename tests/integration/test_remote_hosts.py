@@ -98,9 +98,10 @@ def test_a_host_that_is_fit_and_its_key_that_changes(two: Two) -> None:
     before = two.a.events()[-1]["key"]
     new_key(two.server.dir / "host_key")
     two.server.start()
-    error = two.a.fails("hosts", "check", "b", status=9, code="host_key_refused")
-    assert "HAS CHANGED" in error["message"] and "hosts rm b" in error["hint"]
-    assert before in error["message"] and two.server.fingerprint in error["message"]
+    refused = two.a.cm("hosts", "check", "b")
+    said = refused.stderr.decode()
+    assert refused.returncode == 9 and "HAS CHANGED" in said and "hosts rm b" in said
+    assert before in said and two.server.fingerprint in said
     two.a.ok("hosts", "rm", "b")
     two.a.ok(*two.adding(), "--fingerprint", two.server.fingerprint)
     two.server.stop()
@@ -140,8 +141,21 @@ def test_where_hosts_come_from(two: Two) -> None:
     assert rows[0].split() == ["NAME", "ADDRESS", "JUMP", "SUDO", "FROM"] and len(rows) == 4
     error = two.a.fails("hosts", "check", "nowhere", status=3, code="host_not_found")
     assert "from-ssh, kept, written" in error["hint"]
-    two.a.fails("hosts", "add", "written", "10.9.9.9", status=2, code="usage")
-    assert "config file" in two.a.fails("hosts", "rm", "written", status=2, code="usage")["message"]
-    two.a.fails("hosts", "rm", "nowhere", status=3, code="host_not_found")
+    assert two.a.cm("hosts", "add", "written", "10.9.9.9").returncode == 2
+    refused = two.a.cm("hosts", "rm", "written")
+    assert refused.returncode == 2 and b"config file" in refused.stderr
     assert two.a.cm_json("hosts", "rm", "kept") == {"removed": "kept"} and not two.inventory
     assert (two.a.state / "known_hosts").read_text() != "", "the host of ~/.ssh/config is at the same address"
+
+
+def test_a_host_behind_another(two: Two) -> None:
+    """The fingerprint given is the far host's: the one in between must be known by itself."""
+    with an_sshd(two.dir / "gate", two.login) as gate:
+        through = ["--fingerprint", two.server.fingerprint, "--jump"]
+        key = ["--key", str(two.login.private)]
+        said = two.a.cm(*two.adding(), *through, gate.address).stderr.decode()
+        assert gate.fingerprint in said and "Add it first" in said and gate.logins() == 0
+        two.a.ok("hosts", "add", "gate", gate.address, *key, "--fingerprint", gate.fingerprint)
+        two.a.ok(*two.adding(), *through, "gate")
+        assert (gate.logins(), two.server.logins()) == (2, 1)
+        assert two.a.cm_json("hosts", "ls")["hosts"][0]["jump"] == "gate"

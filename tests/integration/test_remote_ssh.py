@@ -144,10 +144,10 @@ print(json.dumps({"data": "y" * 6_000_000}))""")
     ("code", "kind"), [("fenced", Fenced), ("blocked", Blocked), ("peer_lost", PeerLost), ("from_tomorrow", Unexpected)]
 )
 def test_an_error_there_is_the_same_error_here(place: Place, code: str, kind: type[errors.CmdopError]) -> None:
-    told = json.dumps({"error": {"code": code, "exit": 5, "message": "it is so", "hint": "do that"}})
+    told = json.dumps({"error": {"code": code, "exit": 5, "message": "it is so", "hint": "do\x1b that"}})
     with pytest.raises(kind) as caught:
         place.peer(f"echo '{told}'; exit 5").call("restore")
-    assert (caught.value.message, caught.value.hint) == ("far: it is so", "do that")
+    assert (caught.value.message, caught.value.hint) == ("far: it is so", "do  that")
 
 
 def test_an_answer_with_a_status_is_an_answer(place: Place) -> None:
@@ -177,7 +177,16 @@ def test_nothing_is_there(place: Place) -> None:
 
 
 def hello(**changes: object) -> str:
-    facts = {"version": "9.9", "protocol": PROTOCOL, "host": "far", "host_id": "abc", **changes}
+    facts = {
+        "version": "9.9",
+        "protocol": PROTOCOL,
+        "host": "far",
+        "host_id": "abc",
+        "store": {},
+        "lease": {},
+        "keys": [],
+        **changes,
+    }
     return f"[ \"$2\" = version ] && echo '{json.dumps(facts)}'"
 
 
@@ -255,6 +264,11 @@ def test_keys_of_the_agent_and_of_the_home_are_tried(place: Place, monkeypatch: 
         monkeypatch.setenv("SSH_AUTH_SOCK", sock)
         subprocess.run(["ssh-add", "-q", str(place.login.private)], check=True, timeout=10)
         assert place.peer(ECHO, keys=()).call("x")["argv"] == ["--json", "x"]
+        subprocess.run(
+            ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(place.login.private)], check=True, timeout=10
+        )
+        assert place.peer(ECHO, name="locked").call("x")["argv"] == ["--json", "x"]  # named, locked, open in the agent
+        subprocess.run(["ssh-keygen", "-q", "-p", "-P", "secret", "-N", "", "-f", str(place.login.private)], check=True)
     finally:
         agent.kill()
         agent.wait()
