@@ -36,7 +36,7 @@ class App:
 
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long: whoever comes by first starts another."""
-        if any(record.phase == "live" for record in records.all()):
+        if any(record.phase in ("live", "handing") for record in records.all()):
             from cmdop_migrate.flows import agentlock
 
             try:

@@ -28,6 +28,8 @@ COMMANDS = {
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
+    "migrate": ("moves", "migrate"),
+    "resume": ("moves", "resume"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),

@@ -7,7 +7,8 @@
     capture   all of it is in our memory, most of it sealed             ── captured
     upload    the rest is digested and sealed; the store has every pack, and the manifest
     commit    the lease names this checkpoint: the point of no return
-    park      the holder ends this incarnation; or it was thawed already, for --leave-running
+    park      the holder ends this incarnation; or it was thawed already, for --leave-running; or, handed over
+              to another host, it stands still until that has it
 
 A failure anywhere before `commit` thaws the session: the holder does so as
 soon as our connection to it ends, whatever became of us. When nobody can tell
@@ -28,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cmdop_migrate import __version__, log, units
+from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
@@ -56,6 +57,7 @@ class Wanted:
     leave_running: bool = False
     tag: str | None = None
     carry: carry.Carry = "mapped"
+    hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Result:
     frozen_s: float
     phases: dict[str, float]
     closed: list[dict[str, object]]
+    stopped_at: float  # CLOCK_BOOTTIME: it stands still from then on
+    printed_at: float  # its last output before that; 0: none on this host
 
     def to_json(self) -> dict[str, Any]:
         sizes = self.manifest.sizes
@@ -122,7 +126,7 @@ class _Checkpoint:
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
         self.images = self.directory / "images"
         self.phases = tools.Phases("checkpoint")
-        self.frozen_at = self.captured_at = 0.0
+        self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
         self.committing = False  # it may be parked: nobody may thaw it on our word
@@ -147,7 +151,7 @@ class _Checkpoint:
                 shutil.rmtree(self.images, ignore_errors=True)
         if self.wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
-        else:
+        elif self.wanted.hand_over is None:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)
@@ -155,7 +159,7 @@ class _Checkpoint:
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
             frozen_s=frozen, parked=not self.wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
         )  # fmt: skip
-        return Result(manifest, frozen, self.phases.seconds, closed)
+        return Result(manifest, frozen, self.phases.seconds, closed, self.stopped_at, self.printed_at)
 
     def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
         """All that can fail or take long while the session still runs."""
@@ -223,7 +227,7 @@ class _Checkpoint:
         return [one.to_json() for one in closed]
 
     def _freeze(self) -> dict[str, Any]:
-        self.frozen_at = time.monotonic()
+        self.frozen_at, self.stopped_at = time.monotonic(), clock.boottime()
         answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
         if answer.get("error") == "busy":
             raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
@@ -232,6 +236,7 @@ class _Checkpoint:
                 f"session {self.record.name!r} could not be frozen: a process of it does not stop",
                 "It goes on. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
             )
+        self.printed_at = float(answer.get("printed_at", 0.0))
         return answer
 
     def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
@@ -318,8 +323,7 @@ class _Checkpoint:
         store = leases.open_store(self.config)
         lease = leases.prove(store, self.records, self.record)
         if not self.wanted.leave_running:
-            # Should we be gone after this, the holder lets it run only when the agent has asked the lease store.
-            self.channel.ask(op="committing")
+            self._announce(manifest)
             self.committing = True
             self.phases.reach("committing")
         try:
@@ -334,6 +338,16 @@ class _Checkpoint:
             raise
         if isinstance(answer, Lost):
             raise leases.fenced(self.record.name, answer)
+
+    def _announce(self, manifest: Manifest) -> None:
+        """Should we be gone after this, the holder lets it run only when someone has asked the lease store."""
+        if self.wanted.hand_over is None:
+            self.channel.ask(op="committing")
+            return
+        self.wanted.hand_over(manifest)
+        answer = self.channel.ask(op="hand_over", checkpoint=manifest.checkpoint)
+        if answer.get("error"):
+            raise Blocked(f"session {self.record.name!r} cannot be handed over: {answer['error']}", "It goes on here.")
 
     def _is_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
         """The answer got lost. A renewal tells: held, then it was not parked and will not be; or it was."""

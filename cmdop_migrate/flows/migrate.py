@@ -1,0 +1,260 @@
+"""Move a running session to another host.
+
+    plan      the other host can take it                                     the session runs
+    pre-ship  (optional) copies go ahead while it runs, and the target fetches them
+    ship      freeze, dump, upload; handed over: parked in its lease, its copy here stands still
+    restore   the target takes the lease, a higher token, and lets it run    ── the point of no return is its lease
+    forget    the copy here is killed; the record says where it went
+
+Before each step the journal says so (moves.py). Whatever fails, and whoever is
+killed: the lease alone tells who has the session (handover.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from cmdop_migrate import clock
+from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Usage
+from cmdop_migrate.flows import checkpoint, handover, leases, steps, talk, tools
+from cmdop_migrate.flows.handover import Settled, Settling
+from cmdop_migrate.flows.moves import End, Move, Moves
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.lease import margins
+from cmdop_migrate.model import Record
+from cmdop_migrate.session.records import Records
+
+PRE_SHIP_MAX = 10
+RESTORE_TIMEOUT = 300.0
+SLOWEST = 8 << 20  # bytes a second: what a target is given time for
+PRINTS = 1.0  # seconds: who printed within them before it was frozen is one that prints
+Progress = Callable[[str], None]
+
+
+class Target(Protocol):
+    """The other host, which shares store, lease store and key with this one (remote/peer.py)."""
+
+    name: str
+
+    def call(self, *words: str, timeout: float | None = None) -> dict[str, Any]:
+        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    pre_ship: int = 0
+    lazy: bool = False
+
+
+def migrate(
+    records: Records, reference: str, target: Target, wanted: Wanted, progress: Progress = lambda _: None
+) -> dict[str, Any]:
+    """What `migrate --json` answers, once it runs there and nothing of it is here. On an error its hint says where the
+    session is."""
+    if not 0 <= wanted.pre_ship <= PRE_SHIP_MAX:
+        raise Usage(f"--pre-ship {wanted.pre_ship} is out of range", f"Between 0 and {PRE_SHIP_MAX} rounds.")
+    moves = Moves(records.config.state_dir, records.config.keep_exited)
+    record = records.find(reference)
+    with moves.alone(record.session, record.name):
+        for one in moves.open():
+            if one.session == record.session:  # its command was killed; we have the lock
+                moves.end(one, settle(records, one).end, told=False)
+        record, channel = talk.open_channel(records, reference)
+        channel.__exit__()
+        moves.forget_old()
+        return _Migration(records, moves, record, target, wanted, progress).run()
+
+
+def settle(records: Records, move: Move) -> Settled:
+    patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
+    return Settling(records, leases.open_store(records.config), move).until(patience)
+
+
+class _Migration:
+    def __init__(
+        self, records: Records, moves: Moves, record: Record, target: Target, wanted: Wanted, progress: Progress
+    ) -> None:
+        self.records, self.moves, self.record, self.target = records, moves, record, target
+        self.wanted, self.progress = wanted, progress
+        self.phases = tools.Phases("migrate")
+        self.move = moves.begin(record.session, record.name, record.host, target.name, record.token)
+        self.shipped: checkpoint.Result | None = None
+        self.answer: dict[str, Any] = {}
+        self.answered_at = 0.0
+        self.settled: Settled | None = None
+        self.began = clock.boottime()
+
+    def run(self) -> dict[str, Any]:
+        sequence = [
+            steps.Step("plan", self._plan),
+            *([steps.Step("pre-ship", self._pre_ship)] if self.wanted.pre_ship else []),
+            steps.Step("ship", self._ship, self._undo_ship),
+            steps.Step("restore", self._restore),
+            steps.Step("forget", self._forget, is_final=True),
+        ]
+        try:
+            steps.run(sequence, self, self.phases, lambda _: None)
+        except CmdopError as error:
+            raise self._told(error) from error
+        self.move = self.moves.end(self.move, End.ON_TARGET, told=True)
+        facts = self._facts()
+        self.records.events.emit(
+            "migrated", self.record.session, name=self.record.name, to=self.target.name, token=facts["token"],
+            frozen_s=facts["frozen_s"], downtime_s=facts["downtime_s"], phases=facts["phases"],
+        )  # fmt: skip
+        return facts
+
+    def begin(self, step: str) -> None:
+        self.move = self.moves.save(replace(self.move, step=step))
+
+    def fail(self, step: str, error: BaseException) -> None:
+        words = error.message if isinstance(error, CmdopError) else type(error).__name__
+        self.move = self.moves.save(replace(self.move, step=f"undo {step}", error=words))
+
+    def _plan(self) -> None:
+        self.progress("planning")
+
+    def _pre_ship(self) -> None:
+        raise Usage("--pre-ship is not there yet", "Move it without.")
+
+    def _ship(self) -> None:
+        wanted = checkpoint.Wanted(hand_over=self._on_hand_over)
+        self.shipped = checkpoint.checkpoint(self.records, self.record.session, wanted, self.progress)
+        self.phases.seconds |= self.shipped.phases
+
+    def _on_hand_over(self, manifest: Manifest) -> None:
+        self.move = self.moves.save(replace(self.move, step="hand over", checkpoint=manifest.checkpoint))
+        self.phases.reach("hand-over")
+
+    def _undo_ship(self) -> None:
+        """Wherever it got to: the lease tells who has it."""
+        if self.settled is None:
+            self.settled = settle(self.records, self.move)
+        self.move = self.moves.end(self.move, self.settled.end, told=True)
+
+    def _restore(self) -> None:
+        assert self.shipped is not None
+        self.progress(f"restoring on {self.target.name}")
+        timeout = RESTORE_TIMEOUT + self.shipped.manifest.sizes["stored"] / SLOWEST
+        words = ["restore", self.shipped.manifest.checkpoint, *(["--lazy"] if self.wanted.lazy else [])]
+        try:
+            with self.phases.phase("there"):
+                self.answer = self.target.call(*words, timeout=timeout)
+            self.answered_at = clock.boottime()
+        except PeerLost:
+            self.settled = settle(self.records, self.move)
+            if self.settled.end is not End.ON_TARGET:
+                raise
+
+    def _forget(self) -> None:
+        if self.settled is None:  # else it is done
+            token = int(self.answer["token"])
+            with self.phases.phase("forget"):
+                handover.forget(self.records, self.record.session, self.target.name, token)
+
+    def _told(self, error: CmdopError) -> CmdopError:
+        """The same error, and where the session is now."""
+        if self.settled is None:
+            return error
+        where = {
+            End.ON_SOURCE: f"The session goes on here (token {self.settled.token}).",
+            End.ON_TARGET: f"The session runs on {self.settled.host} (token {self.settled.token}).",
+            End.PARKED: f"The session is parked: cmdop-migrate restore {self.record.name}",
+            End.EXITED: "The session has ended.",
+        }[self.settled.end]
+        return type(error)(error.message, f"{where} {error.hint}".strip())
+
+    def _facts(self) -> dict[str, Any]:
+        assert self.shipped is not None
+        token = int(self.answer["token"]) if self.answer else self.settled.token if self.settled else 0
+        there = {f"there.{name}": seconds for name, seconds in self.answer.get("phases", {}).items()}
+        return {
+            "migration": self.move.id,
+            "session": self.record.session,
+            "name": self.record.name,
+            "from": self.record.host,
+            "to": self.target.name,
+            "token": token,
+            "checkpoint": self.shipped.manifest.checkpoint,
+            **self._stopped(),
+            "phases": self.phases.seconds | there,
+            "bytes": self.shipped.to_json()["bytes"],
+            "closed_connections": self.shipped.closed,
+            "took_s": round(clock.boottime() - self.began, 6),
+        }
+
+    def _stopped(self) -> dict[str, Any]:
+        """How long it stood still, and how long nothing came out of it. All on this host's clock: the target says how
+        long ago something was when it answered, so that the way of the answer is counted as downtime, and no two
+        clocks are compared."""
+        assert self.shipped is not None
+        if not self.answer:  # the connection broke, though it runs there: nobody measured
+            return {"frozen_s": None, "downtime_s": None, "downtime": None}
+        stopped = self.shipped.stopped_at
+        ran = self.answered_at - float(self.answer["ran_s"])
+        prints = stopped - self.shipped.printed_at < PRINTS
+        printed = self._first_output() if prints else None
+        begin, basis = (self.shipped.printed_at, "last output") if prints else (stopped, "freeze")
+        end, until = (printed, "first output") if printed is not None else (ran, "running")
+        return {
+            "frozen_s": round(ran - stopped, 6),
+            "downtime_s": round(end - begin, 6),
+            "downtime": {"from": basis, "until": until},
+        }
+
+    def _first_output(self) -> float | None:
+        """When it printed there for the first time; None when it has not."""
+        if self.answer.get("printed_s") is not None:
+            return self.answered_at - float(self.answer["printed_s"])
+        try:
+            ago = self.target.call("show", self.record.session, timeout=30.0)["output"].get("first_s")
+        except (CmdopError, KeyError):
+            return None  # it runs there: that nobody knows when it printed first is no failure
+        return clock.boottime() - float(ago) if ago is not None else None
+
+
+def resume(
+    records: Records, reference: str | None, target_of: Callable[[str], Target], progress: Progress = lambda _: None
+) -> tuple[list[Move], list[tuple[Move, CmdopError]]]:
+    """Every move that nobody was told the end of, ended; and those whose end cannot be known yet, with the reason."""
+    moves = Moves(records.config.state_dir, records.config.keep_exited)
+    wanted = [moves.find(reference)] if reference is not None else [one for one in moves.all() if not one.told]
+    done: list[Move] = []
+    failed: list[tuple[Move, CmdopError]] = []
+    for one in wanted:
+        with moves.lock(one.session) as is_ours:
+            if not is_ours:
+                words = f"session {one.name!r} is being moved to {one.target} right now"
+                failed.append((one, Blocked(words, "Wait for that.")))
+                continue
+            try:
+                done.append(_resume(records, moves, one.id, target_of, progress))
+            except CmdopError as error:
+                failed.append((one, error))
+    moves.forget_old()
+    return done, failed
+
+
+def _resume(records: Records, moves: Moves, ident: str, target_of: Callable[[str], Target], progress: Progress) -> Move:
+    move = moves.find(ident)  # again: with the lock held
+    if move.end is None:
+        progress(f"asking the lease of {move.name}")
+        end = settle(records, move).end
+        if end is End.PARKED and move.checkpoint is not None:
+            end = _roll_forward(records, move, target_of, progress)
+        move = moves.end(move, end, told=True)
+    return move if move.told else moves.save(replace(move, told=True))
+
+
+def _roll_forward(records: Records, move: Move, target_of: Callable[[str], Target], progress: Progress) -> End:
+    """No copy of it is left here, and the target has not taken it: once more. It stays parked when that fails."""
+    assert move.checkpoint is not None
+    progress(f"restoring {move.name} on {move.target}")
+    try:
+        answer = target_of(move.target).call("restore", move.checkpoint, timeout=RESTORE_TIMEOUT)
+        handover.note_moved(records, move.session, move.target, int(answer["token"]))
+        return End.ON_TARGET
+    except CmdopError:
+        return settle(records, move).end
