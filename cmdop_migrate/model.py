@@ -15,6 +15,8 @@ Phase = Literal["starting", "live", "handing", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
 
 RECORD_VERSION = 1
+PROTOCOL = 1
+"""What two hosts must agree on: grows when what one host says to another, or is told by it, changes its meaning."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -35,7 +35,9 @@ COMMANDS = {
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
     "events": ("talk", "events"),
+    "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),
+    "version": ("machine", "version"),
 }
 
 

@@ -16,6 +16,15 @@ def answer(value: dict[str, Any]) -> None:
     print(json.dumps(value), flush=True)
 
 
+def progress_line(facts: dict[str, Any]) -> None:
+    """Before the one object, with --json, on its own line: where a long command stands. That nobody reads it any more
+    (the connection it came over is gone) must not stop what is half done."""
+    try:
+        print(json.dumps({"progress": facts}), flush=True)
+    except OSError:
+        return
+
+
 def line(text: str) -> None:
     print(text, flush=True)
 
