@@ -121,7 +121,7 @@ def restore(
 @contextlib.contextmanager
 def _place(app: App, records: Records, host: str | None) -> Iterator[Target | None]:
     """Another host, connected and checked; None: here."""
-    if host is None:
+    if host is None or host == app.config.host:
         yield None
         return
     from cmdop_migrate.flows import peers  # brings SSH along: not for those who stay here

@@ -6,7 +6,7 @@ import click
 
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import Partial
+from cmdop_migrate.errors import Partial, Usage
 from cmdop_migrate.flows import migrate as migrate_flow
 from cmdop_migrate.flows import peers
 from cmdop_migrate.flows.moves import Move
@@ -37,6 +37,8 @@ def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool) -> Non
       cmdop-migrate migrate work --to host-b
       cmdop-migrate migrate work --to host-b --pre-ship 2
     """
+    if host == app.config.host:
+        raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     records = app.records()
     wanted = migrate_flow.Wanted(pre_ship, lazy)
     with peers.pool(app.config) as pool, render.progress(app.json) as show:

@@ -5,7 +5,7 @@ runs              –                                                  it never 
 stands still      held by this host                                  go on under that token: on_source
                   parked (or free) at the checkpoint handed over     take it, a new token, and go on: on_source
                   held by another, renewed by its agent              it runs there: this copy is killed, on_target
-                  held by another, not yet known to run              watch; standing still for a TTL, take it: on_source
+                  held by another, not yet known to run              watch; unchanged for a TTL, take it: on_source
                   of a higher token, at another checkpoint, or free  it went on without us: this copy is killed
 is gone           held by this host                                  park it at the checkpoint: parked
 (holder died)

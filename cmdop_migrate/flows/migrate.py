@@ -198,6 +198,7 @@ class _Migration:
         printed = self._first_output() if prints else None
         begin, basis = (self.shipped.printed_at, "last output") if prints else (stopped, "freeze")
         end, until = (printed, "first output") if printed is not None else (ran, "running")
+        ran = min(ran, end)  # each is known to have been no later: what was said later may have come quicker
         return {
             "frozen_s": round(ran - stopped, 6),
             "downtime_s": round(end - begin, 6),

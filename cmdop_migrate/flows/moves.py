@@ -1,4 +1,4 @@
-"""The journal of migrations: STATE_DIR/migrations/ID.json, one a move, and a lock a session while a command is at it."""
+"""The journal of migrations: STATE_DIR/migrations/ID.json, one a move; and a lock a session for who is at it."""
 
 from __future__ import annotations
 

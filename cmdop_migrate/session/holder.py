@@ -226,8 +226,8 @@ class Holder(Keeper):
         return {"re": "park"}
 
     def on_hand_over(self, client: Client, checkpoint: str) -> Message:
-        """Another host may have this checkpoint running from now on: whoever comes and goes here, this copy stands still
-        until someone who holds the lease takes it back, or says that it moved."""
+        """Another host may have this checkpoint running from now on: whoever comes and goes here, this copy stands
+        still until someone who holds the lease takes it back, or says that it moved."""
         if client is not self.freezer:
             return {"re": "hand_over", "error": "not frozen by you"}
         before = {key: self.record.get(key) for key in ("phase", "checkpoint")}
