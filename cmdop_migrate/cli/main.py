@@ -25,6 +25,7 @@ COMMANDS = {
     "output": ("talk", "output"),
     "wait": ("talk", "wait"),
     "kill": ("sessions", "kill"),
+    "plan": ("plan", "plan"),
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
@@ -38,6 +39,7 @@ COMMANDS = {
     "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),
     "version": ("machine", "version"),
+    "facts": ("plan", "facts"),
 }
 
 

@@ -158,6 +158,7 @@ class _Checkpoint:
         self.records.events.emit(
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
             frozen_s=frozen, parked=not self.wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
+            memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
         )  # fmt: skip
         return Result(manifest, frozen, self.phases.seconds, closed, self.stopped_at, self.printed_at)
 

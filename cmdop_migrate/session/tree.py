@@ -102,6 +102,11 @@ def sockets(group: str) -> list[Socket]:
     return found
 
 
+def host_sockets() -> list[Socket]:
+    """Of the network this process is in."""
+    return list(socket_table(lambda name: _net_lines(os.getpid(), name)).values())
+
+
 def socket_table(lines_of: Callable[[str], list[str]]) -> dict[int, Socket]:
     """Pure, given the lines of tcp, tcp6, udp, udp6 and unix below /proc/PID/net: inode -> socket."""
     table: dict[int, Socket] = {}

@@ -72,8 +72,8 @@ def test_without_carrying_a_missing_file_is_named(host: Host, tool: Path) -> Non
             "io_uring",
         ),
         ("mkdir -p /mnt/x && mount -t ramfs none /mnt/x; echo", 8, "filesystem"),
-        ("python3 -c 'import socket, time; s = socket.socket(socket.AF_VSOCK, 1, 0); time.sleep(1000)'", 8, "socket"),
-        ("mknod /root/dev c 10 229; sleep 1000 < /root/dev", 8, "device"),
+        ("python3 -c 'import socket, time; s = socket.socket(socket.AF_VSOCK, 1, 0); time.sleep(1000)'", 4, "socket"),
+        ("mknod /root/dev c 10 229; sleep 1000 < /root/dev", 4, "device"),
     ],
     ids=["nested pid namespace", "io_uring", "unknown file system", "odd socket", "device"],
 )
