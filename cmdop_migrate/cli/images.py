@@ -17,7 +17,8 @@ from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
 from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, tools
 from cmdop_migrate.flows import restore as restore_flow
-from cmdop_migrate.flows.migrate import Target
+from cmdop_migrate.flows import standby as standby_flow
+from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.images import keys
 from cmdop_migrate.session.records import Records
 
@@ -74,6 +75,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 )
 @click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
 @click.option("--allow-devices", is_flag=True, help="Also make device nodes that the session had made.")
+@click.option("--standby", metavar="MIGRATION", hidden=True)
 @command
 def restore(
     app: App,
@@ -84,6 +86,7 @@ def restore(
     everything: bool,
     allow_devices: bool,
     wait: float,
+    standby: str | None,
 ) -> None:
     """Bring a parked session back.
 
@@ -97,6 +100,9 @@ def restore(
     """
     records = app.records()
     wanted = incarnation.Wanted(name, lazy, allow_devices, wait)
+    if standby is not None and reference is not None:
+        render.answer(_stand_by(records, reference, standby, wanted))
+        return
     with _place(app, records, host) as target, render.progress(app.json) as show:
 
         def bring(one: str | None) -> dict[str, Any]:
@@ -116,6 +122,15 @@ def restore(
     if facts["carried"]:
         render.line(f"  {len(facts['carried'])} files of its old host came along")
     render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
+
+
+def _stand_by(records: Records, session: str, migration: str, wanted: incarnation.Wanted) -> dict[str, Any]:
+    one = standby_flow.Standby(records, session, migration, render.beat)
+    try:
+        known = one.wait()
+        return restore_flow.restore(records, session, wanted, lambda text: render.progress_line({"phase": text}), known)
+    finally:
+        one.close()
 
 
 @contextlib.contextmanager

@@ -26,8 +26,11 @@ _WHERE = {
     "--pre-ship", type=int, default=0, metavar="N", help="Send it N times ahead while it runs: the freeze is shorter."
 )
 @click.option("--lazy", is_flag=True, help="It runs there while memory is still in the store; a lost store stalls it.")
+@click.option(
+    "--accept", multiple=True, metavar="CHECK", help="Go on though this check of the plan blocks. Repeatable."
+)
 @command
-def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool) -> None:
+def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool, accept: tuple[str, ...]) -> None:
     """Move a running session to another host.
 
     It is frozen, shipped and restored there; its copy here stays until it runs there, and goes on if it cannot.
@@ -40,7 +43,7 @@ def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool) -> Non
     if host == app.config.host:
         raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     records = app.records()
-    wanted = migrate_flow.Wanted(pre_ship, lazy)
+    wanted = migrate_flow.Wanted(pre_ship, lazy, accept)
     with peers.pool(app.config) as pool, render.progress(app.json) as show:
         records.find(session)  # what cannot be meant is said before anybody is called
         show(f"connecting to {host}")

@@ -20,9 +20,14 @@ def progress_line(facts: dict[str, Any]) -> None:
     """Before the one object, with --json, on its own line: where a long command stands. That nobody reads it any more
     (the connection it came over is gone) must not stop what is half done."""
     try:
-        print(json.dumps({"progress": facts}), flush=True)
+        beat(facts)
     except OSError:
         return
+
+
+def beat(facts: dict[str, Any]) -> None:
+    """The same, for who must know whether anybody listens: OSError when not."""
+    print(json.dumps({"progress": facts}), flush=True)
 
 
 def line(text: str) -> None:

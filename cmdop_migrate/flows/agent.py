@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
+from cmdop_migrate.flows import aheads
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
@@ -93,7 +94,7 @@ class Agent:
     def _may_leave(self) -> bool:
         """Nobody is starting or restoring a session right now who counts on us."""
         with self.records.locked():
-            if any(map(self.records.is_held, self.records.ids())):
+            if aheads.sweep(self.config.state_dir) or any(map(self.records.is_held, self.records.ids())):
                 return False
             self.name.let_go()
             self.metrics.remove()

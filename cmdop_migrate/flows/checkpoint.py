@@ -33,20 +33,17 @@ from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, TimedOut
-from cmdop_migrate.flows import carry, dumpable, filecapture, leases, memory, talk, tools
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, TimedOut
+from cmdop_migrate.flows import carry, commit, dumpable, filecapture, leases, memory, talk, tools
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.lease.rules import Lost, Why
-from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import affinity, cgroup, connections, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 CRIU_TIMEOUT = 600.0
-SETTLE_SECONDS = 10.0
 FREEZE_TIMEOUT = 30.0
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -57,6 +54,7 @@ class Wanted:
     leave_running: bool = False
     tag: str | None = None
     carry: carry.Carry = "mapped"
+    migration: str | None = None  # what it is made for
     hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
 
 
@@ -129,7 +127,7 @@ class _Checkpoint:
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
-        self.committing = False  # it may be parked: nobody may thaw it on our word
+        self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
     def run(self) -> Result:
         with self.phases.phase("prepare"):
@@ -141,7 +139,7 @@ class _Checkpoint:
                 self.progress("uploading")
                 manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
             with self.phases.phase("commit"):
-                self._commit(manifest)
+                self.commit.run(manifest)
         except BaseException:
             self._thaw()  # at once; the holder would do it too, when it sees us gone
             writer.abort()
@@ -317,56 +315,8 @@ class _Checkpoint:
             "machine": platform.machine(),
             "files_bytes": self.files_bytes,
             "live": self.wanted.leave_running,
+            "migration": self.wanted.migration,
         }
-
-    def _commit(self, manifest: Manifest) -> None:
-        """The lease store itself refuses a host that was superseded: its manifest then counts for nothing."""
-        store = leases.open_store(self.config)
-        lease = leases.prove(store, self.records, self.record)
-        if not self.wanted.leave_running:
-            self._announce(manifest)
-            self.committing = True
-            self.phases.reach("committing")
-        try:
-            if self.wanted.leave_running:
-                answer: object = store.commit_checkpoint(lease, manifest.checkpoint)
-            else:
-                answer = store.park(lease, manifest.checkpoint)
-        except LeaseUnreachable:
-            if not self.wanted.leave_running:
-                self._is_parked(store, lease, manifest)
-                return
-            raise
-        if isinstance(answer, Lost):
-            raise leases.fenced(self.record.name, answer)
-
-    def _announce(self, manifest: Manifest) -> None:
-        """Should we be gone after this, the holder lets it run only when someone has asked the lease store."""
-        if self.wanted.hand_over is None:
-            self.channel.ask(op="committing")
-            return
-        self.wanted.hand_over(manifest)
-        answer = self.channel.ask(op="hand_over", checkpoint=manifest.checkpoint)
-        if answer.get("error"):
-            raise Blocked(f"session {self.record.name!r} cannot be handed over: {answer['error']}", "It goes on here.")
-
-    def _is_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
-        """The answer got lost. A renewal tells: held, then it was not parked and will not be; or it was."""
-        until = time.monotonic() + SETTLE_SECONDS
-        while True:
-            try:
-                answer = store.renew(lease)
-                break
-            except LeaseUnreachable:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.5)
-        if isinstance(answer, Held):
-            self.committing = False
-            raise LeaseUnreachable("the lease store did not take the checkpoint", "The session goes on; try again.")
-        holder = answer.holder
-        if answer.why is not Why.PARKED or holder is None or holder.checkpoint != manifest.checkpoint:
-            raise leases.fenced(self.record.name, answer)
 
     def _before_publish(self) -> None:
         """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
@@ -389,7 +339,7 @@ class _Checkpoint:
             )
 
     def _thaw(self) -> None:
-        if not self.is_ours or self.committing:
+        if not self.is_ours or self.commit.in_doubt:
             return  # in doubt the holder stands it still, as soon as our connection ends
         try:
             self.channel.ask(op="thaw")

@@ -8,7 +8,7 @@ from typing import Any
 from cmdop_migrate.errors import Fenced, SessionNotFound, Usage
 from cmdop_migrate.flows import checkpoint, choose, handover
 from cmdop_migrate.flows.incarnation import Wanted
-from cmdop_migrate.flows.migrate import Target
+from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.session.records import Records
 

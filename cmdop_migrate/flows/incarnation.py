@@ -241,6 +241,7 @@ class Incarnation:
                 starter.control.send(b"resumed")
                 starter.expect()
                 self.adopted = True
+                self.parent.say("running")
             except (BrokenPipeError, ConnectionResetError) as error:
                 starter.abandon()
                 words = "the session's holder was killed while it was being restored"

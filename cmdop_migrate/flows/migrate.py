@@ -1,6 +1,7 @@
 """Move a running session to another host.
 
-    plan      the other host can take it                                     the session runs
+    plan      the findings about it; a blocker stops here                    the session runs
+    stand-by  the target gets ready for it, and waits for its lease (standby.py)
     pre-ship  (optional) copies go ahead while it runs, and the target fetches them
     ship      freeze, dump, upload; handed over: parked in its lease, its copy here stands still
     restore   the target takes the lease, a higher token, and lets it run    ── the point of no return is its lease
@@ -14,42 +15,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Usage
-from cmdop_migrate.flows import checkpoint, handover, leases, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, leases, plan, steps, talk, tools
 from cmdop_migrate.flows.handover import Settled, Settling
 from cmdop_migrate.flows.moves import End, Move, Moves
+from cmdop_migrate.flows.receiver import Receiver
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.lease import margins
 from cmdop_migrate.model import Record
+from cmdop_migrate.remote.peer import Peer
 from cmdop_migrate.session.records import Records
 
 PRE_SHIP_MAX = 10
+READY_TIMEOUT = 120.0
 RESTORE_TIMEOUT = 300.0
 SLOWEST = 8 << 20  # bytes a second: what a target is given time for
 PRINTS = 1.0  # seconds: who printed within them before it was frozen is one that prints
 Progress = Callable[[str], None]
 
 
-class Target(Protocol):
-    """The other host, which shares store, lease store and key with this one (remote/peer.py)."""
-
-    name: str
-
-    def call(self, *words: str, timeout: float | None = None) -> dict[str, Any]:
-        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended."""
-
-
 @dataclass(frozen=True)
 class Wanted:
     pre_ship: int = 0
     lazy: bool = False
+    accept: tuple[str, ...] = ()  # checks of the plan whose blockers are only to be warned of
 
 
 def migrate(
-    records: Records, reference: str, target: Target, wanted: Wanted, progress: Progress = lambda _: None
+    records: Records, reference: str, target: Peer, wanted: Wanted, progress: Progress = lambda _: None
 ) -> dict[str, Any]:
     """What `migrate --json` answers, once it runs there and nothing of it is here. On an error its hint says where the
     session is."""
@@ -67,6 +63,10 @@ def migrate(
         return _Migration(records, moves, record, target, wanted, progress).run()
 
 
+def _patience(manifest: Manifest) -> float:
+    return RESTORE_TIMEOUT + manifest.sizes["stored"] / SLOWEST
+
+
 def settle(records: Records, move: Move) -> Settled:
     patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
     return Settling(records, leases.open_store(records.config), move).until(patience)
@@ -74,7 +74,7 @@ def settle(records: Records, move: Move) -> Settled:
 
 class _Migration:
     def __init__(
-        self, records: Records, moves: Moves, record: Record, target: Target, wanted: Wanted, progress: Progress
+        self, records: Records, moves: Moves, record: Record, target: Peer, wanted: Wanted, progress: Progress
     ) -> None:
         self.records, self.moves, self.record, self.target = records, moves, record, target
         self.wanted, self.progress = wanted, progress
@@ -82,13 +82,17 @@ class _Migration:
         self.move = moves.begin(record.session, record.name, record.host, target.name, record.token)
         self.shipped: checkpoint.Result | None = None
         self.answer: dict[str, Any] = {}
-        self.answered_at = 0.0
+        lazy = ("--lazy",) if wanted.lazy else ()
+        words = ("restore", record.session, "--standby", self.move.id, *lazy)
+        self.receiver = Receiver(target, words, progress)
         self.settled: Settled | None = None
+        self.warnings: list[dict[str, Any]] = []
         self.began = clock.boottime()
 
     def run(self) -> dict[str, Any]:
         sequence = [
             steps.Step("plan", self._plan),
+            steps.Step("stand-by", self._stand_by, self.receiver.cancel),
             *([steps.Step("pre-ship", self._pre_ship)] if self.wanted.pre_ship else []),
             steps.Step("ship", self._ship, self._undo_ship),
             steps.Step("restore", self._restore),
@@ -114,17 +118,38 @@ class _Migration:
         self.move = self.moves.save(replace(self.move, step=f"undo {step}", error=words))
 
     def _plan(self) -> None:
-        self.progress("planning")
+        with self.phases.phase("plan"):
+            self.progress("planning")
+            found = plan.plan(self.records, self.record.session, plan.OtherHost(self.target), accept=self.wanted.accept)
+        if found.blockers:
+            words = "; ".join(f"{one.check}: {one.message}" for one in found.blockers)
+            raise Blocked(
+                words, f"{found.blockers[0].fix} Details: cmdop-migrate plan {self.record.name} --to {self.target.name}"
+            )
+        self.warnings = [one.to_json() for one in found.findings if one.level == "warn"]
+
+    def _stand_by(self) -> None:
+        with self.phases.phase("stand_by"):
+            self.progress(f"{self.target.name} gets ready")
+            self.receiver.start(READY_TIMEOUT)
 
     def _pre_ship(self) -> None:
-        raise Usage("--pre-ship is not there yet", "Move it without.")
+        for number in range(1, self.wanted.pre_ship + 1):
+            self.phases.reach(f"pre-ship-{number}")
+            with self.phases.phase(f"pre_ship_{number}"):
+                self.progress(f"sending ahead, {number} of {self.wanted.pre_ship}")
+                wanted = checkpoint.Wanted(leave_running=True, tag="pre-ship", migration=self.move.id)
+                sent = checkpoint.checkpoint(self.records, self.record.session, wanted).manifest
+                self.move = self.moves.save(replace(self.move, ahead=(*self.move.ahead, sent.checkpoint)))
+                self.receiver.wait_ahead(sent.checkpoint, _patience(sent))
 
     def _ship(self) -> None:
-        wanted = checkpoint.Wanted(hand_over=self._on_hand_over)
+        wanted = checkpoint.Wanted(migration=self.move.id, hand_over=self._on_hand_over)
         self.shipped = checkpoint.checkpoint(self.records, self.record.session, wanted, self.progress)
         self.phases.seconds |= self.shipped.phases
 
     def _on_hand_over(self, manifest: Manifest) -> None:
+        self.receiver.check()
         self.move = self.moves.save(replace(self.move, step="hand over", checkpoint=manifest.checkpoint))
         self.phases.reach("hand-over")
 
@@ -136,13 +161,9 @@ class _Migration:
 
     def _restore(self) -> None:
         assert self.shipped is not None
-        self.progress(f"restoring on {self.target.name}")
-        timeout = RESTORE_TIMEOUT + self.shipped.manifest.sizes["stored"] / SLOWEST
-        words = ["restore", self.shipped.manifest.checkpoint, *(["--lazy"] if self.wanted.lazy else [])]
         try:
             with self.phases.phase("there"):
-                self.answer = self.target.call(*words, timeout=timeout)
-            self.answered_at = clock.boottime()
+                self.answer = self.receiver.result(_patience(self.shipped.manifest))
         except PeerLost:
             self.settled = settle(self.records, self.move)
             if self.settled.end is not End.ON_TARGET:
@@ -182,6 +203,7 @@ class _Migration:
             "phases": self.phases.seconds | there,
             "bytes": self.shipped.to_json()["bytes"],
             "closed_connections": self.shipped.closed,
+            "warnings": self.warnings,
             "took_s": round(clock.boottime() - self.began, 6),
         }
 
@@ -193,7 +215,7 @@ class _Migration:
         if not self.answer:  # the connection broke, though it runs there: nobody measured
             return {"frozen_s": None, "downtime_s": None, "downtime": None}
         stopped = self.shipped.stopped_at
-        ran = self.answered_at - float(self.answer["ran_s"])
+        ran = self.receiver.running_at or self.receiver.answered_at - float(self.answer["ran_s"])
         prints = stopped - self.shipped.printed_at < PRINTS
         printed = self._first_output() if prints else None
         begin, basis = (self.shipped.printed_at, "last output") if prints else (stopped, "freeze")
@@ -208,7 +230,7 @@ class _Migration:
     def _first_output(self) -> float | None:
         """When it printed there for the first time; None when it has not."""
         if self.answer.get("printed_s") is not None:
-            return self.answered_at - float(self.answer["printed_s"])
+            return self.receiver.answered_at - float(self.answer["printed_s"])
         try:
             ago = self.target.call("show", self.record.session, timeout=30.0)["output"].get("first_s")
         except (CmdopError, KeyError):
@@ -217,7 +239,7 @@ class _Migration:
 
 
 def resume(
-    records: Records, reference: str | None, target_of: Callable[[str], Target], progress: Progress = lambda _: None
+    records: Records, reference: str | None, target_of: Callable[[str], Peer], progress: Progress = lambda _: None
 ) -> tuple[list[Move], list[tuple[Move, CmdopError]]]:
     """Every move that nobody was told the end of, ended; and those whose end cannot be known yet, with the reason."""
     moves = Moves(records.config.state_dir, records.config.keep_exited)
@@ -238,7 +260,7 @@ def resume(
     return done, failed
 
 
-def _resume(records: Records, moves: Moves, ident: str, target_of: Callable[[str], Target], progress: Progress) -> Move:
+def _resume(records: Records, moves: Moves, ident: str, target_of: Callable[[str], Peer], progress: Progress) -> Move:
     move = moves.find(ident)  # again: with the lock held
     if move.end is None:
         progress(f"asking the lease of {move.name}")
@@ -249,7 +271,7 @@ def _resume(records: Records, moves: Moves, ident: str, target_of: Callable[[str
     return move if move.told else moves.save(replace(move, told=True))
 
 
-def _roll_forward(records: Records, move: Move, target_of: Callable[[str], Target], progress: Progress) -> End:
+def _roll_forward(records: Records, move: Move, target_of: Callable[[str], Peer], progress: Progress) -> End:
     """No copy of it is left here, and the target has not taken it: once more. It stays parked when that fails."""
     assert move.checkpoint is not None
     progress(f"restoring {move.name} on {move.target}")

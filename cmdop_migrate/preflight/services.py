@@ -70,7 +70,9 @@ def _key(move: Move) -> Iterable[Said]:
     if key is None:
         yield Said("block", f"{move.source.host} has no key yet; {target.host} could not read what it saves")
     elif key not in target.keys:
-        yield Said("block", f"{target.host} does not have the key {key[:16]}, which seals what {move.source.host} saves")
+        yield Said(
+            "block", f"{target.host} does not have the key {key[:16]}, which seals what {move.source.host} saves"
+        )
 
 
 def _relay(move: Move) -> Iterable[Said]:

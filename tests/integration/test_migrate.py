@@ -49,12 +49,12 @@ def test_restore_to(world: World) -> None:
 def test_a_target_that_fails_gives_it_back(world: World) -> None:
     a = world.a
     session = fences.counter(a)
-    world.set_there(CMDOP_MIGRATE_CRIU="/bin/false")
-    error = a.fails("migrate", "w", "--to", "host-b", status=4, code="blocked")
+    world.b.start("sleep", "1000", name="w")  # two of one name
+    error = a.fails("migrate", "w", "--to", "host-b", "--accept", "name", status=4, code="blocked")
     assert "goes on here" in error["hint"], error
     fences.counts_on(a, session)
     assert world.where(session) == ["host-a"]
     until(lambda: fences.lease(a, session)["holder"] == "host-a", 5)
-    world.set_there()
+    world.b.ok("kill", "w")
     a.ok("migrate", "w", "--to", "host-b")
     fences.counts_on(world.b, session)
