@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -29,6 +28,7 @@ SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 class Sshd:
     dir: Path
     port: int
+    prefix: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -59,7 +59,7 @@ class Sshd:
         os.makedirs("/run/sshd", exist_ok=True)
         with (self.dir / "sshd.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(self.dir / "sshd_config")],
+                [*self.prefix, SSHD, "-D", "-e", "-f", str(self.dir / "sshd_config")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -141,17 +141,32 @@ def new_key(path: Path, passphrase: str = "") -> Login:
     return Login(path)
 
 
+def with_account(directory: Path, user: str, rule: str) -> tuple[str, ...]:
+    """A prefix: the sshd and all it runs see one more user, who may do by sudo what `rule` says. Nobody else does."""
+    files = {
+        "passwd": Path("/etc/passwd").read_text() + f"{user}:x:4711:4711::/:/bin/sh\n",
+        "shadow": Path("/etc/shadow").read_text() + f"{user}:*:19000:0:99999:7:::\n",
+        "sudoers": f"root ALL=(ALL:ALL) ALL\n{user} {rule}\n",
+    }
+    for name, text in files.items():
+        (directory / name).write_text(text)
+        (directory / name).chmod(0o440 if name == "sudoers" else 0o644)
+    mounts = " && ".join(f"mount --bind {directory}/{name} /etc/{name}" for name in files)
+    return "unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} && exec "$0" "$@"'
+
+
 @contextlib.contextmanager
-def an_sshd(directory: Path, login: Login, port: int | None = None, options: str = "") -> Iterator[Sshd]:
-    """It runs until the end of the block. `options`: more lines of sshd_config."""
+def an_sshd(directory: Path, login: Login, options: str = "", prefix: tuple[str, ...] = ()) -> Iterator[Sshd]:
+    """It runs until the end of the block. `options`: more lines of sshd_config; `prefix`: what runs the sshd, and
+    becomes it."""
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "host_key").exists():
         new_key(directory / "host_key")
-    user = pwd.getpwuid(os.getuid()).pw_name
+    port = free_ports(1)[0]
     (directory / "authorized_keys").write_text(login.public)
     (directory / "sshd_config").write_text(
         f"""ListenAddress 127.0.0.1
-Port {port or free_ports(1)[0]}
+Port {port}
 HostKey {directory}/host_key
 AuthorizedKeysFile {directory}/authorized_keys
 PidFile none
@@ -162,12 +177,11 @@ PermitRootLogin yes
 StrictModes no
 PrintMotd no
 LogLevel VERBOSE
-AllowUsers {user} nobody
+SetEnv HOME={directory}
 {options}
 """
     )
-    config = (directory / "sshd_config").read_text()
-    server = Sshd(directory, int(config.split("Port ")[1].split()[0]))
+    server = Sshd(directory, port, prefix)
     try:
         server.start()
         yield server

@@ -58,7 +58,9 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
     target = inventory.resolve(entry)
 
     def accept(one: Target, key: ShownKey) -> bool:
-        return _accepts(app, one, key, yes, wanted if one == target else None)
+        if one == target:
+            return _accepts(app, one, key, yes, wanted)
+        return _accepts(app, one, key, yes, None, f"Add it first: cmdop-migrate hosts add {one.name} {one.shown}")
 
     with peers.pool(app.config) as pool:
         pool.transport(target, accept)
@@ -74,7 +76,7 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
         render.line(f"{name}: {target.shown}, key {key}. Next: cmdop-migrate hosts check {name}")
 
 
-def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | None) -> bool:
+def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | None, hint: str = "") -> bool:
     if wanted is not None:
         if key.fingerprint != wanted:
             raise _other_key(target, key, wanted)
@@ -84,7 +86,7 @@ def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | N
     if app.json or not sys.stdin.isatty():
         raise HostKeyRefused(
             f"the key of {target.name} ({target.known_as}) is not known: {key}",
-            f"Compare it with the host's own, then add: --fingerprint {key.fingerprint}",
+            hint or f"Compare it with the host's own, then add: --fingerprint {key.fingerprint}",
         )
     render.note(f"{target.name} ({target.known_as}) is not known yet. Its key is:\n  {key}")
     return click.confirm("Is this its key?", err=True)

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ Say = Callable[[str], None]
 Version = tuple[int, int, int]
 
 SYSTEM_NAMES = ("/usr/sbin/criu", "/usr/bin/criu", "/usr/local/sbin/criu", "/usr/local/bin/criu")
+HALF_CACHE, HALF_CACHE_AGE = "/run/criu.kdat.tmp", 30.0  # CRIU's own names; it takes milliseconds to write
 _PROBE_TIMEOUT = 30.0
 # From kernel 6.16 on, SO_PASSCRED on an inet socket answers EOPNOTSUPP; CRIU before 4.2 takes that as fatal.
 _STRICT_KERNEL = (6, 16)
@@ -78,6 +80,7 @@ def find(configured: str | None, prefix: Path) -> Criu | None:
 
     Blocked when a configured one does not work: what somebody asked for by name is not replaced behind their back.
     """
+    _clear_half_cache()
     verdicts = Verdicts(prefix)
     if configured:
         verdict = _judge(Candidate((configured,), Path(configured), "configured"), verdicts, fresh=False)
@@ -97,6 +100,14 @@ def find(configured: str | None, prefix: Path) -> Criu | None:
             if not verdict.problem:
                 return Criu(candidate.argv, verdict.version, candidate.source)
     return None
+
+
+def _clear_half_cache() -> None:
+    """What CRIU learnt of the kernel it keeps in /run, written under a second name first. One that was killed just then
+    leaves that name, and every CRIU on this machine has to learn it all anew from then on, while a session waits."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(HALF_CACHE).st_mtime > HALF_CACHE_AGE:
+            os.unlink(HALF_CACHE)
 
 
 def problems(configured: str | None, prefix: Path) -> list[str]:

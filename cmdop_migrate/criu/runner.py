@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -65,21 +66,29 @@ class HungUp(Exception):
 
 
 def converse(
-    sock: socket.socket, request: Mapping[str, Any], on_notify: OnNotify | None = None, timeout: float | None = None
+    sock: socket.socket,
+    request: Mapping[str, Any],
+    on_notify: OnNotify | None = None,
+    timeout: float | None = None,
+    worker: int | None = None,
 ) -> Response:
     """Send the request, answer each notification, return the answer; a `no` from CRIU is a result.
 
     `on_notify` may return False, or raise, to refuse: CRIU is told so and gives up, and what was raised is raised here
     after CRIU has answered. At `pre-resume` CRIU would go on regardless: there the restored root, and with it its pid
     namespace, is killed, and the conversation ends at once. Raises TimedOut when `timeout` seconds are over, HungUp
-    when the worker is gone. After these and after a refusal at `pre-resume` the worker is the caller's to `end`.
+    when the worker is gone: with its pid, `worker`, also while a child that it left behind keeps its end of the socket
+    open. After these and after a refusal at `pre-resume` the worker is the caller's to `end`.
     """
-    talk = _Conversation(sock, on_notify, None if timeout is None else time.monotonic() + timeout)
+    talk = _Conversation(sock, on_notify, None if timeout is None else time.monotonic() + timeout, _watch(worker))
     try:
         response = talk.run(encode("req", request))
     except BaseException:
         talk.close_fds()
         raise
+    finally:
+        if talk.death is not None:
+            os.close(talk.death)
     if talk.raised is not None or not response.success:
         talk.close_fds()
     if talk.raised is not None:
@@ -88,8 +97,11 @@ def converse(
 
 
 class _Conversation:
-    def __init__(self, sock: socket.socket, on_notify: OnNotify | None, deadline: float | None) -> None:
+    def __init__(
+        self, sock: socket.socket, on_notify: OnNotify | None, deadline: float | None, death: int | None
+    ) -> None:
         self.sock, self.on_notify, self.deadline = sock, on_notify, deadline
+        self.death = death  # can be read once the worker is dead
         self.fds: list[int] = []
         self.phases: dict[str, float] = {}
         self.root: int | None = None
@@ -150,18 +162,21 @@ class _Conversation:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise HungUp from error
 
-    def _receive(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+    def _wait(self) -> None:
+        """Until there is something to receive, or the worker is dead."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
+        self.sock.setblocking(False)
+        fds = [self.sock.fileno()] if self.death is None else [self.sock.fileno(), self.death]
+        if (left is not None and left <= 0) or not select.select(fds, [], [], left)[0]:
+            raise TimedOut("CRIU did not finish in the time given", "Give it more, or see its log.")
+
+    def _receive(self) -> tuple[dict[str, Any], tuple[int, ...]]:
+        self._wait()
         try:
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.sock.settimeout(left)
             data, control, flags, _ = self.sock.recvmsg(
                 _MESSAGE, socket.CMSG_SPACE(_MAX_FDS * 4), socket.MSG_CMSG_CLOEXEC
             )
-        except TimeoutError:
-            raise TimedOut("CRIU did not finish in the time given", "Give it more, or see its log.") from None
-        except ConnectionResetError as error:
+        except (ConnectionResetError, BlockingIOError) as error:
             raise HungUp from error
         fds = array.array("i")
         for level, kind, raw in control:
@@ -181,6 +196,10 @@ class _Conversation:
         self.fds = []
 
 
+def _watch(worker: int | None) -> int | None:
+    return None if worker is None else os.pidfd_open(worker)
+
+
 def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start the worker on its end of a SOCK_SEQPACKET pair; `criu` is the command up to CRIU's own arguments. The
     caller closes `theirs` afterwards."""
@@ -195,15 +214,21 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
 
 
 def end(process: subprocess.Popen[bytes], patience: float = _GRACE) -> None:
-    """Make sure it is gone: `patience` seconds to finish by itself, SIGTERM, SIGKILL."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
+    """Make sure it is gone: `patience` seconds to finish by itself, SIGTERM, SIGKILL. What it had forked to try out
+    the kernel goes with it: one that is killed leaves such a child stopped for ever."""
+    if process.returncode is not None:
         return
-    process.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_AFTER_TERM)
-        return
-    process.kill()
+    death = os.pidfd_open(process.pid)
+    try:
+        if not select.select([death], [], [], patience)[0]:
+            process.terminate()
+            if not select.select([death], [], [], _AFTER_TERM)[0]:
+                process.kill()
+                select.select([death], [], [])
+    finally:
+        os.close(death)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
     process.wait()
 
 
@@ -230,7 +255,7 @@ def run(
         with theirs:
             worker = spawn(criu, theirs, pass_fds)
         try:
-            response = converse(ours, request, on_notify, timeout)
+            response = converse(ours, request, on_notify, timeout, worker.pid)
         except HungUp:
             end(worker)
             raise logs.failure(f"{what}: CRIU died ({_how(worker.returncode)})", log_path) from None

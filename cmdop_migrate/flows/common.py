@@ -10,12 +10,11 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.images import keys
+from cmdop_migrate.images.layout import STORE_ID
 from cmdop_migrate.lease.identity import identity
 from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
-
-STORE_ID = "store-id"
 
 
 def facts(config: Config, records: Records | None, places: bool) -> dict[str, Any]:

@@ -234,9 +234,9 @@ class Incarnation:
             with theirs, self.phases.phase("holder"):
                 starter = Starter(order, self.lock, self.config.log_file.with_name("holder.log"), theirs.fileno())
             try:
-                starter.expect()
+                criu = starter.expect()["pid"]
                 with self.phases.phase("restore"):
-                    self._converse(ours, starter, daemon, page_socket)
+                    self._converse(ours, starter, criu, daemon, page_socket)
                 self.phases.reach("resumed")
                 starter.control.send(b"resumed")
                 starter.expect()
@@ -254,7 +254,7 @@ class Incarnation:
         return starter
 
     def _converse(
-        self, sock: socket.socket, starter: Starter, daemon: LazyPages | None, page_socket: int | None
+        self, sock: socket.socket, starter: Starter, criu: int, daemon: LazyPages | None, page_socket: int | None
     ) -> None:
         masters: list[int] = []
         own_terminal = ctty.is_possible()
@@ -284,7 +284,7 @@ class Incarnation:
                 lazy_pages=daemon is not None,
                 sibling=not own_terminal,
             )
-            response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT)
+            response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT, criu)
         except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
             raise self._failure("the restore failed: CRIU died") from None
         finally:

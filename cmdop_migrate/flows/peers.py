@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.config import Config
+from cmdop_migrate.errors import CmdopError, PeerFailed
 from cmdop_migrate.flows import common, tools
 from cmdop_migrate.remote.connect import Limits
 from cmdop_migrate.remote.inventory import Inventory, Target
@@ -71,10 +72,12 @@ def examine(records: Records, connections: Pool, name: str) -> dict[str, Any]:
     began = time.monotonic()
     connections.transport(peer.target)
     connected = time.monotonic()
-    theirs = peer.hello()
+    with _its_failures():
+        theirs = peer.hello()
     greeted = time.monotonic()
     common.check(name, ours, theirs)
-    doctor = peer.call("doctor", timeout=120)
+    with _its_failures():
+        doctor = peer.call("doctor", timeout=120)
     return {
         "ok": bool(doctor.get("ok")),
         "name": name,
@@ -87,3 +90,14 @@ def examine(records: Records, connections: Pool, name: str) -> dict[str, Any]:
         "answer_s": round(greeted - connected, 3),
         "checks": [one for one in doctor.get("checks", []) if one.get("level") != "ok"],
     }
+
+
+@contextmanager
+def _its_failures() -> Iterator[None]:
+    """To who checks a host, whatever fails there is that host's failure."""
+    try:
+        yield
+    except PeerFailed:
+        raise
+    except CmdopError as error:
+        raise PeerFailed(error.message, error.hint) from error

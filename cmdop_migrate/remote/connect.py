@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paramiko import Agent, AuthenticationException, ChannelException, PKey, SSHException, Transport
+from paramiko import Agent, AuthenticationException, Channel, ChannelException, PKey, SSHException, Transport
 from paramiko.pkey import UnknownKeyType
 
 from cmdop_migrate import log
@@ -60,10 +60,16 @@ def connect(
         transport.set_keepalive(limits.keepalive)
     except BaseException:
         if transport is not None:
-            transport.close()
-        sock.close()
+            hang_up(transport)
+        hang_up(sock)
         raise
     return transport
+
+
+def hang_up(one: Transport | Channel | socket.socket) -> None:
+    """Closing says goodbye, which fails where nobody is left to hear it."""
+    with suppress(SSHException, EOFError, OSError):
+        one.close()
 
 
 def _quiet() -> str:
@@ -158,9 +164,11 @@ def _verify(key: PKey, target: Target, known: KnownHosts, accept: Accept) -> Non
 
 def _log_in(transport: Transport, target: Target, home: Path) -> None:
     user = target.user or getpass.getuser()
-    tried, agent = [], Agent()
+    tried: list[str] = []
+    unusable: list[PeerFailed] = []
+    agent = Agent()
     try:
-        for label, key in _candidates(target, home, agent):
+        for label, key in _candidates(target, home, agent, unusable):
             tried.append(label)
             try:
                 if not transport.auth_publickey(user, key):
@@ -173,15 +181,21 @@ def _log_in(transport: Transport, target: Target, home: Path) -> None:
         raise PeerFailed(f"{target.name}: cut off while logging in as {user}: {error}", hint) from error
     finally:
         agent.close()
+    if unusable:
+        raise unusable[0]
     said = f"tried {', '.join(tried)}" if tried else "there is no key to try"
     hint = f"Put this host's public key into ~{user}/.ssh/authorized_keys there; or name another --key or --user."
     raise PeerFailed(f"{target.name}: may not log in as {user}@{target.address}: {said}", hint)
 
 
-def _candidates(target: Target, home: Path, agent: Agent) -> Iterator[tuple[str, PKey]]:
-    """The keys named for the host, those of ssh-agent, then the usual files."""
+def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
+    """The keys named for the host, those of ssh-agent, then the usual files. A named one that cannot be read (it may be
+    locked, and open in the agent) goes to `unusable`."""
     for path in target.keys:
-        yield path, _key(Path(path), target)
+        try:
+            yield path, _key(Path(path), target)
+        except PeerFailed as error:
+            unusable.append(error)
     for key in agent.get_keys():
         yield f"ssh-agent {shown(key).fingerprint}", key
     for name in () if target.keys else _IDENTITIES:

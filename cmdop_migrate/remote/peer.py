@@ -17,6 +17,7 @@ __all__ = ["Lost", "Peer"]
 
 Lost = PeerLost
 
+_HELLO = {"version", "host", "host_id", "store", "lease", "keys"}
 _LINE_MAX = 64 << 20
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -57,7 +58,7 @@ class Peer:
                     f"{self.name}: its cmdop-migrate is too old to be driven from another host ({error.message})",
                     f"Install {__version__} there too.",
                 ) from error
-            if found.get("protocol") != PROTOCOL:
+            if found.get("protocol") != PROTOCOL or not found.keys() >= _HELLO:
                 raise PeerDiffers(
                     f"{self.name} runs cmdop-migrate {found.get('version')} (protocol {found.get('protocol')}), "
                     f"this host {__version__} (protocol {PROTOCOL})",
@@ -85,7 +86,9 @@ class Peer:
         return answer
 
     def _told(self, error: dict[str, Any]) -> CmdopError:
-        message, hint = (str(error.get(key) or "") for key in ("message", "hint"))
+        """What it says must not move this terminal's cursor."""
+        said = (str(error.get(key) or "") for key in ("message", "hint"))
+        message, hint = ("".join(char if char.isprintable() else " " for char in text) for text in said)
         return errors.from_code(str(error.get("code")), f"{self.name}: {message}", hint)
 
     def _no_answer(self, words: tuple[str, ...], finished: Finished, other: str) -> PeerFailed:

@@ -17,12 +17,12 @@ from paramiko import Channel, ChannelException, SSHException, Transport
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import PeerFailed, PeerLost
-from cmdop_migrate.remote.connect import Accept, Limits, connect, nobody
+from cmdop_migrate.remote.connect import Accept, Limits, connect, hang_up, nobody
 from cmdop_migrate.remote.inventory import Target
 from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
 
 _POLL = 0.2
-_GRACE = 5.0  # for output after the exit status, which a child left behind may keep open
+_GRACE = 2.0  # for output after the exit status, which a child left behind may keep open
 _STDERR_KEPT = 16 << 10
 _LOST_HINT = "It may have done all, some or nothing. See: cmdop-migrate resume"
 
@@ -42,17 +42,26 @@ class Pool:
         self.known = known
         self.limits = limits or Limits()
         self._home = home
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._gates: dict[Target, threading.Lock] = {}
         self._open: dict[Target, Transport] = {}
 
     def transport(self, target: Target, accept: Accept = nobody) -> Transport:
         with self._lock:
+            gate = self._gates.setdefault(target, threading.Lock())
+        with gate:  # a host that does not answer keeps nobody from the others
             kept = self._open.get(target)
             if kept is not None and kept.is_active():
                 return kept
             via = self.transport(target.via, accept) if target.via else None
-            made = connect(target, self.known, self._home, self.limits, via, accept)
-            self._open[target] = made
+            try:
+                made = connect(target, self.known, self._home, self.limits, via, accept)
+            except PeerFailed:
+                if via is not None and target.via is not None and not self._answers(via):
+                    self.drop(target.via)  # it was the jump host that is gone
+                raise
+            with self._lock:
+                self._open[target] = made
             return made
 
     def host_key(self, target: Target) -> ShownKey:
@@ -64,14 +73,14 @@ class Pool:
         with self._lock:
             kept = self._open.pop(target, None)
         if kept is not None:
-            kept.close()
+            hang_up(kept)
 
     def close(self) -> None:
         with self._lock:
             kept = list(self._open.values())
             self._open.clear()
         for one in reversed(kept):  # those behind a jump host before it
-            one.close()
+            hang_up(one)
 
     def run(
         self,
@@ -82,43 +91,54 @@ class Pool:
         timeout: float | None = None,
     ) -> Finished:
         """Run it there to its end. PeerFailed: it was never started. PeerLost: it was; how it ended is not known."""
-        transport = self.transport(target)
-        try:
-            channel = transport.open_session(timeout=self.limits.connect)
-        except ChannelException as error:
-            hint = "Too many commands at once there (MaxSessions)? Try again."
-            raise PeerFailed(f"{target.name}: no new command on this connection: {error.text}", hint) from error
-        except (SSHException, EOFError, OSError) as error:
-            self.drop(target)
-            hint = "Nothing was started there. Check the host, then try again."
-            raise PeerFailed(f"{target.name}: the connection is lost: {error}", hint) from error
+        transport, channel = self._session(target)
         try:
             self._start(target, transport, channel, command, stdin)
             return self._follow(target, transport, channel, on_output, timeout)
         finally:
-            channel.close()
+            hang_up(channel)
+
+    def _session(self, target: Target) -> tuple[Transport, Channel]:
+        """Nothing is started yet: a connection that died since its last use is made anew, once."""
+        tries = 2
+        while True:
+            transport, tries = self.transport(target), tries - 1
+            try:
+                return transport, transport.open_session(timeout=self.limits.connect)
+            except ChannelException as error:
+                hint = "Too many commands at once there (MaxSessions)? Try again."
+                raise PeerFailed(f"{target.name}: no new command on this connection: {error.text}", hint) from error
+            except (SSHException, EOFError, OSError) as error:
+                self.drop(target)
+                if not tries:
+                    hint = "Nothing was started there. Check the host, then try again."
+                    raise PeerFailed(f"{target.name}: the connection is lost: {error}", hint) from error
 
     def _start(
         self, target: Target, transport: Transport, channel: Channel, command: bytes, stdin: bytes | None
     ) -> None:
         # paramiko waits for the answer without a limit: this one hangs up.
-        limit = threading.Timer(self.limits.answer, transport.close)
+        limit = threading.Timer(self.limits.answer, hang_up, (transport,))
         limit.daemon = True
         limit.start()
         try:
             channel.exec_command(command)
-            if stdin:
-                channel.sendall(stdin)
-            channel.shutdown_write()
         except (SSHException, EOFError, OSError) as error:
-            if channel.exit_status_ready() and transport.is_active():
-                return  # it ended without reading its input: `_follow` says how
             if transport.is_active():
                 hint = "Does that account have a login shell, and may it run commands?"
                 raise PeerFailed(f"{target.name}: it does not run commands for us: {error}", hint) from error
-            raise self._lost(target, f"the connection broke while a command was being started: {error}") from error
+            raise self._lost(target, "the connection broke while a command was being started") from error
         finally:
             limit.cancel()
+        channel.settimeout(self.limits.answer)
+        try:
+            if stdin:
+                channel.sendall(stdin)
+            channel.shutdown_write()
+        except TimeoutError as error:
+            raise PeerLost(f"{target.name}: the command there does not take its input", _LOST_HINT) from error
+        except (SSHException, EOFError, OSError):
+            return  # it ended without reading its input, or the connection did: what comes next tells which
 
     def _follow(
         self,
@@ -155,17 +175,19 @@ class Pool:
             if timeout is not None and now > began + timeout:
                 raise PeerLost(f"{target.name}: no answer within {timeout:g} s", _LOST_HINT)
             if now > heard + self.limits.silence:
-                self._ask(target, transport)
+                if not self._answers(transport):
+                    raise self._lost(target, "the host fell silent while a command ran")
                 heard = boottime()
 
-    def _ask(self, target: Target, transport: Transport) -> None:
+    def _answers(self, transport: Transport) -> bool:
         """A silent host lives when its sshd answers, whatever the answer is."""
         try:
-            transport.open_session(timeout=self.limits.answer).close()
+            hang_up(transport.open_session(timeout=self.limits.answer))
         except ChannelException:
-            return
-        except (SSHException, EOFError, OSError) as error:
-            raise self._lost(target, "the host fell silent while a command ran") from error
+            return True
+        except (SSHException, EOFError, OSError):
+            return False
+        return True
 
     def _lost(self, target: Target, words: str) -> PeerLost:
         self.drop(target)

@@ -103,7 +103,7 @@ def restore(order: Order, control: socket.socket, begin: Callable[[float], None]
     os.close(int(str(order["worker_fd"])))
     os.read(status, 1)  # end of file: CRIU runs; anything else it will say itself, by not answering
     os.close(status)
-    tell(control, {"stage": "worker"})
+    tell(control, {"stage": "worker", "pid": worker})
     data, fds, _, _ = socket.recv_fds(control, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise _GIVEN_UP

@@ -6,6 +6,7 @@ the same where it is restored, or be carried along.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -114,5 +115,10 @@ def _mount_id(pid: int, fd: str) -> str:
 
 
 def _mounts(pid: int) -> dict[str, str]:
-    text = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    try:
+        text = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # it has left its namespaces already
+            raise ProcessLookupError(pid) from None
+        raise
     return {line.split()[0]: line.split()[4] for line in text.splitlines()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 import cmdop_migrate
-from cmdop_migrate import config, errors
+from cmdop_migrate import config, errors, hostentry
 from cmdop_migrate.cli.main import cli
 from cmdop_migrate.preflight import moves
 
@@ -114,16 +114,24 @@ def settings_page(keys: Mapping[str, config.Setting]) -> str:
     lines = [
         "# Settings\n",
         f"A TOML file, `{config.DEFAULT_FILE}`, or the one named by `--config` or `{config.CONFIG_ENV}`.",
-        "The environment wins over the file, a flag over both. All values are strings. An unknown key or a bad value",
-        "stops every command, with its line and what is valid. Two pairs of `state_dir` and `run_dir` on one machine",
-        "are two hosts.\n",
+        "The environment wins over the file, a flag over both. Values are strings, but for other hosts. An unknown key",
+        "or a bad value stops every command, with its line and what is valid. Two pairs of `state_dir` and `run_dir`",
+        "on one machine are two hosts.\n",
         '    host = "host-a"',
         '    ring_size = "4MiB"\n',
         "Durations are written `90s`, `5m`, `24h`; sizes `512KiB`, `64MiB`.\n",
         "| key | environment | default | is |",
         "|---|---|---|---|",
         *(_setting(key, one) for key, one in keys.items()),
-        "\nSettings marked *planned* are read and checked, and have no effect yet.",
+        "\nSettings marked *planned* are read and checked, and have no effect yet.\n",
+        "## Other hosts\n",
+        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. See [hosts](../hosts.md).\n",
+        "    [hosts.host-b]",
+        '    address = "10.0.0.2"',
+        "    sudo = true\n",
+        "| key | is |",
+        "|---|---|",
+        *(f"| `{key}` | {about} |" for key, (_, about) in hostentry.FIELDS.items()),
     ]
     return NOTE.format(source="cmdop_migrate/config.py") + "\n".join(lines) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -69,9 +70,10 @@ def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host, delay: f
     )
     criu = until(lambda: find(cli.pid, "swrk"), 20, "CRIU runs")
     time.sleep(delay)
-    criu.kill()
+    with contextlib.suppress(psutil.NoSuchProcess):  # on a fast machine it is done by now
+        criu.kill()
     status, answer = finished(cli)
-    if status == 0:  # it was done already
+    if status == 0:
         one.restore()
         return
     assert (status, answer["error"]["code"]) == (8, "criu_failed"), answer

@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from criu_session import Memory, Session, find_criu, reap, subreaper, version
 
-from cmdop_migrate.criu import pagemap, pages, runner
+from cmdop_migrate.criu import pagemap, pages, provide, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.errors import CriuFailed, TimedOut
+from tests.hosts import until
 
 # Fills SIZE MiB, then counts; every so often it proves that its memory is what it was.
 PROGRAM = """
@@ -301,6 +303,7 @@ def test_criu_killed_in_the_middle_of_a_dump_leaves_the_session_whole(session: S
     session.freeze(frozen_before)
     mark, plain = session.base / "worker.pid", session.criu
     session.criu = ("sh", "-c", f'echo $$ > {mark}; exec "$@"', "sh", *plain)
+    version(session.criu)  # asked now: it writes the mark, too
 
     class Killer(Memory):
         def window(self, vaddr: int, size: int) -> memoryview:
@@ -418,3 +421,26 @@ def test_a_really_provoked_failure_is_translated(session: Session) -> None:
     with pytest.raises(CriuFailed, match="/srv/data is 1 bytes here and was 6") as caught:
         session.restore(timeout=30)
     assert "has bad size" in caught.value.message and "restore.log" in caught.value.hint
+
+
+def test_a_worker_whose_child_outlives_it_is_not_waited_for(tmp_path: Path) -> None:
+    """CRIU forks to try out the kernel. Killed then, it leaves a stopped child with its end of our socket."""
+    mark = tmp_path / "child.pid"
+    fake = ("sh", "-c", f"sleep 300 & echo $! > {mark}; kill -9 $$", "sh")
+    began = time.monotonic()
+    with pytest.raises(CriuFailed, match="SIGKILL"):
+        runner.run(fake, {"type": 1}, tmp_path / "log", what="dump", timeout=60)
+    assert time.monotonic() - began < 30
+    pid = int(mark.read_text())
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10, "its child is gone")
+
+
+def test_half_a_cache_of_criu_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = tmp_path / "half"
+    monkeypatch.setattr(provide, "HALF_CACHE", str(half))
+    half.touch()
+    provide.find(None, tmp_path)
+    assert half.exists()  # somebody may be writing it
+    os.utime(half, (1, 1))
+    provide.find(None, tmp_path)
+    assert not half.exists()
