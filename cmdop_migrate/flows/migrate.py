@@ -157,7 +157,18 @@ class _Migration:
         """Wherever it got to: the lease tells who has it."""
         if self.settled is None:
             self.settled = settle(self.records, self.move)
+        if self.settled.end is End.PARKED and self.receiver.is_alive:
+            self.settled = self._left_to_target()
         self.move = self.moves.end(self.move, self.settled.end, told=True)
+
+    def _left_to_target(self) -> Settled:
+        """No copy is left here, and what is parked is what the target waits for: it takes it by itself."""
+        try:
+            token = int(self.receiver.result(RESTORE_TIMEOUT)["token"])
+        except CmdopError:
+            return settle(self.records, self.move)
+        handover.note_moved(self.records, self.record.session, self.target.name, token)
+        return Settled(End.ON_TARGET, token, self.target.name)
 
     def _restore(self) -> None:
         assert self.shipped is not None
