@@ -321,8 +321,14 @@ class _Checkpoint:
     def _before_publish(self) -> None:
         """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
         self.phases.reach("publish")
-        if not self.wanted.leave_running:
+        if self.wanted.leave_running:
+            return
+        try:
             self.channel.ask(op="status")
+        except HolderGone:
+            if self.wanted.hand_over is None or not talk.died(self.records, self.record):
+                raise
+            # With its holder it died, but all of it is captured: what is published now is the last of it.
 
     def _park(self, manifest: Manifest) -> None:
         try:

@@ -144,6 +144,12 @@ def after_loss(records: Records, record: Record) -> Record:
     return after
 
 
+def died(records: Records, record: Record) -> bool:
+    """Whether a session whose holder hung up went down with it: neither by itself nor by anybody's wish."""
+    after = after_loss(records, record)
+    return after.phase == "exited" and after.exit is not None and after.exit.code is None
+
+
 def over(record: Record) -> CmdopError:
     """What to say of a session that is no longer live."""
     if record.phase == "handing":

@@ -175,6 +175,7 @@ def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed
     show(f"migrate, {victim} killed at every step", rows, print)
     assert not (wrong := [row for row in rows[1:] if row[2] not in allowed(row[0])]), wrong
     world.a.assert_clean(ended=True)
+    world.b.sessions()  # clears up what killed commands have left
     assert not (world.b.state / "ahead").exists() or not os.listdir(world.b.state / "ahead")
 
 
