@@ -30,6 +30,8 @@ COMMANDS = {
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
     "reap": ("reap", "reap"),
+    "migrate": ("moves", "migrate"),
+    "resume": ("moves", "resume"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),
