@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,13 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print("  ".join([*padded, cells[-1]]).rstrip())
 
 
+def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
+    """What failed; a program finds it in the answer."""
+    for one in outcomes:
+        if not as_json and not one["ok"]:
+            note(printable(f"warning: {one['event']} hook {one['hook']}: {one['problem']}"))
+
+
 @contextmanager
 def bar(title: str, shown: bool, lines: bool) -> Iterator[Callable[[str, float, float, dict[str, Any]], None]]:
     """(words, done from 0 to 1, seconds left, the same for programs), as a bar on the person's terminal or as `lines`
@@ -103,8 +110,12 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def error_facts(error: CmdopError) -> dict[str, Any]:
+    return {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}
+
+
 def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
-        answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
+        answer({"error": error_facts(error)})
         return
     note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))

@@ -6,12 +6,13 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from blake3 import blake3
 
-from cmdop_migrate import __version__
+from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
@@ -27,6 +28,7 @@ from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage import registry
 
 RELAY_TIMEOUT = 3.0
+_log = log.get("plan")
 
 
 def gather(records: Records, ask: Ask) -> HostFacts:
@@ -44,7 +46,7 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         kernel=machine.release,
         criu=machine.criu.version,
         criu_features=machine.criu.features,
-        memory_available=machine.memory_available,
+        memory_available=min([machine.memory_available, *_group_room(records.cgroup(ask.session))]),
         state_dir=str(config.state_dir),
         disk_free=machine.state.free,
         store=_store(config),
@@ -67,6 +69,19 @@ def gather(records: Records, ask: Ask) -> HostFacts:
     )
 
 
+def _group_room(group: str) -> Iterator[int]:
+    """Bytes left under each memory limit that a session's cgroup would be under; none where nobody set one."""
+    for parent in Path(group).parents:
+        try:
+            most, used = (
+                (parent / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current")
+            )
+        except OSError:
+            continue  # not made yet, not controlled, or no cgroup any more
+        if most.isdecimal() and used.isdecimal():
+            yield max(0, int(most) - int(used))
+
+
 def _criu(config: Config) -> facts.CriuFacts:
     """The one that `checkpoint` and `restore` would use."""
     try:
@@ -80,13 +95,21 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     """By the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe)
-    if known.hashed:
-        known.save()
+    save(known)
     wanting: dict[str, Wanting] = {}
     for path, verdict in verdicts:
         if verdict is not Verdict.SAME:
             wanting[path] = "missing" if verdict is Verdict.MISSING else "different"
     return wanting
+
+
+def save(known: HostFiles) -> None:
+    """Where the disk is full the digests are made again next time: looking must work there too."""
+    try:
+        if known.hashed:
+            known.save()
+    except OSError as error:
+        _log.warning("cannot keep the digests of files: %s", error)
 
 
 def _store(config: Config) -> Service:

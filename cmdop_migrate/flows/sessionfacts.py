@@ -10,7 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from cmdop_migrate.flows import dumpable, talk
-from cmdop_migrate.flows.hostfacts import as_port
+from cmdop_migrate.flows.hostfacts import as_port, save
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.hostfiles import HostFiles
 from cmdop_migrate.model import Record
@@ -18,6 +18,7 @@ from cmdop_migrate.preflight.facts import parse_mountinfo
 from cmdop_migrate.preflight.hostfacts import Port
 from cmdop_migrate.preflight.sessionfacts import HeldFile, Measured, SessionFacts
 from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
 # What CRIU mounts again by itself, or leaves to us.
@@ -32,10 +33,19 @@ _MEASURED = 20
 def gather(records: Records, reference: str) -> SessionFacts:
     """Of a live session; of one that is not, the error that says what it is."""
     record, channel = talk.open_channel(records, reference)
-    with channel:
-        status = channel.ask(op="status")
+    try:
+        with channel:
+            status = channel.ask(op="status")
+            return _gather(records, record, status)
+    except HolderGone:
+        raise talk.over(talk.after_loss(records, record)) from None
+
+
+def _gather(records: Records, record: Record, status: dict[str, Any]) -> SessionFacts:
     group, directory = records.cgroup(record.session), records.directory(record.session)
     pids = cgroup.pids(group)
+    if not pids:
+        raise HolderGone  # it has just ended
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     sizes = [filetree.measure(upper) for upper in uppers]
     found = touched.look(pids, touched.Layers(record.layers, uppers))
@@ -83,8 +93,7 @@ def _held(records: Records, found: touched.Touched) -> tuple[HeldFile, ...]:
         one = known.describe(path)
         if one is not None:
             held.append(HeldFile(path, one.size, one.mtime_ns, one.build_id, one.digest, path in found.mapped))
-    if known.hashed:
-        known.save()
+    save(known)
     return tuple(held)
 
 
