@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cmdop_migrate import units
+from cmdop_migrate import hostentry, units
 from cmdop_migrate.errors import BadConfig, Usage
+from cmdop_migrate.hostentry import HostEntry
 
 DEFAULT_FILE = "/etc/cmdop-migrate/config.toml"
 DEFAULT_STATE_DIR = "/var/lib/cmdop-migrate"
@@ -42,6 +43,7 @@ class Config:
     subnet: str
     hooks_dir: Path
     hook_timeout: float
+    hosts: tuple[HostEntry, ...] = ()
 
     @property
     def sessions_dir(self) -> Path:
@@ -135,21 +137,24 @@ def load(
     """Resolve all settings. `path` is --config; a file named explicitly must exist."""
     environ = os.environ if environ is None else environ
     chosen: dict[str, str] = {}
+    hosts: tuple[HostEntry, ...] = ()
     named = path or environ.get(CONFIG_ENV)
     file = Path(named or DEFAULT_FILE)
     if named or file.exists():
-        chosen.update(_from_file(file))
+        from_file, hosts = _from_file(file)
+        chosen.update(from_file)
     for key in KEYS:
         variable = ENV_PREFIX + key.upper()
         if environ.get(variable):
             chosen[key] = _checked(key, environ[variable], f"environment variable {variable}")
     for key, value in (flags or {}).items():
         chosen[key] = _checked(key, value, f"--{key.replace('_', '-')}")
-    return _build(chosen)
+    return _build(chosen, hosts)
 
 
 def to_environment(config: Config) -> dict[str, str]:
-    """The same settings for a process of our own: nothing of its own surroundings then matters."""
+    """The same settings for a process of our own: nothing of its own surroundings then matters. Other hosts are not
+    among them: who drives those is a command, not a process behind it."""
     values = {
         "host": config.host,
         "state_dir": str(config.state_dir),
@@ -169,7 +174,7 @@ def to_environment(config: Config) -> dict[str, str]:
     return {CONFIG_ENV: os.devnull, **{ENV_PREFIX + key.upper(): value for key, value in values.items()}}
 
 
-def _build(chosen: Mapping[str, str]) -> Config:
+def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
     def value(key: str) -> str | None:
         text = chosen.get(key, KEYS[key].default)
         return text.replace("STATE_DIR", state_dir) if text and key not in chosen else text
@@ -195,10 +200,11 @@ def _build(chosen: Mapping[str, str]) -> Config:
         subnet=must("subnet"),
         hooks_dir=Path(must("hooks_dir")),
         hook_timeout=units.duration(must("hook_timeout")),
+        hosts=hosts,
     )
 
 
-def _from_file(file: Path) -> dict[str, str]:
+def _from_file(file: Path) -> tuple[dict[str, str], tuple[HostEntry, ...]]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -211,21 +217,46 @@ def _from_file(file: Path) -> dict[str, str]:
         table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadConfig(f"{file}: not valid TOML: {error}", 'Write settings like: host = "host-a"') from error
-    return {key: _file_value(file, text, key, value) for key, value in table.items()}
+    hosts = _hosts(file, text, table.pop("hosts", {}))
+    return {key: _file_value(file, text, key, value) for key, value in table.items()}, hosts
+
+
+def _hosts(file: Path, text: str, table: object) -> tuple[HostEntry, ...]:
+    """The `[hosts.NAME]` tables."""
+    found = []
+    for name, entry in table.items() if isinstance(table, dict) else [("", table)]:
+        line = _line_of(text, f"hosts.{name}" if name else "hosts") or _line_of(text, "hosts") or 1
+        if not isinstance(entry, dict):
+            raise BadConfig(f"{file}:{line}: hosts holds one table a host", hostentry.EXAMPLE)
+        for key, value in entry.items():
+            place = f"{file}:{_line_of(text, key, line) or line}"
+            try:
+                hostentry.check_field(key, value)
+            except Usage as error:
+                raise BadConfig(f"{place}: {error.message}", error.hint) from error
+        try:
+            found.append(hostentry.make(name, entry))
+        except Usage as error:
+            raise BadConfig(f"{file}:{line}: {error.message}", error.hint) from error
+    return tuple(found)
 
 
 def _file_value(file: Path, text: str, key: str, value: object) -> str:
-    place = f"{file}:{_line_of(text, key)}"
+    place = f"{file}:{_line_of(text, key) or 1}"
     if key not in KEYS:
-        raise BadConfig(f"{place}: unknown key {key!r}", "Valid keys: " + ", ".join(sorted(KEYS)) + ".")
+        valid = ", ".join(sorted(KEYS))
+        raise BadConfig(f"{place}: unknown key {key!r}", f"Valid keys: {valid}; and tables [hosts.NAME].")
     if not isinstance(value, str):
         raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{KEYS[key].default}"')
     return _checked(key, value, place)
 
 
-def _line_of(text: str, key: str) -> int:
-    pattern = re.compile(rf"\s*\[*\s*[\"']?{re.escape(key)}\b")
-    return next((number for number, line in enumerate(text.splitlines(), 1) if pattern.match(line)), 1)
+def _line_of(text: str, key: str, after: int = 0) -> int | None:
+    """Where `key`, or the table of this name, first stands below line `after`."""
+    parts = r"\s*\.\s*".join(rf"[\"']?{re.escape(part)}\b[\"']?" for part in key.split(".", 1))
+    pattern = re.compile(rf"\s*\[*\s*{parts}")
+    lines = enumerate(text.splitlines(), 1)
+    return next((number for number, line in lines if number > after and pattern.match(line)), None)
 
 
 def _checked(key: str, value: str, place: str) -> str:

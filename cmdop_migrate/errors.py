@@ -26,6 +26,9 @@ shells); an instance carries the message and the hint, the next thing to do.
     ├── ImageRefused          7   damaged, unsigned, wrong key
     ├── CriuFailed            8   CRIU said no, with its reason
     ├── PeerFailed            9   the other host failed
+    │   ├── HostKeyRefused    9   it may not be that host at all
+    │   ├── PeerDiffers       9   other version, store, lease store or key: nothing could be handed over
+    │   └── PeerLost          9   nobody knows how the command there ended
     ├── Partial              10   done in part
     ├── TimedOut             11   the time given was not enough
     └── NotAdmitted          12   no credential for this
@@ -179,6 +182,24 @@ class PeerFailed(CmdopError):
 
     code = "peer_failed"
     exit = 9
+
+
+class HostKeyRefused(PeerFailed):
+    """The host's key is not the one that is known, or none is known yet. Nothing was sent to it."""
+
+    code = "host_key_refused"
+
+
+class PeerDiffers(PeerFailed):
+    """The other host has another version, store, lease store or key: a session could not be handed to it."""
+
+    code = "peer_differs"
+
+
+class PeerLost(PeerFailed):
+    """The connection broke after the command was started there: it may have done all, some or nothing."""
+
+    code = "peer_lost"
 
 
 class Partial(CmdopError):

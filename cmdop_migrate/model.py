@@ -10,10 +10,13 @@ from typing import Any, Literal
 from cmdop_migrate.errors import Usage
 
 State = Literal["running", "frozen", "fenced", "checkpointing", "parked", "restoring", "exited"]
-Phase = Literal["starting", "live", "parked", "restoring", "exited"]
+# handing: it stands still here while another host restores it; only the lease says which of the two goes on.
+Phase = Literal["starting", "live", "handing", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
 
 RECORD_VERSION = 1
+PROTOCOL = 1
+"""What two hosts must agree on: grows when what one host says to another, or is told by it, changes its meaning."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -1,7 +1,8 @@
-"""doctor."""
+"""doctor, version."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from dataclasses import asdict
 
 import click
 
+from cmdop_migrate import __version__
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import Blocked
@@ -50,3 +52,30 @@ def _rows(check: Check, room: int) -> Iterator[tuple[str, str, str]]:
     first, *rest = textwrap.wrap(check.message, room, break_on_hyphens=False) or [""]
     yield check.name, check.level, first
     yield from (("", "", line) for line in rest)
+
+
+@click.command()
+@click.option("--places", is_flag=True, help="Also ask the store and the lease store who they are.")
+@command
+def version(app: App, places: bool) -> None:
+    """Show the version, and what another host must have in common with this one.
+
+    Hosts that move sessions to each other need one protocol, store, lease store and key.
+
+    \b
+    Examples:
+      cmdop-migrate version
+      cmdop-migrate version --places --json
+    """
+    from cmdop_migrate.flows import common  # people who ask for the version alone need not wait for it
+
+    records = app.records(keeping=False) if os.geteuid() == 0 else None
+    facts = common.facts(app.config, records, places)
+    if app.json:
+        render.answer(facts)
+        return
+    render.line(f"cmdop-migrate {__version__}, protocol {facts['protocol']}, on {facts['host']}")
+    for word in ("store", "lease"):
+        shown = facts[word]
+        render.line(f"  {word:<6} {shown['url']}" + (f"  ({shown['id']})" if shown["id"] else ""))
+    render.line(f"  {'keys':<6} {', '.join(one[:16] for one in facts['keys']) or 'none yet'}")

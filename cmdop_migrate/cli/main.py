@@ -25,16 +25,22 @@ COMMANDS = {
     "output": ("talk", "output"),
     "wait": ("talk", "wait"),
     "kill": ("sessions", "kill"),
+    "plan": ("plan", "plan"),
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
     "reap": ("reap", "reap"),
+    "migrate": ("moves", "migrate"),
+    "resume": ("moves", "resume"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
     "events": ("talk", "events"),
+    "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),
+    "version": ("machine", "version"),
+    "facts": ("plan", "facts"),
 }
 
 

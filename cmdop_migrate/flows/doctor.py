@@ -11,6 +11,7 @@ from pathlib import Path
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import Blocked, CmdopError, NotRoot, Unreachable
+from cmdop_migrate.flows import tools
 from cmdop_migrate.preflight import checks
 from cmdop_migrate.preflight.checks import Check
 from cmdop_migrate.preflight.facts import CriuFacts, gather
@@ -88,12 +89,12 @@ def _apt(*arguments: str) -> str | None:
 
 
 def _criu_facts(config: Config) -> CriuFacts:
-    prefix = criu_prefix(config)
     try:
-        found = provide.find(config.criu, prefix)
+        tries = (provide.find(config.criu, prefix) for prefix in tools.criu_prefixes(config))
+        found = next((one for one in tries if one is not None), None)
     except Blocked as error:
         return CriuFacts(problems=(error.message,))
     if found is None:
-        return CriuFacts(problems=tuple(provide.problems(config.criu, prefix)))
+        return CriuFacts(problems=tuple(provide.problems(config.criu, criu_prefix(config))))
     version = ".".join(map(str, found.version))
     return CriuFacts(version, found.source, provide.features(found, FEATURES))

@@ -15,7 +15,7 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
 
-__all__ = ["TEST_STOP", "Phases", "find_criu", "keep_log", "open_keys", "open_store"]
+__all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:
@@ -26,9 +26,14 @@ def open_keys(config: Config) -> KeyRing:
     return keys.load_or_create(config.key_file)
 
 
+def criu_prefixes(config: Config) -> list[Path]:
+    """Where a private CRIU may be: this host's, then the machine's, which its hosts share."""
+    return list(dict.fromkeys((config.state_dir / "criu", Path(DEFAULT_STATE_DIR) / "criu")))
+
+
 def find_criu(config: Config) -> Criu:
     """The configured, the system's, this host's private one, or the machine's."""
-    for prefix in dict.fromkeys((config.state_dir / "criu", Path(DEFAULT_STATE_DIR) / "criu")):
+    for prefix in criu_prefixes(config):
         found = provide.find(config.criu, prefix)
         if found is not None:
             return found

@@ -5,6 +5,7 @@
     manifests/<session>/<checkpoint>  the checkpoint itself: signed, published last
     uploads/<checkpoint>            an upload is under way; refreshed while it lives
     doomed/<run>                    packs that one prune run means to delete
+    store-id                        which store this is, whatever its address: written once, by who first asks
 
 Ids are lowercase hex. A pack id is random and never used twice.
 """
@@ -32,6 +33,7 @@ INDEXES = "index/"
 MANIFESTS = "manifests/"
 UPLOADS = "uploads/"
 DOOMED = "doomed/"
+STORE_ID = "store-id"
 
 _ID = re.compile(r"[0-9a-f]{4,64}")
 _BLOB = re.compile(r"[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)*")

@@ -237,7 +237,7 @@ class Records:
         record = self.load(session)
         if record is None and self._is_foreign(session):
             return
-        if record is None or record.phase in ("starting", "live", "restoring"):
+        if record is None or record.phase in ("starting", "live", "handing", "restoring"):
             self._sweep_unfinished(session)
         elif record.phase == "parked":
             self._sweep_parked(session)
@@ -263,6 +263,13 @@ class Records:
                 return
             cgroup.remove(self.cgroup(session))
             self.socket(session).unlink(missing_ok=True)
+            if record is not None and record.phase == "handing":
+                # Its checkpoint was whole before it was handed over, and is what is left of it here.
+                self._unsaved[session] = replace(record, phase="parked", pid=None)
+                launch.remove_files(str(self.directory(session)))
+                self.events.emit("holder_lost", session, name=record.name, token=record.token)
+                self.save(self._unsaved.pop(session))
+                return
             if record is None or record.phase != "live":
                 shutil.rmtree(self.directory(session), ignore_errors=True)
                 self.events.emit("start_undone", session)

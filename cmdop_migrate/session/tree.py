@@ -96,10 +96,15 @@ def sockets(group: str) -> list[Socket]:
             if space not in tables:
                 tables[space] = socket_table(lambda name, pid=pid: _net_lines(pid, name))  # type: ignore[misc]
             inodes = {_socket_inode(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         found += [replace(one, pid=pid) for inode, one in tables[space].items() if inode in inodes]
     return found
+
+
+def host_sockets() -> list[Socket]:
+    """Of the network this process is in."""
+    return list(socket_table(lambda name: _net_lines(os.getpid(), name)).values())
 
 
 def socket_table(lines_of: Callable[[str], list[str]]) -> dict[int, Socket]:

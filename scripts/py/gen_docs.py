@@ -13,12 +13,49 @@ from pathlib import Path
 import click
 
 import cmdop_migrate
-from cmdop_migrate import config, errors
+from cmdop_migrate import config, errors, hostentry
 from cmdop_migrate.cli.main import cli
+from cmdop_migrate.preflight import moves
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "cmdop-migrate"
 NOTE = "<!-- Made by scripts/gen-docs from {source}. Change it there. -->\n\n"
+PLAN = """# What `plan` looks at
+
+`cmdop-migrate plan SESSION [--to HOST]` says what stands in the way of a move, before anything is frozen. It reads
+the session from outside, this host's facts, and the other host's through its own command line (`cmdop-migrate
+facts`, over SSH). The session runs on; nothing is written but the cache of file digests, and the id of a store that
+nobody asked for it before.
+
+| level | means | exit |
+|---|---|---|
+| `block` | the move would fail, or would harm | 4 |
+| `warn` | the move works; something will be otherwise after it | 0 |
+| `info` | good to know | 0 |
+
+With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix}], …}`, also when it is blocked:
+then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into warnings, for who
+knows better. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the same
+rules what cannot be dumped (the checks from `other_users` to `deleted_files`).
+
+## Files of the host
+
+What the session changed travels with it. What it only maps or has open is the host's, and has to be the same byte by
+byte where it is restored. Mapped files (programs, libraries) are carried in the checkpoint by default: where they are
+missing or different, also libc, the restore puts them into the session's own layer, and `plan` warns, because programs
+that are started there later get them too. Files that are only open are not carried, and block, unless `--carry
+opened` is given; with `--carry none` both block.
+
+## Expected time and bytes
+
+From the session's own last checkpoint on this host, grown with its size; without one, from another session's nearest
+in size; without any, it says so.
+
+## Checks
+
+| check | levels | looks at | fix |
+|---|---|---|---|
+"""
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _TEST = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
 
@@ -58,6 +95,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(cli),
         "docs/reference/errors.md": errors_page(errors.all_errors()),
         "docs/reference/settings.md": settings_page(config.KEYS),
+        "docs/plan.md": plan_page(moves.checks()),
     }
 
 
@@ -112,16 +150,24 @@ def settings_page(keys: Mapping[str, config.Setting]) -> str:
     lines = [
         "# Settings\n",
         f"A TOML file, `{config.DEFAULT_FILE}`, or the one named by `--config` or `{config.CONFIG_ENV}`.",
-        "The environment wins over the file, a flag over both. All values are strings. An unknown key or a bad value",
-        "stops every command, with its line and what is valid. Two pairs of `state_dir` and `run_dir` on one machine",
-        "are two hosts.\n",
+        "The environment wins over the file, a flag over both. Values are strings, but for other hosts. An unknown key",
+        "or a bad value stops every command, with its line and what is valid. Two pairs of `state_dir` and `run_dir`",
+        "on one machine are two hosts.\n",
         '    host = "host-a"',
         '    ring_size = "4MiB"\n',
         "Durations are written `90s`, `5m`, `24h`; sizes `512KiB`, `64MiB`.\n",
         "| key | environment | default | is |",
         "|---|---|---|---|",
         *(_setting(key, one) for key, one in keys.items()),
-        "\nSettings marked *planned* are read and checked, and have no effect yet.",
+        "\nSettings marked *planned* are read and checked, and have no effect yet.\n",
+        "## Other hosts\n",
+        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. See [hosts](../hosts.md).\n",
+        "    [hosts.host-b]",
+        '    address = "10.0.0.2"',
+        "    sudo = true\n",
+        "| key | is |",
+        "|---|---|",
+        *(f"| `{key}` | {about} |" for key, (_, about) in hostentry.FIELDS.items()),
     ]
     return NOTE.format(source="cmdop_migrate/config.py") + "\n".join(lines) + "\n"
 
@@ -145,6 +191,15 @@ def cli_page(group: click.Group) -> str:
     for path, one in found:
         lines += [f"## {path}\n", *describe(one, path)]
     return NOTE.format(source="the help texts in cmdop_migrate/cli") + "\n".join(lines).rstrip() + "\n"
+
+
+def plan_page(checks: list[moves.About]) -> str:
+    rows = [f"| `{one.name}` | {', '.join(one.levels)} | {_cell(one.about)} | {_cell(one.fix)} |" for one in checks]
+    return NOTE.format(source="cmdop_migrate/preflight/") + PLAN + "\n".join(rows) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|")
 
 
 def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:

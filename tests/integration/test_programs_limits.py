@@ -72,8 +72,8 @@ def test_without_carrying_a_missing_file_is_named(host: Host, tool: Path) -> Non
             "io_uring",
         ),
         ("mkdir -p /mnt/x && mount -t ramfs none /mnt/x; echo", 8, "filesystem"),
-        ("python3 -c 'import socket, time; s = socket.socket(socket.AF_VSOCK, 1, 0); time.sleep(1000)'", 8, "socket"),
-        ("mknod /root/dev c 10 229; sleep 1000 < /root/dev", 8, "device"),
+        ("python3 -c 'import socket, time; s = socket.socket(socket.AF_VSOCK, 1, 0); time.sleep(1000)'", 4, "socket"),
+        ("mknod /root/dev c 10 229; sleep 1000 < /root/dev", 4, "device"),
     ],
     ids=["nested pid namespace", "io_uring", "unknown file system", "odd socket", "device"],
 )
@@ -84,7 +84,7 @@ def test_what_cannot_be_dumped_is_said_and_the_session_goes_on(
         bash.type(f"{script} &\n".replace("python3", sys.executable))
         bash.see(r"\[1\] \d+")
         bash.type("sleep .5; echo on\n")
-        bash.see("\non")
+        bash.see(r"(?:\n|# )on\r?\n")  # what was typed ahead is echoed before the prompt
         done = host.cm("checkpoint", "p")
         said = done.stderr.decode()
         assert done.returncode == exit_code and says in said, said

@@ -1,0 +1,215 @@
+"""From a target to an authenticated SSH transport: reach it, know it, log in. Each failure says which of these it was.
+
+Nothing is sent to a host before its key is known.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paramiko import Agent, AuthenticationException, Channel, ChannelException, PKey, SSHException, Transport
+from paramiko.pkey import UnknownKeyType
+
+from cmdop_migrate import log
+from cmdop_migrate.errors import HostKeyRefused, PeerFailed
+from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
+
+Accept = Callable[[Target, ShownKey], bool]
+"""Whether a person accepts this key of a host nobody knows yet."""
+
+_IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. `connect`: for each of reaching, greeting and logging in. `silence`: after which a running command's
+    host is asked whether it still lives, `answer`: and for how long."""
+
+    connect: float = 10.0
+    keepalive: int = 15
+    silence: float = 15.0
+    answer: float = 15.0
+
+
+def nobody(target: Target, key: ShownKey) -> bool:  # noqa: ARG001 - an Accept
+    """Refuses every unknown key."""
+    return False
+
+
+def connect(
+    target: Target, known: KnownHosts, home: Path, limits: Limits, via: Transport | None, accept: Accept = nobody
+) -> Transport:
+    """An authenticated transport to `target`, through `via` when it has one. PeerFailed says why not."""
+    sock = _through(target, via, limits) if via else _reach(target, limits)
+    transport: Transport | None = None
+    try:
+        transport = Transport(sock)
+        transport.set_log_channel(_quiet())
+        transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = limits.connect
+        _greet(transport, target, known, limits)
+        _verify(transport.get_remote_server_key(), target, known, accept)
+        _log_in(transport, target, home)
+        transport.set_keepalive(limits.keepalive)
+    except BaseException:
+        if transport is not None:
+            hang_up(transport)
+        hang_up(sock)
+        raise
+    return transport
+
+
+def hang_up(one: Transport | Channel | socket.socket) -> None:
+    """Closing says goodbye, which fails where nobody is left to hear it."""
+    with suppress(SSHException, EOFError, OSError):
+        one.close()
+
+
+def _quiet() -> str:
+    """paramiko logs tracebacks of what we raise in better words."""
+    logger = log.get("paramiko")
+    logger.setLevel(logging.CRITICAL)
+    return logger.name
+
+
+def _reach(target: Target, limits: Limits) -> socket.socket:
+    try:
+        sock = socket.create_connection((target.address, target.port), limits.connect)
+    except OSError as error:
+        raise _unreached(target, error, limits) from error
+    sock.settimeout(None)
+    return sock
+
+
+def _unreached(target: Target, error: OSError, limits: Limits) -> PeerFailed:
+    where = f"{target.name} ({target.shown})"
+    if isinstance(error, socket.gaierror):
+        return PeerFailed(f"{where}: this address is not known: {error.strerror}", "Check it: cmdop-migrate hosts ls")
+    if isinstance(error, TimeoutError):
+        hint = "Is the host up, and may this one reach it (firewall, VPN, --jump)?"
+        return PeerFailed(f"{where}: no answer within {limits.connect:g} s", hint)
+    if error.errno == errno.ECONNREFUSED:
+        return PeerFailed(f"{where}: connection refused", "Is sshd running there, on this port?")
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return PeerFailed(f"{where}: no route to it", "Check this host's network; a host behind another needs --jump.")
+    return PeerFailed(f"{where}: cannot connect: {error.strerror or error}", "Check the address and the network.")
+
+
+def _through(target: Target, via: Transport, limits: Limits) -> socket.socket:
+    assert target.via is not None
+    where = f"{target.name} ({target.shown}) through {target.via.name}"
+    try:
+        channel = via.open_channel(
+            "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), 0, 0, limits.connect
+        )
+    except ChannelException as error:
+        hint = "Can the jump host reach it, and does its sshd allow TCP forwarding?"
+        raise PeerFailed(f"{where}: {error.text or 'cannot connect'}", hint) from error
+    except (SSHException, EOFError, OSError) as error:
+        hint = "Is the host up, and may the jump host reach it?"
+        raise PeerFailed(f"{where}: no answer within {limits.connect:g} s", hint) from error
+    return channel  # type: ignore[return-value]  # as a socket, for all that Transport does with one
+
+
+def _greet(transport: Transport, target: Target, known: KnownHosts, limits: Limits) -> None:
+    """Agree on keys. The kinds of host key that are known are asked for first."""
+    found = known.find(target.known_as)
+    options = transport.get_security_options()
+    if found is not None:
+        kinds = {key.get_name() for key in found[1]}
+        kinds |= {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else set()
+        options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
+    where = f"{target.name} ({target.shown})"
+    hint = "Is it an sshd that listens there, and does it live?"
+    try:
+        transport.start_client(timeout=limits.connect)
+    except (SSHException, EOFError, OSError) as error:
+        raise PeerFailed(f"{where}: no SSH greeting: {error or 'it closed the connection'}", hint) from error
+    if not transport.initial_kex_done:
+        raise PeerFailed(f"{where}: no SSH greeting within {limits.connect:g} s", hint)
+
+
+def _verify(key: PKey, target: Target, known: KnownHosts, accept: Accept) -> None:
+    where = f"{target.name} ({target.known_as})"
+    if known.is_revoked(key):
+        raise HostKeyRefused(
+            f"{where} shows a REVOKED host key, {shown(key)}", "Do not use it. Ask its administrator for a new one."
+        )
+    found = known.find(target.known_as)
+    if found is None:
+        if accept(target, shown(key)):
+            return known.accept(target.known_as, key)
+        raise HostKeyRefused(
+            f"the key of {where} is not known: {shown(key)}",
+            f"Compare it with the host's own, then: cmdop-migrate hosts add {target.name} {target.shown}",
+        )
+    file, keys = found
+    if key not in keys:
+        expected = ", ".join(str(shown(one)) for one in keys)
+        forget = f"cmdop-migrate hosts rm {target.name}" if file == known.own else f"ssh-keygen -R '{target.known_as}'"
+        raise HostKeyRefused(
+            f"THE HOST KEY OF {where} HAS CHANGED: expected {expected}, got {shown(key)} (known from {file}). "
+            "Someone may be in between; nothing was sent",
+            f"If that host was set up anew, and only then: {forget}, and: cmdop-migrate hosts add",
+        )
+    return None
+
+
+def _log_in(transport: Transport, target: Target, home: Path) -> None:
+    user = target.user or getpass.getuser()
+    tried: list[str] = []
+    unusable: list[PeerFailed] = []
+    agent = Agent()
+    try:
+        for label, key in _candidates(target, home, agent, unusable):
+            tried.append(label)
+            try:
+                if not transport.auth_publickey(user, key):
+                    return
+                tried[-1] += " (more is asked for: a password, or a second factor)"
+            except AuthenticationException:
+                continue
+    except (SSHException, EOFError, OSError) as error:
+        hint = "Name the right key with --key: a server hangs up after too many wrong ones."
+        raise PeerFailed(f"{target.name}: cut off while logging in as {user}: {error}", hint) from error
+    finally:
+        agent.close()
+    if unusable:
+        raise unusable[0]
+    said = f"tried {', '.join(tried)}" if tried else "there is no key to try"
+    hint = f"Put this host's public key into ~{user}/.ssh/authorized_keys there; or name another --key or --user."
+    raise PeerFailed(f"{target.name}: may not log in as {user}@{target.address}: {said}", hint)
+
+
+def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
+    """The keys named for the host, those of ssh-agent, then the usual files. A named one that cannot be read (it may be
+    locked, and open in the agent) goes to `unusable`."""
+    for path in target.keys:
+        try:
+            yield path, _key(Path(path), target)
+        except PeerFailed as error:
+            unusable.append(error)
+    for key in agent.get_keys():
+        yield f"ssh-agent {shown(key).fingerprint}", key
+    for name in () if target.keys else _IDENTITIES:
+        path_of = home / ".ssh" / name
+        if path_of.exists():
+            with suppress(PeerFailed):  # not named for this host: only a try
+                yield str(path_of), _key(path_of, target)
+
+
+def _key(path: Path, target: Target) -> PKey:
+    try:
+        return PKey.from_path(path)
+    except OSError as error:
+        raise PeerFailed(f"{target.name}: cannot read the key {path}: {error.strerror}", "Check --key.") from error
+    except (TypeError, ValueError, SSHException, UnknownKeyType) as error:
+        hint = "With a passphrase: load it into ssh-agent (ssh-add). Else name another with --key."
+        raise PeerFailed(f"{target.name}: cannot use the key {path}: {error}", hint) from error

@@ -1,0 +1,190 @@
+"""The hosts this one knows, and from where: config file > STATE_DIR/hosts.json (`hosts add`) > ~/.ssh/config.
+
+What an entry of the first two does not say (port, user, key, jump) is looked up
+in ~/.ssh/config by its address, as `ssh ADDRESS` would.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import hostentry
+from cmdop_migrate.errors import BadConfig, HostNotFound, Usage
+from cmdop_migrate.hostentry import HostEntry
+from cmdop_migrate.remote.sshconfig import SshConfig
+
+CONFIG, INVENTORY, SSH_CONFIG = "config file", "inventory", "~/.ssh/config"
+COMMAND = "cmdop-migrate"
+PORT = 22
+_FORMAT = 1
+_MAX_HOPS = 8
+
+
+@dataclass(frozen=True)
+class Target:
+    """Everything needed to reach one host. `via` is the host to go through, itself resolved."""
+
+    name: str
+    address: str
+    source: str
+    port: int = PORT
+    user: str | None = None
+    keys: tuple[str, ...] = ()
+    via: Target | None = None
+    sudo: bool = False
+    command: str = COMMAND
+
+    @property
+    def known_as(self) -> str:
+        """Its name in a known_hosts file."""
+        return self.address if self.port == PORT else f"[{self.address}]:{self.port}"
+
+    @property
+    def shown(self) -> str:
+        where = f"[{self.address}]" if ":" in self.address else self.address
+        return (f"{self.user}@" if self.user else "") + where + (f":{self.port}" if self.port != PORT else "")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "address": self.address,
+            "port": self.port,
+            "user": self.user,
+            "keys": list(self.keys),
+            "jump": self.via.name if self.via else None,
+            "sudo": self.sudo,
+            "command": self.command,
+            "source": self.source,
+        }
+
+
+class Inventory:
+    """`written`: the hosts of the config file. `home`: whose .ssh/config is read."""
+
+    def __init__(self, state_dir: Path, written: tuple[HostEntry, ...], home: Path) -> None:
+        self._file = state_dir / "hosts.json"
+        self._written = {entry.name: entry for entry in written}
+        self._ssh = SshConfig(home / ".ssh" / "config", str(home))
+
+    def all(self) -> list[Target]:
+        """Every known host, by name."""
+        names = {*self._written, *self._kept(), *self._ssh.names()}
+        return [self.find(name) for name in sorted(names)]
+
+    def find(self, name: str) -> Target:
+        """HostNotFound names the known ones."""
+        return self._find(name, 0)
+
+    def resolve(self, entry: HostEntry, source: str = INVENTORY) -> Target:
+        """What connecting by this entry needs; it need not be kept yet."""
+        return self._resolve(entry, source, 0)
+
+    def is_written(self, name: str) -> bool:
+        """Whether the config file has it: then hosts.json cannot change it."""
+        return name in self._written
+
+    def is_kept(self, name: str) -> bool:
+        return name in self._kept()
+
+    def add(self, entry: HostEntry) -> None:
+        """Keep it, in place of one of the same name. Durable when this returns."""
+        with self._locked():
+            self._write({**self._kept(), entry.name: entry})
+
+    def remove(self, name: str) -> None:
+        """HostNotFound when hosts.json has no such host."""
+        with self._locked():
+            kept = dict(self._kept())
+            if name in kept:
+                del kept[name]
+                self._write(kept)
+                return
+        known = self.find(name)  # HostNotFound
+        raise Usage(f"host {name!r} is not in the inventory: it comes from the {known.source}", "Remove it there.")
+
+    def _find(self, name: str, hops: int) -> Target:
+        if name in self._written:
+            return self._resolve(self._written[name], CONFIG, hops)
+        kept = self._kept()
+        if name in kept:
+            return self._resolve(kept[name], INVENTORY, hops)
+        if name in self._ssh.names():
+            return self._resolve(HostEntry(name, name), SSH_CONFIG, hops)
+        known = ", ".join(sorted({*self._written, *kept, *self._ssh.names()})) or "none"
+        raise HostNotFound(f"no host {name!r}", f"Known hosts: {known}. Add it: cmdop-migrate hosts add NAME ADDRESS")
+
+    def _resolve(self, entry: HostEntry, source: str, hops: int) -> Target:
+        if hops > _MAX_HOPS:
+            raise BadConfig(f"the jump hosts of {entry.name!r} go in a circle", "See: cmdop-migrate hosts ls")
+        said = self._ssh.lookup(entry.address)
+        filled = any(
+            ours is None and theirs
+            for ours, theirs in ((entry.port, said.port), (entry.user, said.user), (entry.key, said.keys))
+        )
+        jump = entry.jump if entry.jump is not None else said.jump
+        return Target(
+            entry.name,
+            said.address or entry.address,
+            f"{source}, {SSH_CONFIG}" if filled and source != SSH_CONFIG else source,
+            entry.port or said.port or PORT,
+            entry.user or said.user,
+            (entry.key,) if entry.key else said.keys,
+            self._hop(jump, hops + 1) if jump else None,
+            entry.sudo,
+            entry.command or COMMAND,
+        )
+
+    def _hop(self, text: str, hops: int) -> Target:
+        """`a,b`: through a, then b."""
+        before, _, last = text.rpartition(",")
+        last = last.strip()
+        if not before and (last in self._written or last in self._kept() or last in self._ssh.names()):
+            return self._find(last, hops)
+        user, address, port = hostentry.split_login(last)
+        return self._resolve(HostEntry(last, address, port, user, jump=before or None), "jump", hops)
+
+    def _kept(self) -> Mapping[str, HostEntry]:
+        try:
+            table = json.loads(self._file.read_bytes())
+            if table["format"] != _FORMAT:
+                raise ValueError(f"format {table['format']}, this version knows {_FORMAT}")
+            return {name: hostentry.make(name, one) for name, one in table["hosts"].items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, Usage) as error:
+            words = error.message if isinstance(error, Usage) else str(error)
+            raise BadConfig(f"cannot read {self._file}: {words}", "Mend it, or delete it and add the hosts.") from error
+
+    def _write(self, entries: Mapping[str, HostEntry]) -> None:
+        table = {"format": _FORMAT, "hosts": {name: one.to_json() for name, one in sorted(entries.items())}}
+        replace(self._file, json.dumps(table, indent=1).encode())
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Changes happen one after the other, or one of two would be lost."""
+        fd = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """The file is the old one or the new one, whole, whatever happens in between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+"""Commands on other hosts, over one kept SSH connection per host.
+
+A command runs without a terminal there: when the connection dies, sshd closes
+its pipes and sends it no signal, so it runs to its end. Whoever started it does
+not learn how: that is PeerLost, unlike PeerFailed, where it was never started.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paramiko import Channel, ChannelException, SSHException, Transport
+
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.errors import PeerFailed, PeerLost
+from cmdop_migrate.remote.connect import Accept, Limits, connect, hang_up, nobody
+from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
+
+_POLL = 0.2
+_GRACE = 2.0  # for output after the exit status, which a child left behind may keep open
+_STDERR_KEPT = 16 << 10
+_LOST_HINT = "It may have done all, some or nothing. See: cmdop-migrate resume"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended there by itself."""
+
+    status: int
+    stderr: str
+
+
+class Pool:
+    """One connection per host, made on first use, made anew when it broke. For several threads at once."""
+
+    def __init__(self, known: KnownHosts, home: Path, limits: Limits | None = None) -> None:
+        self.known = known
+        self.limits = limits or Limits()
+        self._home = home
+        self._lock = threading.Lock()
+        self._gates: dict[Target, threading.Lock] = {}
+        self._open: dict[Target, Transport] = {}
+
+    def transport(self, target: Target, accept: Accept = nobody) -> Transport:
+        with self._lock:
+            gate = self._gates.setdefault(target, threading.Lock())
+        with gate:  # a host that does not answer keeps nobody from the others
+            kept = self._open.get(target)
+            if kept is not None and kept.is_active():
+                return kept
+            via = self.transport(target.via, accept) if target.via else None
+            try:
+                made = connect(target, self.known, self._home, self.limits, via, accept)
+            except PeerFailed:
+                if via is not None and target.via is not None and not self._answers(via):
+                    self.drop(target.via)  # it was the jump host that is gone
+                raise
+            with self._lock:
+                self._open[target] = made
+            return made
+
+    def host_key(self, target: Target) -> ShownKey:
+        """The key it has shown and proven."""
+        return shown(self.transport(target).get_remote_server_key())
+
+    def drop(self, target: Target) -> None:
+        """Hang up; the next use connects anew."""
+        with self._lock:
+            kept = self._open.pop(target, None)
+        if kept is not None:
+            hang_up(kept)
+
+    def close(self) -> None:
+        with self._lock:
+            kept = list(self._open.values())
+            self._open.clear()
+        for one in reversed(kept):  # those behind a jump host before it
+            hang_up(one)
+
+    def run(
+        self,
+        target: Target,
+        command: bytes,
+        on_output: Callable[[bytes], None],
+        stdin: bytes | None = None,
+        timeout: float | None = None,
+    ) -> Finished:
+        """Run it there to its end. PeerFailed: it was never started. PeerLost: it was; how it ended is not known."""
+        transport, channel = self._session(target)
+        try:
+            self._start(target, transport, channel, command, stdin)
+            return self._follow(target, transport, channel, on_output, timeout)
+        finally:
+            hang_up(channel)
+
+    def _session(self, target: Target) -> tuple[Transport, Channel]:
+        """Nothing is started yet: a connection that died since its last use is made anew, once."""
+        tries = 2
+        while True:
+            transport, tries = self.transport(target), tries - 1
+            try:
+                return transport, transport.open_session(timeout=self.limits.connect)
+            except ChannelException as error:
+                hint = "Too many commands at once there (MaxSessions)? Try again."
+                raise PeerFailed(f"{target.name}: no new command on this connection: {error.text}", hint) from error
+            except (SSHException, EOFError, OSError) as error:
+                self.drop(target)
+                if not tries:
+                    hint = "Nothing was started there. Check the host, then try again."
+                    raise PeerFailed(f"{target.name}: the connection is lost: {error}", hint) from error
+
+    def _start(
+        self, target: Target, transport: Transport, channel: Channel, command: bytes, stdin: bytes | None
+    ) -> None:
+        # paramiko waits for the answer without a limit: this one hangs up.
+        limit = threading.Timer(self.limits.answer, hang_up, (transport,))
+        limit.daemon = True
+        limit.start()
+        try:
+            channel.exec_command(command)
+        except (SSHException, EOFError, OSError) as error:
+            if transport.is_active():
+                hint = "Does that account have a login shell, and may it run commands?"
+                raise PeerFailed(f"{target.name}: it does not run commands for us: {error}", hint) from error
+            raise self._lost(target, "the connection broke while a command was being started") from error
+        finally:
+            limit.cancel()
+        channel.settimeout(self.limits.answer)
+        try:
+            if stdin:
+                channel.sendall(stdin)
+            channel.shutdown_write()
+        except TimeoutError as error:
+            raise PeerLost(f"{target.name}: the command there does not take its input", _LOST_HINT) from error
+        except (SSHException, EOFError, OSError):
+            return  # it ended without reading its input, or the connection did: what comes next tells which
+
+    def _follow(
+        self,
+        target: Target,
+        transport: Transport,
+        channel: Channel,
+        on_output: Callable[[bytes], None],
+        timeout: float | None,
+    ) -> Finished:
+        stderr = bytearray()
+        began = heard = boottime()
+        ended: float | None = None
+        while True:
+            over = channel.closed or channel.eof_received
+            select.select([channel], [], [], 0 if over else _POLL)
+            got = False
+            while channel.recv_ready():
+                on_output(channel.recv(1 << 16))
+                got = True
+            while channel.recv_stderr_ready():
+                stderr += channel.recv_stderr(1 << 16)
+                del stderr[:-_STDERR_KEPT]
+                got = True
+            now = boottime()
+            heard = now if got else heard
+            if channel.exit_status >= 0:
+                ended = ended or now
+                if not got and (over or now > ended + _GRACE):
+                    return Finished(channel.exit_status, stderr.decode(errors="replace"))
+            elif channel.closed and not got:
+                if transport.is_active():
+                    raise PeerLost(f"{target.name}: the command was killed there", _LOST_HINT)
+                raise self._lost(target, "the connection broke while a command ran")
+            if timeout is not None and now > began + timeout:
+                raise PeerLost(f"{target.name}: no answer within {timeout:g} s", _LOST_HINT)
+            if now > heard + self.limits.silence:
+                if not self._answers(transport):
+                    raise self._lost(target, "the host fell silent while a command ran")
+                heard = boottime()
+
+    def _answers(self, transport: Transport) -> bool:
+        """A silent host lives when its sshd answers, whatever the answer is."""
+        try:
+            hang_up(transport.open_session(timeout=self.limits.answer))
+        except ChannelException:
+            return True
+        except (SSHException, EOFError, OSError):
+            return False
+        return True
+
+    def _lost(self, target: Target, words: str) -> PeerLost:
+        self.drop(target)
+        return PeerLost(f"{target.name}: {words}", _LOST_HINT)
