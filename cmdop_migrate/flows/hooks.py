@@ -100,11 +100,17 @@ def after_thaw(records: Records, record: Record, told: list[dict[str, Any]]) -> 
     try:
         yield
     finally:
-        now = records.load(record.session) if told else None
-        alive = now is not None and now.phase == "live" and now.token == record.token
-        # Frozen: another checkpoint has it, or it stands still until it is known whether it was parked.
-        if now is not None and alive and not cgroup.is_frozen(records.cgroup(record.session)):
-            told += [one.to_json() for one in run(records, POST_THAW, now, **{"from": records.config.host})]
+        if told:
+            told += [one.to_json() for one in going_on(records, record.session)]
+
+
+def going_on(records: Records, session: str) -> list[Outcome]:
+    """Tells that the session goes on here, if it does. Frozen, another checkpoint has it, or it stands still until it
+    is known whose it is: then whoever thaws it has to tell."""
+    now = records.load(session)
+    if now is None or now.phase != "live" or cgroup.is_frozen(records.cgroup(session)):
+        return []
+    return run(records, POST_THAW, now, **{"from": records.config.host})
 
 
 def _paths(config: Config, event: str, record: Record) -> list[str]:
