@@ -6,7 +6,8 @@ from __future__ import annotations
 import os
 import pwd
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -44,7 +45,7 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         kernel=machine.release,
         criu=machine.criu.version,
         criu_features=machine.criu.features,
-        memory_available=machine.memory_available,
+        memory_available=min([machine.memory_available, *_group_room(records.cgroup(ask.session))]),
         state_dir=str(config.state_dir),
         disk_free=machine.state.free,
         store=_store(config),
@@ -65,6 +66,19 @@ def gather(records: Records, ask: Ask) -> HostFacts:
             one.name == ask.name and one.session != ask.session and one.phase != "exited" for one in records.all()
         ),
     )
+
+
+def _group_room(group: str) -> Iterator[int]:
+    """Bytes left under each memory limit that a session's cgroup would be under; none where nobody set one."""
+    for parent in Path(group).parents:
+        try:
+            most, used = (
+                (parent / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current")
+            )
+        except OSError:
+            continue  # not made yet, not controlled, or no cgroup any more
+        if most.isdecimal() and used.isdecimal():
+            yield max(0, int(most) - int(used))
 
 
 def _criu(config: Config) -> facts.CriuFacts:

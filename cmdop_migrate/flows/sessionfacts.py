@@ -18,6 +18,7 @@ from cmdop_migrate.preflight.facts import parse_mountinfo
 from cmdop_migrate.preflight.hostfacts import Port
 from cmdop_migrate.preflight.sessionfacts import HeldFile, Measured, SessionFacts
 from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
 # What CRIU mounts again by itself, or leaves to us.
@@ -32,10 +33,19 @@ _MEASURED = 20
 def gather(records: Records, reference: str) -> SessionFacts:
     """Of a live session; of one that is not, the error that says what it is."""
     record, channel = talk.open_channel(records, reference)
-    with channel:
-        status = channel.ask(op="status")
+    try:
+        with channel:
+            status = channel.ask(op="status")
+            return _gather(records, record, status)
+    except HolderGone:
+        raise talk.over(talk.after_loss(records, record)) from None
+
+
+def _gather(records: Records, record: Record, status: dict[str, Any]) -> SessionFacts:
     group, directory = records.cgroup(record.session), records.directory(record.session)
     pids = cgroup.pids(group)
+    if not pids:
+        raise HolderGone  # it has just ended
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     sizes = [filetree.measure(upper) for upper in uppers]
     found = touched.look(pids, touched.Layers(record.layers, uppers))

@@ -83,7 +83,11 @@ class SqliteRegister(Register):
                 return db
             self._drop()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if _identity(self.path) is None:
+            # Only one that is not there yet: to close a file of our own makes the kernel drop every lock this process
+            # has on it, those of other connections too. The next process then takes itself for the only one, removes
+            # the log that is still in use, and there are two truths.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         identity = _identity(self.path)
         assert identity is not None
         db = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)

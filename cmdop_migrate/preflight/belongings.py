@@ -79,10 +79,14 @@ def _uids(move: Move) -> Iterable[Said]:
 
 
 def _directories(move: Move) -> Iterable[Said]:
-    for path in (*move.session.layers, *move.session.shares):
-        if path not in move.target.directories:
-            what = "shared directory" if path in move.session.shares else "directory of another file system"
-            yield Said("block", f"{what} {path} does not exist on {move.target.host}")
+    there = move.target.directories
+    for path in move.session.shares:
+        if path not in there:
+            yield Said("block", f"shared directory {path} does not exist on {move.target.host}")
+    for path in move.session.layers:
+        if path not in there:
+            said = f"{move.target.host} has no {path}, another file system here: only what the session changed is there"
+            yield Said("warn", said)
 
 
 def _name(move: Move) -> Iterable[Said]:
@@ -156,7 +160,7 @@ RULES: tuple[Rule[Move], ...] = (
     ),
     Rule(
         "directories",
-        ("block",),
+        ("block", "warn"),
         "directories it shares, and mount points it has views of",
         "Make or mount it there.",
         _directories,

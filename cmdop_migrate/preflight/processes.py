@@ -73,7 +73,7 @@ def _one(pid: int, own: str | None) -> Process:
                 sockets.add(_protocol(path))
             elif is_odd_device(info.st_mode, info.st_rdev):
                 devices.add(link)
-            elif stat.S_ISREG(info.st_mode) and link.endswith(_DELETED) and info.st_nlink == 0:
+            elif stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and is_deleted_file(link):
                 deleted.add((link.removesuffix(_DELETED), info.st_size))
         except OSError:
             continue  # closed meanwhile
@@ -104,6 +104,11 @@ def is_odd_device(mode: int, number: int) -> bool:
         return stat.S_ISBLK(mode)
     major = os.major(number)
     return major != _MEMORY and major not in _TERMINALS and (major, os.minor(number)) != (_MISC, _TUN)
+
+
+def is_deleted_file(link: str) -> bool:
+    """Whether it had a name in a file system once: what never had one is memory, and travels as such."""
+    return link.endswith(_DELETED) and not link.startswith(("/memfd:", "/SYSV", "/[aio]", "/anon_hugepage"))
 
 
 def _fds(pid: int) -> list[str]:

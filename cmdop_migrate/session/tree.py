@@ -96,7 +96,7 @@ def sockets(group: str) -> list[Socket]:
             if space not in tables:
                 tables[space] = socket_table(lambda name, pid=pid: _net_lines(pid, name))  # type: ignore[misc]
             inodes = {_socket_inode(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         found += [replace(one, pid=pid) for inode, one in tables[space].items() if inode in inodes]
     return found

@@ -20,6 +20,42 @@ from cmdop_migrate.preflight import moves
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "cmdop-migrate"
 NOTE = "<!-- Made by scripts/gen-docs from {source}. Change it there. -->\n\n"
+PLAN = """# What `plan` looks at
+
+`cmdop-migrate plan SESSION [--to HOST]` says what stands in the way of a move, before anything is frozen. It reads
+the session from outside, this host's facts, and the other host's through its own command line (`cmdop-migrate
+facts`, over SSH). The session runs on; nothing is written but the cache of file digests, and the id of a store that
+nobody asked for it before.
+
+| level | means | exit |
+|---|---|---|
+| `block` | the move would fail, or would harm | 4 |
+| `warn` | the move works; something will be otherwise after it | 0 |
+| `info` | good to know | 0 |
+
+With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix}], …}`, also when it is blocked:
+then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into warnings, for who
+knows better. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the same
+rules what cannot be dumped (the checks from `other_users` to `deleted_files`).
+
+## Files of the host
+
+What the session changed travels with it. What it only maps or has open is the host's, and has to be the same byte by
+byte where it is restored. Mapped files (programs, libraries) are carried in the checkpoint by default: where they are
+missing or different, also libc, the restore puts them into the session's own layer, and `plan` warns, because programs
+that are started there later get them too. Files that are only open are not carried, and block, unless `--carry
+opened` is given; with `--carry none` both block.
+
+## Expected time and bytes
+
+From the session's own last checkpoint on this host, grown with its size; without one, from another session's nearest
+in size; without any, it says so.
+
+## Checks
+
+| check | levels | looks at | fix |
+|---|---|---|---|
+"""
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _TEST = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
 
@@ -159,38 +195,7 @@ def cli_page(group: click.Group) -> str:
 
 def plan_page(checks: list[moves.About]) -> str:
     rows = [f"| `{one.name}` | {', '.join(one.levels)} | {_cell(one.about)} | {_cell(one.fix)} |" for one in checks]
-    return "\n".join(
-        [
-            NOTE.format(source="cmdop_migrate/preflight/") + "# What `plan` looks at\n",
-            "`cmdop-migrate plan SESSION [--to HOST]` says what stands in the way of a move, before anything is frozen.",
-            "It reads the session from outside, this host's facts, and the other host's through its own command line",
-            "(`cmdop-migrate facts`, over SSH). The session runs on; nothing is written but the cache of file digests, and",
-            "the id of a store that nobody asked for it before.\n",
-            "| level | means | exit |",
-            "|---|---|---|",
-            "| `block` | the move would fail, or would harm | 4 |",
-            "| `warn` | the move works; something will be otherwise after it | 0 |",
-            "| `info` | good to know | 0 |\n",
-            "With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix}], …}`, also when it is",
-            "blocked: then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into",
-            "warnings, for who knows better. Without `--to` it looks at a checkpoint and a restore on this host.",
-            "`checkpoint` refuses by the same rules what cannot be dumped.\n",
-            "## Files of the host\n",
-            "What the session changed travels with it. What it only maps or has open is the host's, and has to be the same",
-            "byte by byte where it is restored. Mapped files (programs, libraries) are carried in the checkpoint by default:",
-            "where they are missing or different, also libc, the restore puts them into the session's own layer, and `plan`",
-            "warns, because programs that are started there later get them too. Files that are only open are not carried,",
-            "and block, unless `--carry opened` is given; with `--carry none` both block.\n",
-            "## Expected time and bytes\n",
-            "From the session's own last checkpoint on this host, grown with its size; without one, from another session's",
-            "nearest in size; without any, it says so.\n",
-            "## Checks\n",
-            "| check | levels | looks at | fix |",
-            "|---|---|---|---|",
-            *rows,
-            "",
-        ]
-    )
+    return NOTE.format(source="cmdop_migrate/preflight/") + PLAN + "\n".join(rows) + "\n"
 
 
 def _cell(text: str) -> str:

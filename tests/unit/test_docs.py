@@ -6,10 +6,12 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 
 from cmdop_migrate import config, errors
 from cmdop_migrate.cli.main import COMMANDS, cli
+from cmdop_migrate.preflight import moves
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +27,7 @@ def gen_docs() -> ModuleType:
 
 def test_every_command_is_there_with_an_example(gen_docs: ModuleType) -> None:
     found = dict(gen_docs.commands(cli, "cmdop-migrate"))
-    assert {path.split()[1] for path in found} == set(COMMANDS)
+    assert {path.split()[1] for path in found} == {name for name in COMMANDS if not _is_hidden(name)}
     page = gen_docs.cli_page(cli)
     for path, command in found.items():
         section = page.split(f"\n## {path}\n")[1].split("\n## ")[0]
@@ -33,6 +35,18 @@ def test_every_command_is_there_with_an_example(gen_docs: ModuleType) -> None:
         for option in command.params:
             unlisted = option.param_type_name == "argument" or getattr(option, "hidden", False)
             assert option.opts[-1] in section or unlisted
+
+
+def _is_hidden(name: str) -> bool:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    return command.hidden
+
+
+def test_every_check_of_a_plan_is_there(gen_docs: ModuleType) -> None:
+    page = gen_docs.plan_page(moves.checks())
+    for one in moves.checks():
+        assert f"| `{one.name}` | {', '.join(one.levels)} |" in page and one.fix in page
 
 
 def test_every_option_says_what_it_does(gen_docs: ModuleType) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from cmdop_migrate.lease.margins import RHO, contender_wait, fresh_for
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.rules import Lost, Why
+from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting
 
 
@@ -292,6 +295,24 @@ def test_the_sqlite_file_is_its_owners_alone_and_missed_when_removed(tmp_path: P
         left.unlink()
     lost = store.renew(one)
     assert isinstance(lost, Lost) and lost.why == Why.GONE, "it must not go on in a file that nobody else can see"
+
+
+def test_two_connections_of_one_process_see_what_other_processes_write(tmp_path: Path) -> None:
+    """A process that opens it twice keeps its locks: nobody else takes away the log it reads from."""
+    path = tmp_path / "lease.db"
+    first, second = SqliteRegister(path), SqliteRegister(path)
+    assert first.write(Swap("a" * 24, b"x", None))
+    assert second.read("a" * 24) is not None
+    script = (
+        "import sys; from pathlib import Path; from cmdop_migrate.lease.base import Swap;"
+        " from cmdop_migrate.lease.sqlite import SqliteRegister; one = SqliteRegister(Path(sys.argv[1]));"
+        " assert one.write(Swap(sys.argv[2], b'x', None)); one.close()"
+    )
+    for letter in "bcd":
+        subprocess.run([sys.executable, "-c", script, path, letter * 24], check=True, timeout=30)
+        assert first.read(letter * 24) is not None and second.read(letter * 24) is not None, letter
+    first.close()
+    second.close()
 
 
 def test_a_file_that_is_no_database(tmp_path: Path) -> None:
