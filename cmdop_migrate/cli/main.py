@@ -31,6 +31,8 @@ COMMANDS = {
     "fork": ("images", "fork"),
     "migrate": ("moves", "migrate"),
     "resume": ("moves", "resume"),
+    "drain": ("drain", "drain"),
+    "undrain": ("drain", "undrain"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),

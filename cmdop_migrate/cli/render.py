@@ -77,8 +77,12 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def error_facts(error: CmdopError) -> dict[str, Any]:
+    return {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}
+
+
 def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
-        answer({"error": {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}})
+        answer({"error": error_facts(error)})
         return
     note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))
