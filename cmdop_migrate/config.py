@@ -41,6 +41,8 @@ class Config:
     ring_size: int
     keep_exited: float
     subnet: str
+    hooks_dir: Path
+    hook_timeout: float
     hosts: tuple[HostEntry, ...] = ()
 
     @property
@@ -122,6 +124,8 @@ KEYS: dict[str, Setting] = {
     "ring_size": Setting("1MiB", _ring, "how much of its output a session keeps; 4KiB to 256MiB"),
     "keep_exited": Setting("24h", _duration_text, "how long an ended session can still be looked at"),
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
+    "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
+    "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
 }
 
 
@@ -164,6 +168,8 @@ def to_environment(config: Config) -> dict[str, str]:
         "ring_size": f"{config.ring_size}B",
         "keep_exited": f"{config.keep_exited:g}s",
         "subnet": config.subnet,
+        "hooks_dir": str(config.hooks_dir),
+        "hook_timeout": f"{config.hook_timeout:g}s",
     }
     return {CONFIG_ENV: os.devnull, **{ENV_PREFIX + key.upper(): value for key, value in values.items()}}
 
@@ -192,6 +198,8 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         ring_size=units.size(must("ring_size")),
         keep_exited=units.duration(must("keep_exited")),
         subnet=must("subnet"),
+        hooks_dir=Path(must("hooks_dir")),
+        hook_timeout=units.duration(must("hook_timeout")),
         hosts=hosts,
     )
 

@@ -14,7 +14,8 @@ shells); an instance carries the message and the hint, the next thing to do.
     │   ├── CheckpointNotFound
     │   └── HostNotFound
     ├── Blocked               4   the plan or the machine says no; nothing was touched
-    │   └── SessionExited     4   it ran once, and is over
+    │   ├── SessionExited     4   it ran once, and is over
+    │   └── NotIdle           4   what was to be done to an idle session only
     ├── Fenced                5   someone else holds it, or it was restored already
     ├── Unreachable           6   a store or lease service does not answer
     │   ├── StoreUnreachable
@@ -110,6 +111,12 @@ class SessionExited(Blocked):
     """The session has ended; what was asked needs a live one."""
 
     code = "session_exited"
+
+
+class NotIdle(Blocked):
+    """The session is in use again; what was asked was for an idle one only."""
+
+    code = "not_idle"
 
 
 class Fenced(CmdopError):

@@ -46,6 +46,7 @@ class Spec:
     env: tuple[tuple[str, str], ...]
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
+    hooks: tuple[tuple[str, str], ...] = ()  # (event, executable on whatever host it is on)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Record:
                         "command": tuple(spec["command"]),
                         "env": tuple((str(k), str(v)) for k, v in spec["env"]),
                         "shares": tuple(spec["shares"]),
+                        "hooks": tuple((str(event), str(path)) for event, path in spec.get("hooks", ())),
                     }
                 ),
                 "layers": tuple(data["layers"]),

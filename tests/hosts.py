@@ -84,6 +84,7 @@ class Host:
             "CMDOP_MIGRATE_HOST": self.name,
             "CMDOP_MIGRATE_SUBNET": self.subnet,
             "CMDOP_MIGRATE_LEASE_TTL": self.ttl,
+            "CMDOP_MIGRATE_HOOKS_DIR": str(self.dir / "hooks"),
             **self.extra,
             **more,
         }

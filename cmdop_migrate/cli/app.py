@@ -14,6 +14,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
+from cmdop_migrate.flows import aheads
 from cmdop_migrate.session.records import Records
 
 
@@ -56,6 +57,7 @@ class App:
         records = Records(self.config)
         records.prepare()
         records.sweep()
+        aheads.sweep(self.config.state_dir)
         if keeping:
             self._keep_agent(records)
         return records

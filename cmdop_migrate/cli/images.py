@@ -118,6 +118,7 @@ def restore(
     if app.json:
         render.answer(facts)
         return
+    render.hooks(False, facts["hooks"])
     render.line(f"{facts['name']}: running on {facts['host']} (token {facts['token']}), after {facts['took_s']:.2f} s")
     if facts["carried"]:
         render.line(f"  {len(facts['carried'])} files of its old host came along")
@@ -194,6 +195,7 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
     if app.json:
         render.answer(facts)
     else:
+        render.hooks(False, facts["hooks"])
         render.line(f"{name}: a branch of {session}; attach with: cmdop-migrate attach {name}")
 
 

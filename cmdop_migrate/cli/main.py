@@ -29,6 +29,7 @@ COMMANDS = {
     "checkpoint": ("images", "checkpoint"),
     "restore": ("images", "restore"),
     "fork": ("images", "fork"),
+    "reap": ("reap", "reap"),
     "migrate": ("moves", "migrate"),
     "resume": ("moves", "resume"),
     "drain": ("drain", "drain"),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 from cmdop_migrate.cli import render
+from cmdop_migrate.cli import report as report_page
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import Partial, Usage
 from cmdop_migrate.flows import migrate as migrate_flow
 from cmdop_migrate.flows import peers
+from cmdop_migrate.flows import resume as resume_flow
+from cmdop_migrate.flows.meter import Report
 from cmdop_migrate.flows.moves import Move
 
 _WHERE = {
@@ -29,8 +35,10 @@ _WHERE = {
 @click.option(
     "--accept", multiple=True, metavar="CHECK", help="Go on though this check of the plan blocks. Repeatable."
 )
+@click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write what it cost as a page.")
+@click.option("--progress", is_flag=True, help="With --json: lines of progress, before the one object.")
 @command
-def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool, accept: tuple[str, ...]) -> None:
+def migrate(app: App, session: str, host: str, report: Path | None, progress: bool, **options: Any) -> None:
     """Move a running session to another host.
 
     It is frozen, shipped and restored there; its copy here stays until it runs there, and goes on if it cannot.
@@ -43,11 +51,19 @@ def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool, accept
     if host == app.config.host:
         raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     records = app.records()
-    wanted = migrate_flow.Wanted(pre_ship, lazy, accept)
-    with peers.pool(app.config) as pool, render.progress(app.json) as show:
-        records.find(session)  # what cannot be meant is said before anybody is called
-        show(f"connecting to {host}")
-        facts = migrate_flow.migrate(records, session, peers.partner(records, pool, host), wanted, show)
+    wanted = migrate_flow.Wanted(**options)
+    migrate_flow.check(records, session, wanted)  # what cannot be meant is said before anybody is called
+    if report is not None:
+        _write(report, "", "a")
+    title = f"{session} to {host}"
+    with peers.pool(app.config) as pool, render.bar(title, not app.json, app.json and progress) as show:
+
+        def tell(one: Report) -> None:
+            show(one.words, one.done, one.eta_s, one.to_json())
+
+        facts = migrate_flow.migrate(records, session, peers.partner(records, pool, host), wanted, tell)
+    if report is not None:
+        _write(report, report_page.page(facts), "w")
     if app.json:
         render.answer(facts)
         return
@@ -56,6 +72,14 @@ def migrate(app: App, session: str, host: str, pre_ship: int, lazy: bool, accept
         render.line(f"  frozen {facts['frozen_s']:.2f} s; nothing came out of it for {facts['downtime_s']:.2f} s")
     for one in facts["closed_connections"]:
         render.line(f"  closed: {one['command']} {one['local']} -> {one['remote']}")
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise Usage(f"cannot write {path}: {error.strerror}", "Name a file in a directory that exists.") from error
 
 
 @click.command()
@@ -70,7 +94,7 @@ def resume(app: App, migration: str | None) -> None:
     """
     records = app.records()
     with peers.pool(app.config) as pool, render.progress(app.json) as show:
-        done, failed = migrate_flow.resume(records, migration, lambda name: peers.partner(records, pool, name), show)
+        done, failed = resume_flow.resume(records, migration, lambda name: peers.partner(records, pool, name), show)
     if failed and not done and len(failed) == 1:
         raise failed[0][1]
     if app.json and not failed:

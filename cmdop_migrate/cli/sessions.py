@@ -31,6 +31,13 @@ from cmdop_migrate.session import terminal
     help="One of its own behind NAT, or this host's.",
 )
 @click.option("--share", "shares", multiple=True, metavar="DIR", help="The host's own DIR, not a copy. Repeatable.")
+@click.option(
+    "--hook",
+    "hooks",
+    multiple=True,
+    metavar="EVENT=PATH",
+    help="The host's executable to be told of EVENT. Repeatable.",
+)
 @click.option("-d", "--detach", is_flag=True, help="Start it and return.")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD...")
 @command
@@ -50,11 +57,13 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
     records = app.records()
     rows, cols = terminal.size_of(sys.stdout.fileno())
     wish = run_flow.Wish(command=argv, name=name, rows=rows, cols=cols, **options)
-    record = run_flow.run(app.config, wish)
+    record, told = run_flow.run(app.config, wish)
+    answers = [one.to_json() for one in told]
+    render.hooks(app.json, answers)
     if app.json:
         render.answer(
             {"session": record.session, "name": record.name, "host": record.host}
-            | {"token": record.token, "pid": record.pid}
+            | {"token": record.token, "pid": record.pid, "hooks": answers}
         )
     elif detach:
         render.line(record.name)
@@ -130,6 +139,8 @@ def show(app: App, session: str) -> None:
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
     render.line(f"  network   {facts['net']}" + (f" {facts['address']}" if facts["address"] else ""))
     render.line(f"  output    bytes {facts['output']['start']} to {facts['output']['end']} are kept")
+    for one in facts["hooks"]:
+        render.line(f"  hook      {one['event']}: {one['path']}")
     render.line(f"  saved     {facts['checkpoint'] or 'no checkpoint'}")
     _section("processes", ("PID", "INSIDE", "USER", "STATE", "MEMORY", "COMMAND"), [
         (str(p["pid"]), str(p["inner_pid"]), p["user"], p["state"], units.show_size(p["rss"]), p["command"])
@@ -166,9 +177,10 @@ def _section(title: str, headings: tuple[str, ...], rows: list[tuple[str, ...]])
 )
 @command
 def kill(app: App, session: str, name: str, grace: float) -> None:
-    """End a session; remove one that has ended.
+    """End a session; discard one that is parked; remove one that has ended.
 
-    What it printed can be read until it is removed, by a second kill or after a day.
+    What it printed can be read until it is removed, by a second kill or after a day. A parked one is never restored
+    again, by no host; its checkpoints stay until they are pruned.
 
     \b
     Examples:
@@ -184,6 +196,8 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         render.answer(result)
     elif result.get("removed"):
         render.line(f"{session}: had ended; removed")
+    elif result.get("discarded"):
+        render.line(f"{session}: was parked; discarded. Its checkpoints stay until: cmdop-migrate checkpoints prune")
     else:
         render.line(f"{session}: {result.get('reason') or 'ended'}")
 

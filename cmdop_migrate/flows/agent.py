@@ -15,10 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
-from cmdop_migrate.flows import aheads
+from cmdop_migrate.flows import aheads, hooks
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
@@ -34,6 +35,7 @@ from cmdop_migrate.session.records import Records
 
 IDLE_ROUNDS = 2
 LOOK_EVERY = 0.2
+HOOKS_AT_ONCE = 4
 LAST_WORD = 0.3  # what a holder gets to note why, before its session is killed for it
 _log = log.get("agent")
 Answer = Held | Lost | CmdopError
@@ -50,9 +52,11 @@ class Agent:
         self.unsure: set[str] = set()
         self.parking: set[str] = set()
         self.silent: set[str] = set()
+        self.told: dict[str, int] = {}  # whose fencing hooks have heard of
         self.lines = Lines(records.socket)
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
         self.name = HostName(leases, records)
+        self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
         self.handovers = Handovers(records, leases)
 
     def run(self) -> None:
@@ -157,6 +161,8 @@ class Agent:
                 del self.ending[session]
         for some in (self.unsure, self.parking, self.silent):
             some &= live.keys()
+        for session in self.told.keys() - live.keys():
+            del self.told[session]
 
     def _ended(self, lease: Held) -> bool:
         """It is over here, and the lease store says so too. A parked one has been let go of by who parked it, or died
@@ -250,6 +256,8 @@ class Agent:
                 time.sleep(0.005)
             for _, grip in to_kill:
                 grip.kill()
+        for session, _ in to_kill:
+            self._fenced(live[session], lost[session])
 
     def _tell_lost(self, record: Record, lost: Lost) -> bool:
         """-> whether it is to be killed from here, should the holder not do it at once."""
@@ -266,6 +274,20 @@ class Agent:
         self.records.events.emit("superseded", record.session, **facts, boottime=round(clock.boottime(), 6))
         self.lines.say(record.session, op="superseded", token=max(token, record.token + 1), host=host)
         return True
+
+    def _fenced(self, record: Record, lost: Lost) -> None:
+        """It was killed. Whoever has a hook for that hears it once; nobody here waits for it."""
+        if lost.why is not Why.PARKED and self.told.get(record.session) != record.token:
+            self.told[record.session] = record.token
+            self.hooks.submit(self._tell_hooks, replace(record, pid=None), lost)
+
+    def _tell_hooks(self, record: Record, lost: Lost) -> None:
+        host, token = (lost.holder.host, lost.holder.token) if lost.holder else (None, None)
+        facts = {"reason": str(lost.why), "from": self.config.host, "to": host, "by": token}
+        try:
+            hooks.run(self.records, hooks.ON_FENCE, record, **facts)
+        except OSError:  # a full disk
+            _log.error("hooks of session %s", record.name, exc_info=True)
 
     def _write_metrics(self, live: dict[str, Record]) -> None:
         self.metrics.set("sessions", len(live))

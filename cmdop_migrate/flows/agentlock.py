@@ -15,6 +15,7 @@ import cmdop_migrate
 from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
+from cmdop_migrate.flows import hookrun
 from cmdop_migrate.lease import margins
 
 START_TIMEOUT = 30.0
@@ -108,10 +109,15 @@ def _start(config: Config) -> int:
             pass_fds=(writer,),
             start_new_session=True,
             cwd="/",
-            env={**os.environ, **settings.to_environment(config), "PYTHONPATH": package},
+            env={**_environment(), **settings.to_environment(config), "PYTHONPATH": package},
         )
     os.close(writer)
     return reader
+
+
+def _environment() -> dict[str, str]:
+    """It outlives whoever starts it, which may be a hook: it is none."""
+    return {key: value for key, value in os.environ.items() if key != hookrun.RUNNING}
 
 
 def _wait(config: Config, reader: int) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -45,9 +46,12 @@ def run(work: Callable[[Progress, Answer], None], progress: Progress) -> dict[st
 
 
 def _work(work: Callable[[Progress, Answer], None], writer: int) -> None:
+    lock = threading.Lock()  # a long line is not written in one piece
+
     def say(message: dict[str, Any]) -> None:
         try:
-            os.write(writer, json.dumps(message).encode() + b"\n")
+            with lock:
+                os.write(writer, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             return  # nobody listens any more; the work goes on
 

@@ -1,6 +1,7 @@
 """Freeze, dump, seal, ship.
 
     prepare   checks, the upload marked, the host's files described     the session runs
+    hooks     whoever must know beforehand is told, and may refuse
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
@@ -33,8 +34,9 @@ from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, TimedOut
-from cmdop_migrate.flows import carry, commit, dumpable, filecapture, leases, memory, talk, tools
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
+from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
+from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
@@ -54,6 +56,9 @@ class Wanted:
     leave_running: bool = False
     tag: str | None = None
     carry: carry.Carry = "mapped"
+    reason: str = "checkpoint"  # for hooks, as is `to`
+    to: str | None = None
+    only_idle: float | None = None  # for so many seconds; else it is left alone
     migration: str | None = None  # what it is made for
     hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
 
@@ -64,6 +69,7 @@ class Result:
     frozen_s: float
     phases: dict[str, float]
     closed: list[dict[str, object]]
+    hooks: list[dict[str, Any]]
     stopped_at: float  # CLOCK_BOOTTIME: it stands still from then on
     printed_at: float  # its last output before that; 0: none on this host
 
@@ -82,15 +88,17 @@ class Result:
             "phases": self.phases,
             "frozen_s": self.frozen_s,
             "closed_connections": self.closed,
+            "hooks": self.hooks,
         }
 
 
 def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progress = lambda _: None) -> Result:
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
     record, channel = talk.open_channel(records, reference)
-    with channel:
+    attempt = _Checkpoint(records, record, channel, wanted, progress)
+    with hooks.after_thaw(records, record, attempt.told), channel:
         try:
-            return _Checkpoint(records, record, channel, wanted, progress).run()
+            return attempt.run()
         except HolderGone as error:
             raise _gone(records, record) or _taken(record) from error
         except CriuFailed as error:
@@ -127,13 +135,18 @@ class _Checkpoint:
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
+        self.told: list[dict[str, Any]] = []
         self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
     def run(self) -> Result:
+        wanted = self.wanted
         with self.phases.phase("prepare"):
             self.progress("preparing")
             criu, writer, carrier = self._prepare()
         try:
+            with self.phases.phase("hooks"):
+                goal = hooks.Goal(wanted.reason, wanted.to, wanted.leave_running)
+                hooks.before_freeze(self.records, self.record, goal, self.told)
             closed = self._capture(criu, writer, carrier)
             with self.phases.phase("upload"):
                 self.progress("uploading")
@@ -147,7 +160,7 @@ class _Checkpoint:
         finally:
             if self.is_ours:
                 shutil.rmtree(self.images, ignore_errors=True)
-        if self.wanted.leave_running:
+        if wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
         elif self.wanted.hand_over is None:
             with self.phases.phase("park"):
@@ -155,10 +168,10 @@ class _Checkpoint:
         frozen = round(self.captured_at - self.frozen_at, 6)
         self.records.events.emit(
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
-            frozen_s=frozen, parked=not self.wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
+            frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
         )  # fmt: skip
-        return Result(manifest, frozen, self.phases.seconds, closed, self.stopped_at, self.printed_at)
+        return Result(manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at)
 
     def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
         """All that can fail or take long while the session still runs."""
@@ -227,7 +240,11 @@ class _Checkpoint:
 
     def _freeze(self) -> dict[str, Any]:
         self.frozen_at, self.stopped_at = time.monotonic(), clock.boottime()
-        answer = self.channel.ask(op="freeze", timeout=FREEZE_TIMEOUT)
+        idle = self.wanted.only_idle  # hooks may have woken it: then only who is attached counts
+        idle = 0.0 if idle is not None and self.told else idle
+        answer = self.channel.ask(op="freeze", only_idle=idle, timeout=FREEZE_TIMEOUT)
+        if answer.get("error") == "active":
+            raise NotIdle(f"session {self.record.name!r} is in use again", "It goes on.")
         if answer.get("error") == "busy":
             raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
         if answer.get("error"):
@@ -296,8 +313,9 @@ class _Checkpoint:
             if path.suffix == ".img":
                 writer.add_blob(f"criu/{path.name}", path.read_bytes())
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
-        writer.add_blob("inputs", (self.directory / "inputs.jsonl").read_bytes())
-        terminal = {key: frozen[key] for key in ("unread", "unwritten", "rows", "cols")}
+        for name, data in contents.journal(self.directory):
+            writer.add_blob(name, data)
+        terminal = {key: frozen[key] for key in ("unread", "unwritten", "staged", "rows", "cols")}
         writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
         writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
@@ -321,8 +339,14 @@ class _Checkpoint:
     def _before_publish(self) -> None:
         """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
         self.phases.reach("publish")
-        if not self.wanted.leave_running:
+        if self.wanted.leave_running:
+            return
+        try:
             self.channel.ask(op="status")
+        except HolderGone:
+            if self.wanted.hand_over is None or not talk.died(self.records, self.record):
+                raise
+            # With its holder it died, but all of it is captured: what is published now is the last of it.
 
     def _park(self, manifest: Manifest) -> None:
         try:
@@ -345,14 +369,3 @@ class _Checkpoint:
             self.channel.ask(op="thaw")
         except (HolderGone, CmdopError, OSError) as error:
             _log.warning("could not tell the holder to go on: %s", error)
-
-
-def shared_mounts(record: Record, root: str) -> tuple[request.SharedMount, ...]:
-    """What CRIU must not dump or make: the views of other file systems (ours to mount, under `root`) and shares."""
-    layers = [
-        request.SharedMount(f"layer{number}", point, f"{root}{point}")
-        for number, point in enumerate(record.layers)
-        if point != "/"
-    ]
-    shares = [request.SharedMount(f"share{number}", path, path) for number, path in enumerate(record.binds)]
-    return (*layers, *shares)

@@ -22,7 +22,8 @@ SETTLE_SECONDS = 10.0
 
 
 class Commit:
-    """`hand_over` is called before another host may have the session; it then stays here, frozen."""
+    """`hand_over` is called with what is whole in the store now, and that another host may have the session from; it
+    then stays here, frozen."""
 
     def __init__(
         self,
@@ -39,6 +40,8 @@ class Commit:
 
     def run(self, manifest: Manifest) -> None:
         """Fenced, LeaseUnreachable: not committed, or (`in_doubt`) not known."""
+        if self._hand_over is not None:
+            self._hand_over(manifest)
         store = leases.open_store(self._records.config)
         lease = leases.prove(store, self._records, self._record)
         if self._leave_running:
@@ -61,7 +64,6 @@ class Commit:
         if self._hand_over is None:
             self._channel.ask(op="committing")
             return
-        self._hand_over(manifest)
         answer = self._channel.ask(op="hand_over", checkpoint=manifest.checkpoint)
         if answer.get("error"):
             words = f"session {self._record.name!r} cannot be handed over: {answer['error']}"

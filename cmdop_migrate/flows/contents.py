@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.session.connections import Connection
+from cmdop_migrate.session.inputs import LINE_LIMIT, OLD
 
 _HINT = "cmdop-migrate makes no such image. Was it made by a newer version?"
 SPARE = 32 << 20
+JOURNAL = {"inputs": "inputs.jsonl", "inputs-old": "inputs.jsonl" + OLD}  # part of the image: file beside the record
 
 
 def record(manifest: Manifest) -> Record:
@@ -60,14 +63,39 @@ def blob(image: Image, name: str) -> bytes:
         raise ImageRefused(f"the image has no part {name!r}", _HINT) from None
 
 
+def journal(directory: Path) -> Iterator[tuple[str, bytes]]:
+    for name, path in JOURNAL.items():
+        if (directory / path).exists():
+            yield name, (directory / path).read_bytes()
+
+
+def lay_journal(image: Image, directory: Path) -> None:
+    """The journal of inputs; what a former incarnation left here is replaced."""
+    for name, path in JOURNAL.items():
+        if name == "inputs" or name in image.manifest.blobs:
+            (directory / path).write_bytes(blob(image, name))
+        else:
+            (directory / path).unlink(missing_ok=True)
+
+
 def terminal(image: Image) -> dict[str, Any]:
     try:
         found = json.loads(blob(image, "terminal"))
         for key in ("unread", "unwritten"):
             found[key].encode("latin-1")
+        found["staged"] = _staged(found.get("staged"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
     return dict(found)
+
+
+def _staged(found: Any) -> dict[str, Any]:
+    """What was typed and not committed; older images do not say."""
+    if found is None:
+        return {"data": "", "authors": [], "secret": False}
+    if len(found["data"].encode("latin-1")) > LINE_LIMIT or not all(isinstance(one, str) for one in found["authors"]):
+        raise ValueError("not what somebody typed")
+    return {"data": found["data"], "authors": list(found["authors"]), "secret": bool(found["secret"])}
 
 
 def outside(image: Image) -> list[Connection]:

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any, TypeVar
 
-from cmdop_migrate.errors import SessionExited, TimedOut
+from cmdop_migrate.errors import NotIdle, SessionExited, SessionNotFound, TimedOut
 from cmdop_migrate.flows import talk
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup
@@ -16,9 +16,21 @@ from cmdop_migrate.session.records import Records
 T = TypeVar("T")
 
 
-def kill(records: Records, reference: str, number: signal.Signals, grace: float) -> dict[str, Any]:
-    """Ends a session, or forgets one that has ended already."""
-    record = records.find(reference)
+def kill(
+    records: Records, reference: str, number: signal.Signals, grace: float, only_idle: float | None = None
+) -> dict[str, Any]:
+    """Ends a session, discards a parked one, or forgets one that has ended already. `only_idle`: NotIdle unless it is,
+    for so many seconds."""
+    try:
+        record = records.find(reference)
+    except SessionNotFound as error:
+        from cmdop_migrate.flows import discard  # brings stores and keys along, which others need not wait for
+
+        return discard.in_store(records, reference, error)
+    if record.phase == "parked":
+        from cmdop_migrate.flows import discard
+
+        return discard.parked_here(records, record)
     if record.phase == "exited":
         records.forget(record.session)
         return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
@@ -27,14 +39,20 @@ def kill(records: Records, reference: str, number: signal.Signals, grace: float)
     except SessionExited:
         return {"session": record.session, "exit": (talk.exit_of(records, record.session) or {}).get("code")}
     except TimedOut:
+        if only_idle is not None:
+            raise
         _kill_without_holder(records, record)
     else:
         with channel:
             try:
-                channel.ask(op="kill", signal=int(number), grace=grace, timeout=talk.KILL_TIMEOUT)
+                asked = {"op": "kill", "signal": int(number), "grace": grace, "only_idle": only_idle}
+                if channel.ask(timeout=talk.KILL_TIMEOUT, **asked).get("error") == "active":
+                    raise NotIdle(f"session {record.name!r} is in use again", "It goes on.")
             except HolderGone:
                 pass
             except TimedOut:
+                if only_idle is not None:
+                    raise
                 _kill_without_holder(records, record)
     talk.until(lambda: _is_over(records, record.session), bool, grace + 10)
     records.sweep()

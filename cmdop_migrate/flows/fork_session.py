@@ -13,6 +13,7 @@ from cmdop_migrate.session.records import Records
 def fork(records: Records, reference: str, name: str, progress: Callable[[str], None]) -> dict[str, Any]:
     session_name(name)
     records.name_is_free(name)
-    saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True), progress)
+    saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True, reason="fork"), progress)
     facts = restore.restore(records, saved.manifest.checkpoint, incarnation.Wanted(fork=name), progress)
-    return {**facts, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}
+    told = {"hooks": [*saved.hooks, *facts["hooks"]]}
+    return {**facts, **told, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}

@@ -25,6 +25,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, Fenced, TimedOut
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.moves import End, Move
+from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.rules import ANY, AnyCheckpoint, Observation
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Waiting
@@ -205,6 +206,12 @@ class Settling:
     def _ask(self, **request: object) -> dict[str, object]:
         with Channel(self._records.socket(self._move.session)) as channel:
             return channel.ask(timeout=self._timeout, **request)
+
+
+def settle(records: Records, move: Move) -> Settled:
+    """Decided now, or as soon as a lease that another host does not renew has run out."""
+    patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
+    return Settling(records, host_leases.open_store(records.config), move).until(patience)
 
 
 def moved_to(host: str, token: int) -> str:

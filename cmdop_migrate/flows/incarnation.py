@@ -10,7 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,8 +20,9 @@ from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
 from cmdop_migrate.criu.lazy import LazyPages, State
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, leases, memory, tools
-from cmdop_migrate.flows.checkpoint import shared_mounts
+from cmdop_migrate.flows import carry, contents, hooks, leases, memory, tools
+from cmdop_migrate.flows.hookrun import Outcome
+from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.flows.run import holder_order
 from cmdop_migrate.images import filerestore, filestats, filetable
@@ -88,6 +90,7 @@ class Incarnation:
         self.pid = 0
         self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
         self.lost: BaseException | None = None
+        self.told: list[Outcome] = []
 
     def run(self) -> None:
         with self.phases.phase("files"):
@@ -102,6 +105,7 @@ class Incarnation:
         else:
             self._run(None, None)
             self._clean()
+            self._tell_hooks()
             self._say_done()
 
     def _clean(self) -> None:
@@ -126,8 +130,8 @@ class Incarnation:
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
         self.carried = carry.bring(self.image, self.config.state_dir, points, uppers)
-        for name, blob in (("output.ring", "output"), ("inputs.jsonl", "inputs")):
-            (self.directory / name).write_bytes(contents.blob(self.image, blob))
+        (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
+        contents.lay_journal(self.image, self.directory)
 
     def _lay_images(self, source: memory.Source, lazy: bool) -> None:
         shutil.rmtree(self.images, ignore_errors=True)
@@ -159,14 +163,16 @@ class Incarnation:
                 os.close(copy)
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
-                self._say_done()
-            with self.phases.phase("memory"):
-                state = daemon.guard(self._on_lost)
-            if state is State.FINISHED:
-                self._clean()  # before "complete": after it the next checkpoint may use the same directory
-                with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
-                    starter.control.send(b"complete")
-            starter.close()
+            with ThreadPoolExecutor(1, "hooks") as pool:  # nothing may keep us from guarding its memory
+                told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
+                with self.phases.phase("memory"):
+                    state = daemon.guard(self._on_lost)
+                if state is State.FINISHED:
+                    self._clean()  # before "complete": after it the next checkpoint may use the same directory
+                    with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
+                        starter.control.send(b"complete")
+                starter.close()
+            told.result()
         if self.lost is not None and not self._ended_by_itself():
             self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
@@ -326,11 +332,24 @@ class Incarnation:
             "token": renewed.token,
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
+            "staged": self.terminal["staged"],
         }
         self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()
+
+    def _tell_hooks(self, done: bool = False) -> None:
+        """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""
+        record = replace(self.record, pid=self.pid)
+        lost = [one.to_json() for one in contents.outside(self.image)]
+        for event in (hooks.TOKEN, hooks.POST_RESTORE):
+            self.told += hooks.run(
+                self.records, event, record, reason="fork" if self.parent.wanted.fork else "restore",
+                to=self.config.host, closed_connections=lost, **{"from": self.image.manifest.facts.get("host")},
+            )  # fmt: skip
+        if done:
+            self._say_done()
 
     def _say_done(self) -> None:
         manifest = self.image.manifest
@@ -350,6 +369,7 @@ class Incarnation:
                 "pid": self.pid,
                 "parent": self.record.parent,
                 "carried": self.carried,
+                "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
                 "ran_s": round(clock.boottime() - self.runs_from, 6),
                 "printed_s": self._printed_s(),

@@ -226,6 +226,11 @@ def fenced(name: str, answer: Lost | Waiting) -> Fenced:
             f"the lease store knows nothing of session {name!r}",
             "Hosts that share a store must share a lease store too; see the `lease` setting.",
         )
+    if holder.state == "free" and holder.checkpoint is None:
+        return Fenced(
+            f"session {name!r} has ended (token {holder.token}): nobody restores it any more",
+            "A copy of what is left of it: restore CHECKPOINT --fork NAME. See: cmdop-migrate checkpoints ls",
+        )
     if isinstance(answer, Lost) and answer.why is Why.CHECKPOINT:
         last = (holder.checkpoint or "none")[:12]
         return Fenced(

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cmdop_migrate import clock
-from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Usage
-from cmdop_migrate.flows import checkpoint, handover, leases, plan, steps, talk, tools
-from cmdop_migrate.flows.handover import Settled, Settling
-from cmdop_migrate.flows.moves import End, Move, Moves
+from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
+from cmdop_migrate.flows import checkpoint, handover, plan, steps, talk, tools
+from cmdop_migrate.flows.handover import Settled, settle
+from cmdop_migrate.flows.meter import Meter, Report
+from cmdop_migrate.flows.moves import End, Moves
 from cmdop_migrate.flows.receiver import Receiver
 from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.lease import margins
 from cmdop_migrate.model import Record
 from cmdop_migrate.remote.peer import Peer
 from cmdop_migrate.session.records import Records
@@ -34,7 +34,10 @@ READY_TIMEOUT = 120.0
 RESTORE_TIMEOUT = 300.0
 SLOWEST = 8 << 20  # bytes a second: what a target is given time for
 PRINTS = 1.0  # seconds: who printed within them before it was frozen is one that prints
+# Seconds of each step where nothing better is known; the plan knows better, from earlier checkpoints.
+EXPECTED = {"plan": 1.0, "stand-by": 1.0, "pre-ship": 0.0, "ship": 0.5, "restore": 0.5, "forget": 0.05}
 Progress = Callable[[str], None]
+Show = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,20 @@ class Wanted:
     accept: tuple[str, ...] = ()  # checks of the plan whose blockers are only to be warned of
 
 
+def check(records: Records, reference: str, wanted: Wanted) -> None:
+    """What is wrong with the wish itself."""
+    records.find(reference)
+    plan.check_names(wanted.accept)
+    if not 0 <= wanted.pre_ship <= PRE_SHIP_MAX:
+        raise Usage(f"--pre-ship {wanted.pre_ship} is out of range", f"Between 0 and {PRE_SHIP_MAX} rounds.")
+
+
 def migrate(
-    records: Records, reference: str, target: Peer, wanted: Wanted, progress: Progress = lambda _: None
+    records: Records, reference: str, target: Peer, wanted: Wanted, show: Show = lambda _: None
 ) -> dict[str, Any]:
     """What `migrate --json` answers, once it runs there and nothing of it is here. On an error its hint says where the
     session is."""
-    if not 0 <= wanted.pre_ship <= PRE_SHIP_MAX:
-        raise Usage(f"--pre-ship {wanted.pre_ship} is out of range", f"Between 0 and {PRE_SHIP_MAX} rounds.")
+    check(records, reference, wanted)
     moves = Moves(records.config.state_dir, records.config.keep_exited)
     record = records.find(reference)
     with moves.alone(record.session, record.name):
@@ -60,38 +70,35 @@ def migrate(
         record, channel = talk.open_channel(records, reference)
         channel.__exit__()
         moves.forget_old()
-        return _Migration(records, moves, record, target, wanted, progress).run()
+        return _Migration(records, moves, record, target, wanted, show).run()
 
 
 def _patience(manifest: Manifest) -> float:
     return RESTORE_TIMEOUT + manifest.sizes["stored"] / SLOWEST
 
 
-def settle(records: Records, move: Move) -> Settled:
-    patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
-    return Settling(records, leases.open_store(records.config), move).until(patience)
-
-
 class _Migration:
     def __init__(
-        self, records: Records, moves: Moves, record: Record, target: Peer, wanted: Wanted, progress: Progress
+        self, records: Records, moves: Moves, record: Record, target: Peer, wanted: Wanted, show: Show
     ) -> None:
         self.records, self.moves, self.record, self.target = records, moves, record, target
-        self.wanted, self.progress = wanted, progress
+        self.wanted = wanted
+        self.meter = Meter({name: max(0.01, seconds) for name, seconds in EXPECTED.items()}, show)
+        self.progress = self.meter.say
         self.phases = tools.Phases("migrate")
         self.move = moves.begin(record.session, record.name, record.host, target.name, record.token)
         self.shipped: checkpoint.Result | None = None
         self.answer: dict[str, Any] = {}
         lazy = ("--lazy",) if wanted.lazy else ()
         words = ("restore", record.session, "--standby", self.move.id, *lazy)
-        self.receiver = Receiver(target, words, progress)
+        self.receiver = Receiver(target, words, self.progress)
         self.settled: Settled | None = None
         self.warnings: list[dict[str, Any]] = []
         self.began = clock.boottime()
 
     def run(self) -> dict[str, Any]:
         sequence = [
-            steps.Step("plan", self._plan),
+            steps.Step("plan", self._plan, self._end),
             steps.Step("stand-by", self._stand_by, self.receiver.cancel),
             *([steps.Step("pre-ship", self._pre_ship)] if self.wanted.pre_ship else []),
             steps.Step("ship", self._ship, self._undo_ship),
@@ -99,7 +106,7 @@ class _Migration:
             steps.Step("forget", self._forget, is_final=True),
         ]
         try:
-            steps.run(sequence, self, self.phases, lambda _: None)
+            steps.run(sequence, self, self.phases, self.meter.stage)
         except CmdopError as error:
             raise self._told(error) from error
         self.move = self.moves.end(self.move, End.ON_TARGET, told=True)
@@ -127,6 +134,10 @@ class _Migration:
                 words, f"{found.blockers[0].fix} Details: cmdop-migrate plan {self.record.name} --to {self.target.name}"
             )
         self.warnings = [one.to_json() for one in found.findings if one.level == "warn"]
+        if found.expected is not None:
+            cost = found.expected.frozen_s + found.expected.upload_s
+            ahead = self.wanted.pre_ship * 2 * cost
+            self.meter.expect(**{"pre-ship": ahead, "ship": cost, "restore": cost})
 
     def _stand_by(self) -> None:
         with self.phases.phase("stand_by"):
@@ -155,9 +166,39 @@ class _Migration:
 
     def _undo_ship(self) -> None:
         """Wherever it got to: the lease tells who has it."""
-        if self.settled is None:
-            self.settled = settle(self.records, self.move)
+        self._settle()
+        assert self.settled is not None
+        if self.settled.end is End.PARKED and self.receiver.is_alive:
+            self.settled = self._left_to_target()
         self.move = self.moves.end(self.move, self.settled.end, told=True)
+
+    def _end(self) -> None:
+        """The last thing to be undone."""
+        if self.move.end is None:
+            self._settle()
+            assert self.settled is not None
+            self.move = self.moves.end(self.move, self.settled.end, told=True)
+
+    def _settle(self) -> None:
+        if self.settled is not None:
+            return
+        self.progress("asking its lease where it is")
+        try:
+            self.settled = settle(self.records, self.move)
+        except Unreachable as error:
+            raise type(error)(
+                f"session {self.record.name!r}: nobody knows who has it: {error.message}",
+                "Its copy here stands still until its lease can be read; then, or now: cmdop-migrate resume",
+            ) from error
+
+    def _left_to_target(self) -> Settled:
+        """No copy is left here, and what is parked is what the target waits for: it takes it by itself."""
+        try:
+            token = int(self.receiver.result(RESTORE_TIMEOUT)["token"])
+        except CmdopError:
+            return settle(self.records, self.move)
+        handover.note_moved(self.records, self.record.session, self.target.name, token)
+        return Settled(End.ON_TARGET, token, self.target.name)
 
     def _restore(self) -> None:
         assert self.shipped is not None
@@ -165,7 +206,8 @@ class _Migration:
             with self.phases.phase("there"):
                 self.answer = self.receiver.result(_patience(self.shipped.manifest))
         except PeerLost:
-            self.settled = settle(self.records, self.move)
+            self._settle()
+            assert self.settled is not None
             if self.settled.end is not End.ON_TARGET:
                 raise
 
@@ -236,48 +278,3 @@ class _Migration:
         except (CmdopError, KeyError):
             return None  # it runs there: that nobody knows when it printed first is no failure
         return clock.boottime() - float(ago) if ago is not None else None
-
-
-def resume(
-    records: Records, reference: str | None, target_of: Callable[[str], Peer], progress: Progress = lambda _: None
-) -> tuple[list[Move], list[tuple[Move, CmdopError]]]:
-    """Every move that nobody was told the end of, ended; and those whose end cannot be known yet, with the reason."""
-    moves = Moves(records.config.state_dir, records.config.keep_exited)
-    wanted = [moves.find(reference)] if reference is not None else [one for one in moves.all() if not one.told]
-    done: list[Move] = []
-    failed: list[tuple[Move, CmdopError]] = []
-    for one in wanted:
-        with moves.lock(one.session) as is_ours:
-            if not is_ours:
-                words = f"session {one.name!r} is being moved to {one.target} right now"
-                failed.append((one, Blocked(words, "Wait for that.")))
-                continue
-            try:
-                done.append(_resume(records, moves, one.id, target_of, progress))
-            except CmdopError as error:
-                failed.append((one, error))
-    moves.forget_old()
-    return done, failed
-
-
-def _resume(records: Records, moves: Moves, ident: str, target_of: Callable[[str], Peer], progress: Progress) -> Move:
-    move = moves.find(ident)  # again: with the lock held
-    if move.end is None:
-        progress(f"asking the lease of {move.name}")
-        end = settle(records, move).end
-        if end is End.PARKED and move.checkpoint is not None:
-            end = _roll_forward(records, move, target_of, progress)
-        move = moves.end(move, end, told=True)
-    return move if move.told else moves.save(replace(move, told=True))
-
-
-def _roll_forward(records: Records, move: Move, target_of: Callable[[str], Peer], progress: Progress) -> End:
-    """No copy of it is left here, and the target has not taken it: once more. It stays parked when that fails."""
-    assert move.checkpoint is not None
-    progress(f"restoring {move.name} on {move.target}")
-    try:
-        answer = target_of(move.target).call("restore", move.checkpoint, timeout=RESTORE_TIMEOUT)
-        handover.note_moved(records, move.session, move.target, int(answer["token"]))
-        return End.ON_TARGET
-    except CmdopError:
-        return settle(records, move).end

@@ -64,6 +64,10 @@ class Receiver:
         assert self._answer is not None
         return self._answer
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def cancel(self) -> None:
         """Nothing is to be restored there: it leaves when it finds that nobody listens."""
         if self._thread.is_alive():

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
-from cmdop_migrate.flows import agentlock, hostname, leases
+from cmdop_migrate.flows import agentlock, hooks, hostname, leases
+from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network, rtnetlink
@@ -40,12 +41,14 @@ class Wish:
     env: tuple[str, ...] = ()
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
     rows: int = 24
     cols: int = 80
 
 
-def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) -> Record:
-    """The record of a session that now lives, or an error and nothing left behind."""
+def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) -> tuple[Record, list[Outcome]]:
+    """The record of a session that now lives, and how the hooks went that were told of its token; or an error and
+    nothing left behind."""
     records = Records(config)
     records.prepare()
     spec = specify(wish, os.environ if environ is None else environ)
@@ -54,7 +57,8 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
     with contextlib.closing(agentlock.Agent(config)) as agent:  # it boots while we go on
-        return _run(records, wish, spec, name, agent)
+        record = _run(records, wish, spec, name, agent)
+    return record, hooks.run(records, hooks.TOKEN, record, reason="run", to=config.host)
 
 
 def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agentlock.Agent) -> Record:
@@ -196,7 +200,15 @@ def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
     _check_size(wish.command, values)
     env = tuple((key, value) for key, value in values.items() if value is not None)
     cwd = os.path.abspath(wish.cwd) if wish.cwd is not None else _here()
-    return Spec(wish.command, cwd, user, env, wish.net, tuple(shares))
+    return Spec(wish.command, cwd, user, env, wish.net, tuple(shares), _hooks(wish.hooks, shares))
+
+
+def _hooks(given: tuple[str, ...], shares: list[str]) -> tuple[tuple[str, str], ...]:
+    found = tuple(hooks.parse(one) for one in given)
+    for _, path in found:
+        if any(is_under(os.path.realpath(path), share) for share in shares):
+            raise Usage(f"hook {path} is in a directory shared with the session", "Put it where only the host writes.")
+    return found
 
 
 def _here() -> str:

@@ -39,7 +39,7 @@ def run(steps: Sequence[Step], journal: Journal, phases: Phases, progress: Calla
     begun: list[Step] = []
     for step in steps:
         journal.begin(step.name)
-        phases.reach(step.name)
+        phases.reach(f"begin {step.name}")
         begun.append(step)
         progress(step.name)
         try:

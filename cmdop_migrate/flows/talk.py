@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TextIO, TypeVar, cast
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, screen, tree
+from cmdop_migrate.session import cgroup, inputs, screen, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
@@ -103,6 +105,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "net": record.spec.net,
         "address": record.link.address if record.link else None,
         "shares": list(record.spec.shares),
+        "hooks": [{"event": event, "path": path} for event, path in record.spec.hooks],
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
@@ -142,6 +145,12 @@ def after_loss(records: Records, record: Record) -> Record:
         hint = "It runs on. It may have too many clients; try again, or see: cmdop-migrate show " + record.name
         raise Unreachable(f"the holder of session {record.name!r} closed the connection", hint)
     return after
+
+
+def died(records: Records, record: Record) -> bool:
+    """Whether a session whose holder hung up went down with it: neither by itself nor by anybody's wish."""
+    after = after_loss(records, record)
+    return after.phase == "exited" and after.exit is not None and after.exit.code is None
 
 
 def over(record: Record) -> CmdopError:
@@ -350,10 +359,16 @@ def exit_of(records: Records, session: str) -> dict[str, Any] | None:
 
 def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
     """The inputs that were committed, in order."""
-    path = records.directory(record.session) / "inputs.jsonl"
-    if path.exists():
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
+    path = str(records.directory(record.session) / "inputs.jsonl")
+    with ExitStack() as stack:
+        files: list[TextIO] = []
+        for name in (path, path + inputs.OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
+            with suppress(FileNotFoundError):
+                files.append(stack.enter_context(open(name, encoding="utf-8")))
+        if len(files) == 2 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
+            del files[1]
+        for file in reversed(files):
+            for line in file:
                 try:
                     yield json.loads(line)
                 except ValueError:

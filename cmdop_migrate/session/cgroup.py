@@ -65,6 +65,19 @@ def thaw(path: str) -> None:
     _write(f"{path}/cgroup.freeze", "0")
 
 
+def cpu_seconds(path: str) -> float:
+    """Processor time its processes have used so far; 0 when the group is gone."""
+    try:
+        with open(f"{path}/cpu.stat", encoding="ascii") as stats:
+            for line in stats:
+                name, _, value = line.partition(" ")
+                if name == "usage_usec":
+                    return int(value) / 1e6
+    except OSError:
+        return 0.0
+    return 0.0
+
+
 class Grip:
     """This group, and not one that is made later at the same path. FileNotFoundError when there is none."""
 

@@ -38,6 +38,7 @@ class Clients:
     def __init__(self, epoll: select.epoll, ring: Ring) -> None:
         self._epoll, self._ring = epoll, ring
         self._all: dict[int, Client] = {}
+        self.left = 0.0  # when the last one that was attached went
         # Descriptors are kept back for the holder's own work: running out of them must never end a session.
         self._most = max(1, min(MAX_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64))
 
@@ -133,6 +134,8 @@ class Clients:
         if self._all.pop(client.sock.fileno(), None) is not None:
             self._epoll.unregister(client.sock.fileno())
             client.sock.close()
+            if client.attached:
+                self.left = time.monotonic()
 
     def farewell(self, message: dict[str, object], seconds: float) -> None:
         """The last output and this message to everyone who reads within `seconds`."""

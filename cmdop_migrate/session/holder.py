@@ -31,8 +31,10 @@ class Holder(Keeper):
         event = "fenced" if fenced else "unfenced"
         if self.handing is not None:
             return  # it stands still anyway, and not for want of a renewal
-        if not fenced and self.freezer is None:
-            cgroup.thaw(self.cgroup)
+        if not fenced:
+            self.idle.touch()  # it could do nothing so far
+            if self.freezer is None:
+                cgroup.thaw(self.cgroup)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.clients.tell_all(self.standing())
         late = round((at - (self.deadman.until or 0.0)) * 1000, 3) if fenced else None
@@ -48,6 +50,7 @@ class Holder(Keeper):
         if int(str(message["token"])) != self.record["token"]:
             return {"re": "fresh", "error": "token"}
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
+        self.idle.look()
         return {"re": "fresh", "fenced": self.deadman.fenced}
 
     def on_superseded(self, message: Message) -> Message:
@@ -92,6 +95,7 @@ class Holder(Keeper):
     def on_typed(self, client: Client, data: bytes) -> None:
         if client.read_only:
             return
+        self.idle.touch()
         if self.stands_still:
             self.hold_back(client, data)
             return
@@ -126,7 +130,7 @@ class Holder(Keeper):
             self.save()
             return {"re": op}
         if op == "freeze":
-            return self.on_freeze(client)
+            return self.on_freeze(client, message.get("only_idle"))
         if op == "thaw":
             if client is self.freezer:  # nobody else may let it run while its memory is being read
                 self.thaw()
@@ -145,6 +149,8 @@ class Holder(Keeper):
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
+            if not self.is_idle(message.get("only_idle")):
+                return {"re": op, "error": "active"}
             if self.freezer is not None:
                 self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
                 self.thaw()
@@ -165,10 +171,13 @@ class Holder(Keeper):
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
 
-    def on_freeze(self, client: Client) -> Message:
+    def on_freeze(self, client: Client, only_idle: object = None) -> Message:
         """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
         if self.stands_still or self.pager is not None:
             return {"re": "freeze", "error": "busy"}
+        self.idle.look()
+        if not self.is_idle(only_idle):
+            return {"re": "freeze", "error": "active"}
         if not cgroup.freeze(self.cgroup):
             if self.deadman.may_run():
                 cgroup.thaw(self.cgroup)
@@ -183,6 +192,7 @@ class Holder(Keeper):
             "re": "freeze",
             "pid": self.pid,
             "unwritten": unwritten,
+            "staged": self.inputs.staged(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
@@ -208,6 +218,7 @@ class Holder(Keeper):
     def go_on(self) -> None:
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
+        self.idle.pass_over()
         if self.deadman.may_run():
             cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
@@ -282,13 +293,24 @@ class Holder(Keeper):
             return {"re": "send", "error": "checkpointing"}
         if not self.inputs.has_room(len(data)):
             return {"re": "send", "error": "full"}
+        self.idle.touch()
         at = self.ring.end
         seq = self.inputs.add(str(message["actor"]), data, self.master)
         self.feed_terminal()
         return {"re": "send", "seq": seq, "at": at}
 
+    def is_idle(self, seconds: object) -> bool:
+        """Nobody is attached, and for `seconds` nothing has happened. None: that does not matter."""
+        if seconds is None:
+            return True
+        self.idle.look()
+        return not self.clients.attached() and self.idle_for() >= float(str(seconds))
+
+    def idle_for(self) -> float:
+        return min(self.idle.seconds(), time.monotonic() - self.clients.left)
+
     def status(self) -> Message:
-        last = max(self.last_output, self.inputs.last)
+        self.idle.look()
         return {
             "record": self.record,
             "frozen": cgroup.is_frozen(self.cgroup),
@@ -300,7 +322,7 @@ class Holder(Keeper):
             "clients": self.clients.attached(),
             "start": self.ring.start,
             "end": self.ring.end,
-            "idle": max(0.0, time.time() - last),
+            "idle": self.idle_for(),
             "holder": os.getpid(),
         }
 

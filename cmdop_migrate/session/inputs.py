@@ -15,29 +15,32 @@ import time
 COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
 LINE_LIMIT = 4096
 QUEUE_LIMIT = 256 << 10
+ROTATE_AT = 8 << 20  # the file before it is kept
+OLD = ".1"
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class Journal:
-    """Append-only JSON lines in the session's directory. Numbers go on where the file ends."""
+    """Append-only JSON lines in the session's directory. Numbers go on where the file ends, or the one before it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, _FLAGS, 0o600)
         self._cut = b""  # what must come first, so that the next line stands alone
-        self.next = self._last() + 1
-
-    def _last(self) -> int:
-        """The highest number written; a line cut by a crash will be ended before the next one."""
-        size = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, 64 << 10, max(0, size - (64 << 10)))
+        tail = _tail(self._fd)
         if tail and not tail.endswith(b"\n"):
-            self._cut = b"\n"
-        for line in reversed(tail.splitlines()):
-            try:
-                return int(json.loads(line)["seq"])
-            except (ValueError, KeyError, TypeError):
-                continue
-        return 0
+            self._cut = b"\n"  # a line cut by a crash is ended before the next one
+        self.next = (_highest(tail) or self._last_of_old()) + 1
+
+    def _last_of_old(self) -> int:
+        try:
+            fd = os.open(self.path + OLD, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            return _highest(_tail(fd))
+        finally:
+            os.close(fd)
 
     def write(self, line: dict[str, object]) -> int:
         """Its number. On a full disk the line is lost and the number with it, a gap that tells: a session must not
@@ -49,7 +52,38 @@ class Journal:
         except OSError:
             return seq
         self._cut = b"" if written == len(data) else b"\n"
+        if os.fstat(self._fd).st_size > ROTATE_AT:
+            self._rotate()
         return seq
+
+    def _rotate(self) -> None:
+        """A new file, and this one in place of the one before it. If that cannot be, we go on with this one."""
+        try:
+            fd = os.open(self.path + ".new", _FLAGS | os.O_TRUNC, 0o600)
+        except OSError:
+            return
+        try:
+            os.replace(self.path, self.path + OLD)
+            os.replace(self.path + ".new", self.path)
+        except OSError:
+            os.close(fd)
+            return
+        os.close(self._fd)
+        self._fd, self._cut = fd, b""
+
+
+def _tail(fd: int) -> bytes:
+    return os.pread(fd, 64 << 10, max(0, os.fstat(fd).st_size - (64 << 10)))
+
+
+def _highest(tail: bytes) -> int:
+    """The number of the last whole line; 0 when there is none."""
+    for line in reversed(tail.splitlines()):
+        try:
+            return int(json.loads(line)["seq"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return 0
 
 
 class Inputs:
@@ -58,7 +92,6 @@ class Inputs:
     def __init__(self, journal: Journal, token: int) -> None:
         self.journal = journal
         self.token = token
-        self.last = 0.0
         self._queue = bytearray()
         self._staged = bytearray()
         self._authors: list[str] = []
@@ -97,6 +130,19 @@ class Inputs:
         """Input that was journalled before a checkpoint: to be fed, not to be journalled again."""
         self._queue += data
 
+    def staged(self) -> dict[str, object]:
+        """What is typed but not committed, and by whom: for the incarnation after this one. Of a secret, how long."""
+        data = b"\0" * len(self._staged) if self._secret else bytes(self._staged)
+        return {"data": data.decode("latin-1"), "authors": list(self._authors), "secret": self._secret}
+
+    def stage(self, staged: dict[str, object]) -> None:
+        """What was `staged` before a checkpoint: the terminal has it, the journal does not yet."""
+        authors = staged["authors"]
+        assert isinstance(authors, list)
+        self._staged[:] = str(staged["data"]).encode("latin-1")
+        self._authors[:] = [str(one) for one in authors]
+        self._secret = bool(staged["secret"])
+
     def flush(self, master: int) -> None:
         """Writes what the terminal takes now; the rest waits, in order."""
         while self._queue:
@@ -111,10 +157,9 @@ class Inputs:
 
     def _commit(self, actor: str) -> int:
         text = None if self._secret else self._staged.decode("utf-8", "replace")
-        self.last = time.time()
         seq = self.journal.write(
             {
-                "time": round(self.last, 3),
+                "time": round(time.time(), 3),
                 "actor": actor,
                 "originators": list(self._authors),
                 "token": self.token,

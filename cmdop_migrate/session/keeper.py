@@ -20,6 +20,7 @@ from cmdop_migrate.events import Events
 from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.deadman import DeadMan
+from cmdop_migrate.session.idle import Idle
 from cmdop_migrate.session.inputs import Inputs, Journal
 from cmdop_migrate.session.ring import Ring
 
@@ -45,7 +46,8 @@ class Keeper(ABC):
         self.clients = Clients(self.epoll, self.ring)
         self.master = -1
         self.pid = 0
-        self.last_output, self.printed_at = time.time(), 0.0
+        self.idle = Idle(self.cgroup)
+        self.printed_at = 0.0
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
@@ -93,6 +95,7 @@ class Keeper(ABC):
         """A session CRIU has just made anew; its time is kept already."""
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
+        self.inputs.stage(restored.staged)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
@@ -142,7 +145,8 @@ class Keeper(ABC):
         except OSError:
             return False
         self.ring.append(data)
-        self.last_output, self.printed_at = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.idle.touch()
+        self.printed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
         if self.first_output is None:
             self.first_output = self.printed_at
         self.clients.pump_all()

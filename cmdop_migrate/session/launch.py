@@ -55,8 +55,9 @@ class Pager:
 class Restored:
     """A session made anew by CRIU, not running yet."""
 
-    def __init__(self, pid: int, master: int, unwritten: bytes, pager: Pager | None) -> None:
-        self.pid, self.master, self.unwritten, self.pager = pid, master, unwritten, pager
+    def __init__(self, pid: int, master: int, unwritten: bytes, staged: dict[str, object], pager: Pager | None) -> None:
+        self.pid, self.master, self.pager = pid, master, pager
+        self.unwritten, self.staged = unwritten, staged
 
 
 def start(order: Order, control: socket.socket) -> tuple[int, int]:
@@ -117,7 +118,7 @@ def restore(order: Order, control: socket.socket, begin: Callable[[float], None]
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), pager)
+    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), said["staged"], pager)
 
 
 INSIDE_DIR = "run/cmdop-migrate"

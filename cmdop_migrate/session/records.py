@@ -204,15 +204,24 @@ class Records:
         with self.locked():
             draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name, but_for=record.session)
-            self.directory(record.session).mkdir(mode=0o700, exist_ok=True)
-            fd = self.take(record.session)
-            if fd is None:
-                raise Fenced(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
+            fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))
             launch.remove_files(str(self.directory(record.session)))
             if self.load(record.session) is None:  # new on this host: its name is taken from now on
                 self.save(replace(record, phase="restoring"))
             return fd
+
+    def claim_dead(self, session: str, name: str) -> int:
+        """The lock of a session that does not run here, its directory made if need be. Fenced when somebody has it."""
+        with self.locked():
+            return self._own(session, name)
+
+    def _own(self, session: str, name: str) -> int:
+        self.directory(session).mkdir(mode=0o700, exist_ok=True)
+        fd = self.take(session)
+        if fd is None:
+            raise Fenced(f"session {name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
+        return fd
 
     def sweep(self) -> None:
         """Puts stale records right: half-made sessions go, a lost holder is said, old ended ones are forgotten."""

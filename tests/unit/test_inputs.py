@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.session import inputs as inputs_module
 from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs, Journal
 
 
@@ -61,6 +62,24 @@ def test_secrets(tmp_path: Path, terminal: tuple[int, int]) -> None:
     assert b"gehe" not in (tmp_path / "j").read_bytes()
 
 
+def test_what_is_staged_goes_on_in_another(tmp_path: Path, terminal: tuple[int, int]) -> None:
+    master, slave = terminal
+    before, after = Inputs(Journal(str(tmp_path / "a")), 1), Inputs(Journal(str(tmp_path / "b")), 2)
+    before.add("ann", b"half \xff", master)
+    after.stage(json.loads(json.dumps(before.staged())))
+    after.add("bob", b"whole\r", master)
+    (line,) = lines(tmp_path / "b")
+    assert (line["originators"], line["text"], line["bytes"]) == (["ann", "bob"], "half \ufffdwhole\r", 12)
+    echo(slave, False)
+    before.add("cy", b"secret", master)
+    assert before.staged() == {"data": "\0" * 12, "authors": ["ann", "cy"], "secret": True}
+    after.stage(before.staged())
+    echo(slave, True)
+    after.add("cy", b"\r", master)
+    assert lines(tmp_path / "b")[-1]["text"] is None
+    assert after.staged() == {"data": "", "authors": [], "secret": False}
+
+
 def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = Journal(str(path))
@@ -93,3 +112,28 @@ def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal
         got += os.read(slave, 4096)
         inputs.flush(master)
     assert got == data and inputs.has_room(QUEUE_LIMIT)
+
+
+def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "ROTATE_AT", 1000)
+    path, old = tmp_path / "j", tmp_path / "j.1"
+    journal = Journal(str(path))
+    for number in range(1, 101):
+        assert journal.write({"text": "x" * 40}) == number
+        assert path.stat().st_size <= 1100 and (not old.exists() or old.stat().st_size <= 1100)
+    both = [one["seq"] for one in lines(old) + lines(path)]
+    assert both == list(range(101 - len(both), 101)) and len(both) >= 15
+    assert sorted(os.listdir(tmp_path)) == ["j", "j.1"]
+    assert Journal(str(path)).write({"text": "later"}) == 101
+    path.write_bytes(b"")
+    last = lines(old)[-1]["seq"]
+    assert Journal(str(path)).next == int(str(last)) + 1, "an empty file goes on from the one before it"
+
+
+def test_a_journal_that_cannot_be_put_aside_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs_module, "ROTATE_AT", 100)
+    path = tmp_path / "j"
+    (tmp_path / "j.new").mkdir()
+    journal = Journal(str(path))
+    assert [journal.write({"text": "x" * 60}) for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert [one["seq"] for one in lines(path)] == [1, 2, 3, 4, 5]

@@ -1,0 +1,86 @@
+"""Make an end of a session that exists only in the store: its lease is ended, so that no host restores it any more.
+
+Its checkpoints stay until they are pruned, and may be restored as copies. First
+the lease, then this host's record: whoever is killed in between, the next
+`kill` finishes it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cmdop_migrate.errors import Fenced, SessionNotFound
+from cmdop_migrate.flows import collect, leases
+from cmdop_migrate.flows.phases import Phases
+from cmdop_migrate.lease.record import LeaseRecord
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore
+from cmdop_migrate.model import Record
+from cmdop_migrate.session.records import Records
+
+SURE = 8  # digits of an id that nobody types by mistake
+
+
+def parked_here(records: Records, record: Record) -> dict[str, Any]:
+    """By this host's record. Fenced when another host runs it by now."""
+    return _discard(records, record.session, record.name, record.token)
+
+
+def in_store(records: Records, reference: str, unknown: SessionNotFound) -> dict[str, Any]:
+    """One that this host has no record of. `unknown` is raised when the store has none either."""
+    session = collect.session_of(records, reference)
+    if session is None:
+        raise unknown
+    manifests = collect.manifests(records, session)
+    name = str(max(manifests, key=lambda one: one.token).facts.get("name")) if manifests else session
+    if reference != name and len(reference) < SURE:
+        raise SessionNotFound(
+            f"no session {reference!r} here; one in the store has an id that begins so",
+            f"Give its name or more: {session[:12]}",
+        )
+    return _discard(records, session, name, max((one.token for one in manifests), default=0))
+
+
+def _discard(records: Records, session: str, name: str, above: int) -> dict[str, Any]:
+    lock = records.claim_dead(session, name)
+    try:
+        before, after = _end_lease(leases.open_store(records.config), records, session, name, above)
+        records.events.emit("discarded", session, name=name, token=after.token, checkpoint=before)
+        records.forget(session)
+    finally:
+        if not (records.directory(session) / "session.json").exists():
+            records.forget(session)  # a directory made only for the lock
+        os.close(lock)
+    facts = {"discarded": True, "checkpoint": before, "token": after.token}
+    return {"session": session, "exit": None, "reason": "discarded", **facts}
+
+
+def _end_lease(
+    store: LeaseStore, records: Records, session: str, name: str, above: int
+) -> tuple[str | None, LeaseRecord]:
+    """-> what it stood at, and the lease as it is now: free, with nothing to restore from."""
+    config, instance = records.config, records.instance()
+    seen = store.inspect(session)
+    was = seen.record if seen else None
+    if was is not None and was.state == "free" and was.checkpoint is None:
+        return None, was
+    if was is not None and was.state == "held" and was.instance != instance:
+        raise _runs(name, was)
+    before = was.checkpoint if was else None
+    # Held by this very host, which does not run it (we have its lock): a restore or a kill here was cut off.
+    resumed = was.token if was is not None and was.state == "held" else None
+    held = store.acquire(
+        session, config.host, instance, config.lease_ttl, expect_checkpoint=before, resume_token=resumed, above=above
+    )
+    Phases("kill").reach("taken")
+    answer = store.release(held) if isinstance(held, Held) else held
+    if not isinstance(answer, Ended):
+        raise _runs(name, answer.holder)
+    return before, answer.record
+
+
+def _runs(name: str, holder: LeaseRecord | None) -> Fenced:
+    where = f"{holder.host} (token {holder.token})" if holder else "another host"
+    return Fenced(
+        f"session {name!r} is held by {where}", "Kill it there. If that host is dead: cmdop-migrate lease break " + name
+    )

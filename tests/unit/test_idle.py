@@ -1,0 +1,83 @@
+"""What counts as idle, by a clock and a processor of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from cmdop_migrate.flows import reap
+from cmdop_migrate.session import cgroup, idle
+
+
+class World:
+    def __init__(self) -> None:
+        self.now, self.used = 1000.0, 0.0
+
+    def passes(self, seconds: float, used: float = 0.0) -> None:
+        self.now, self.used = self.now + seconds, self.used + used
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    one = World()
+    monkeypatch.setattr(idle.time, "monotonic", lambda: one.now)  # type: ignore[attr-defined]
+    monkeypatch.setattr(cgroup, "cpu_seconds", lambda _: one.used)
+    return one
+
+
+def test_work_counts_from_one_percent(world: World) -> None:
+    one = idle.Idle("group")
+    world.passes(100, 0.9)
+    one.look()
+    assert one.seconds() == 100
+    world.passes(100, 1.1)
+    one.look()
+    assert one.seconds() == 0
+    world.passes(50)
+    one.look()
+    assert one.seconds() == 50
+
+
+def test_looks_in_quick_succession_are_one(world: World) -> None:
+    """`ls` every 10 ms must not make a program that wakes up once in a while look busy."""
+    one = idle.Idle("group")
+    for _ in range(99):
+        world.passes(0.01, 0.0001)
+        one.look()
+    world.passes(10, 0.0)
+    one.look()
+    assert one.seconds() == pytest.approx(10.99)
+
+
+def test_what_a_dump_uses_is_not_the_sessions(world: World) -> None:
+    one = idle.Idle("group")
+    world.passes(10)
+    one.look()
+    world.passes(5, 5.0)
+    one.pass_over()
+    world.passes(5)
+    one.look()
+    assert one.seconds() == 20
+    one.touch()
+    assert one.seconds() == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, True),
+        ({"idle_s": 9.9}, False),
+        ({"idle_s": None}, False),
+        ({"clients": 1}, False),
+        *[
+            ({"state": state}, False)
+            for state in ("frozen", "fenced", "checkpointing", "parked", "restoring", "exited")
+        ],
+    ],
+)
+def test_only_a_running_session_without_clients_is_idle(change: dict[str, object], expected: bool) -> None:
+    row = {"state": "running", "clients": 0, "idle_s": 10.0, **change}
+    assert reap.is_idle(row, 10.0) is expected
+
+
+def test_the_real_figure_of_a_group_that_is_not_there() -> None:
+    assert cgroup.cpu_seconds("/no/such/group") == 0.0
