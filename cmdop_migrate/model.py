@@ -10,7 +10,8 @@ from typing import Any, Literal
 from cmdop_migrate.errors import Usage
 
 State = Literal["running", "frozen", "fenced", "checkpointing", "parked", "restoring", "exited"]
-Phase = Literal["starting", "live", "parked", "restoring", "exited"]
+# handing: it stands still here while another host restores it; only the lease says which of the two goes on.
+Phase = Literal["starting", "live", "handing", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
 
 RECORD_VERSION = 1

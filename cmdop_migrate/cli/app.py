@@ -14,6 +14,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
+from cmdop_migrate.flows import aheads
 from cmdop_migrate.session.records import Records
 
 
@@ -34,9 +35,14 @@ class App:
             log.set_up(self._config.log_file if os.geteuid() == 0 else None, self.verbosity)
         return self._config
 
+    def global_flags(self) -> list[str]:
+        """What a command of our own must be given to have these settings, besides the environment."""
+        named = ["--config", os.path.abspath(self.config_path)] if self.config_path else []
+        return [*named, *(word for key, value in self.flags.items() for word in (f"--{key.replace('_', '-')}", value))]
+
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long: whoever comes by first starts another."""
-        if any(record.phase == "live" for record in records.all()):
+        if any(record.phase in ("live", "handing") for record in records.all()):
             from cmdop_migrate.flows import agentlock
 
             try:
@@ -51,6 +57,7 @@ class App:
         records = Records(self.config)
         records.prepare()
         records.sweep()
+        aheads.sweep(self.config.state_dir)
         if keeping:
             self._keep_agent(records)
         return records

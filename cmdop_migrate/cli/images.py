@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -13,9 +15,12 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
-from cmdop_migrate.flows import choose, collect, fork_session, incarnation, tools
+from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, tools
 from cmdop_migrate.flows import restore as restore_flow
+from cmdop_migrate.flows import standby as standby_flow
+from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.images import keys
+from cmdop_migrate.session.records import Records
 
 _CARRY = click.Choice(["none", "mapped", "opened"])
 
@@ -43,6 +48,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
     if app.json:
         render.answer(facts)
         return
+    render.hooks(False, facts["hooks"])
     size = facts["bytes"]
     render.line(f"{session}: {'saved' if leave_running else 'parked'} as {facts['checkpoint']}")
     render.line(
@@ -58,7 +64,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 
 @click.command()
 @click.argument("reference", required=False, metavar="[SESSION|CHECKPOINT]")
-@click.option("--to", "host", metavar="HOST", help="Restore it on another host (planned).")
+@click.option("--to", "host", metavar="HOST", help="Restore it on another host; see `hosts`.")
 @click.option("--fork", "name", metavar="NAME", help="As a new session of this name, beside the old one.")
 @click.option("--lazy", is_flag=True, help="Start while memory is still in the store; a lost store stalls it.")
 @click.option(
@@ -70,6 +76,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 )
 @click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
 @click.option("--allow-devices", is_flag=True, help="Also make device nodes that the session had made.")
+@click.option("--standby", metavar="MIGRATION", hidden=True)
 @command
 def restore(
     app: App,
@@ -80,6 +87,7 @@ def restore(
     everything: bool,
     allow_devices: bool,
     wait: float,
+    standby: str | None,
 ) -> None:
     """Bring a parked session back.
 
@@ -88,17 +96,26 @@ def restore(
     \b
     Examples:
       cmdop-migrate restore work
+      cmdop-migrate restore work --to host-b
       cmdop-migrate restore 3f9c --fork experiment
     """
-    if host is not None and host != app.config.host:
-        raise Usage("--to is not there yet in this version", "Run restore on that host, with the same store and key.")
     records = app.records()
     wanted = incarnation.Wanted(name, lazy, allow_devices, wait)
-    if everything:
-        _restore_all(app, records, wanted, reference)
+    if standby is not None and reference is not None:
+        render.answer(_stand_by(records, reference, standby, wanted))
         return
-    with render.progress(app.json) as show:
-        facts = restore_flow.restore(records, reference, wanted, show)
+    with _place(app, records, host) as target, render.progress(app.json) as show:
+
+        def bring(one: str | None) -> dict[str, Any]:
+            if target is None:
+                return restore_flow.restore(records, one, wanted, show)
+            show(f"restoring on {target.name}")
+            return elsewhere.restore(records, one, wanted, target)
+
+        if everything:
+            _restore_all(app, records, wanted, reference, bring)
+            return
+        facts = bring(reference)
     if app.json:
         render.answer(facts)
         return
@@ -109,18 +126,46 @@ def restore(
     render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
 
 
-def _restore_all(app: App, records: Any, wanted: incarnation.Wanted, reference: str | None) -> None:
+def _stand_by(records: Records, session: str, migration: str, wanted: incarnation.Wanted) -> dict[str, Any]:
+    one = standby_flow.Standby(records, session, migration, render.beat)
+    try:
+        known = one.wait()
+        return restore_flow.restore(records, session, wanted, lambda text: render.progress_line({"phase": text}), known)
+    finally:
+        one.close()
+
+
+@contextlib.contextmanager
+def _place(app: App, records: Records, host: str | None) -> Iterator[Target | None]:
+    """Another host, connected and checked; None: here."""
+    if host is None or host == app.config.host:
+        yield None
+        return
+    from cmdop_migrate.flows import peers  # brings SSH along: not for those who stay here
+
+    with peers.pool(app.config) as pool:
+        yield peers.partner(records, pool, host)
+
+
+def _restore_all(
+    app: App,
+    records: Records,
+    wanted: incarnation.Wanted,
+    reference: str | None,
+    bring: Callable[[str], dict[str, Any]],
+) -> None:
     if reference is not None or wanted.fork is not None:
         raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
     done, failed = [], []
     for record in choose.parked(records):
         try:
-            done.append(restore_flow.restore(records, record.session, wanted))
+            done.append(bring(record.session))
         except CmdopError as error:
             failed.append({"session": record.session, "name": record.name, "error": error.message})
     if app.json:
         render.answer({"restored": done, "failed": failed})
     for one in [] if app.json else done:
+        render.hooks(False, one["hooks"])
         render.line(f"{one['name']}: running")
     if failed:
         names = ", ".join(f"{one['name']} ({one['error']})" for one in failed)
@@ -132,7 +177,7 @@ def _restore_all(app: App, records: Any, wanted: incarnation.Wanted, reference: 
 @click.command()
 @click.argument("session")
 @click.argument("name")
-@click.option("--to", "host", metavar="HOST", help="Start the branch on another host (planned).")
+@click.option("--to", "host", metavar="HOST", help="Start the branch on another host; see `hosts`.")
 @command
 def fork(app: App, session: str, name: str, host: str | None) -> None:
     """Branch a running session into a second one.
@@ -143,10 +188,12 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
     Examples:
       cmdop-migrate fork work experiment
     """
-    if host is not None and host != app.config.host:
-        raise Usage("--to is not there yet in this version", "Fork it here.")
-    with render.progress(app.json) as show:
-        facts = fork_session.fork(app.records(), session, name, show)
+    records = app.records()
+    with _place(app, records, host) as target, render.progress(app.json) as show:
+        if target is None:
+            facts = fork_session.fork(records, session, name, show)
+        else:
+            facts = elsewhere.fork(records, session, name, target, show)
     if app.json:
         render.answer(facts)
     else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from cmdop_migrate.errors import CmdopError
+
+BAR = 24
 
 
 def answer(value: dict[str, Any]) -> None:
@@ -20,9 +23,14 @@ def progress_line(facts: dict[str, Any]) -> None:
     """Before the one object, with --json, on its own line: where a long command stands. That nobody reads it any more
     (the connection it came over is gone) must not stop what is half done."""
     try:
-        print(json.dumps({"progress": facts}), flush=True)
+        beat(facts)
     except OSError:
         return
+
+
+def beat(facts: dict[str, Any]) -> None:
+    """The same, for who must know whether anybody listens: OSError when not."""
+    print(json.dumps({"progress": facts}), flush=True)
 
 
 def line(text: str) -> None:
@@ -56,6 +64,29 @@ def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
     for one in outcomes:
         if not as_json and not one["ok"]:
             note(printable(f"warning: {one['event']} hook {one['hook']}: {one['problem']}"))
+
+
+@contextmanager
+def bar(title: str, shown: bool, lines: bool) -> Iterator[Callable[[str, float, float, dict[str, Any]], None]]:
+    """(words, done from 0 to 1, seconds left, the same for programs), as a bar on the person's terminal or as `lines`
+    of JSON on stdout, before the one object."""
+    shown = shown and sys.stderr.isatty()
+
+    def show(words: str, done: float, left: float, facts: dict[str, Any]) -> None:
+        if lines:
+            progress_line(facts)
+        elif shown:
+            full = round(done * BAR)
+            text = (
+                f"{title} [{'#' * full}{'.' * (BAR - full)}] {done * 100:3.0f} %  {printable(words)}, {left:.0f} s left"
+            )
+            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if shown and not lines:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

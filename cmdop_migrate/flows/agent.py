@@ -19,9 +19,10 @@ from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
-from cmdop_migrate.flows import hooks
+from cmdop_migrate.flows import aheads, handover, hooks
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
+from cmdop_migrate.flows.handovers import Handovers
 from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
 from cmdop_migrate.flows.metrics import Metrics
@@ -56,6 +57,7 @@ class Agent:
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
         self.name = HostName(leases, records)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
+        self.handovers = Handovers(records, leases, self._tell_back)
 
     def run(self) -> None:
         """Until told to stop, or, started on demand, until there is nothing to do."""
@@ -96,7 +98,7 @@ class Agent:
     def _may_leave(self) -> bool:
         """Nobody is starting or restoring a session right now who counts on us."""
         with self.records.locked():
-            if any(map(self.records.is_held, self.records.ids())):
+            if aheads.sweep(self.config.state_dir) or any(map(self.records.is_held, self.records.ids())):
                 return False
             self.name.let_go()
             self.metrics.remove()
@@ -124,8 +126,9 @@ class Agent:
         self._lost(lost, live)
         if renew:
             self.name.keep()
+        waiting = self.handovers.step()
         self._write_metrics(live)
-        return bool(live or self.ending)
+        return bool(live or self.ending or waiting)
 
     def _live(self) -> dict[str, Record]:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
@@ -278,6 +281,9 @@ class Agent:
             self.told[record.session] = record.token
             self.hooks.submit(self._tell_hooks, replace(record, pid=None), lost)
 
+    def _tell_back(self, session: str, token: int) -> None:
+        self.hooks.submit(handover.tell_hooks, self.records, session, token)
+
     def _tell_hooks(self, record: Record, lost: Lost) -> None:
         host, token = (lost.holder.host, lost.holder.token) if lost.holder else (None, None)
         facts = {"reason": str(lost.why), "from": self.config.host, "to": host, "by": token}
@@ -312,7 +318,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         try:
             agent.name.take(agent.stopped.is_set)
         except (Fenced, Unreachable) as error:
-            if not any(record.phase == "live" for record in records.all()):
+            if not any(record.phase in ("live", "handing") for record in records.all()):
                 raise
             trouble = error
         agent.step()

@@ -8,7 +8,8 @@
     capture   all of it is in our memory, most of it sealed             ── captured
     upload    the rest is digested and sealed; the store has every pack, and the manifest
     commit    the lease names this checkpoint: the point of no return
-    park      the holder ends this incarnation; or it was thawed already, for --leave-running
+    park      the holder ends this incarnation; or it was thawed already, for --leave-running; or, handed over
+              to another host, it stands still until that has it
 
 A failure anywhere before `commit` thaws the session: the holder does so as
 soon as our connection to it ends, whatever became of us. When nobody can tell
@@ -29,25 +30,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cmdop_migrate import __version__, log, units
+from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, LeaseUnreachable, NotIdle, TimedOut
-from cmdop_migrate.flows import carry, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
+from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
+from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.lease.rules import Lost, Why
-from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import affinity, cgroup, connections, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 CRIU_TIMEOUT = 600.0
-SETTLE_SECONDS = 10.0
 FREEZE_TIMEOUT = 30.0
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -61,6 +59,8 @@ class Wanted:
     reason: str = "checkpoint"  # for hooks, as is `to`
     to: str | None = None
     only_idle: float | None = None  # for so many seconds; else it is left alone
+    migration: str | None = None  # what it is made for
+    hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Result:
     phases: dict[str, float]
     closed: list[dict[str, object]]
     hooks: list[dict[str, Any]]
+    stopped_at: float  # CLOCK_BOOTTIME: it stands still from then on
+    printed_at: float  # its last output before that; 0: none on this host
 
     def to_json(self) -> dict[str, Any]:
         sizes = self.manifest.sizes
@@ -130,11 +132,11 @@ class _Checkpoint:
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
         self.images = self.directory / "images"
         self.phases = tools.Phases("checkpoint")
-        self.frozen_at = self.captured_at = 0.0
+        self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
         self.files_bytes = 0
         self.told: list[dict[str, Any]] = []
-        self.committing = False  # it may be parked: nobody may thaw it on our word
+        self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
     def run(self) -> Result:
         wanted = self.wanted
@@ -150,7 +152,7 @@ class _Checkpoint:
                 self.progress("uploading")
                 manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
             with self.phases.phase("commit"):
-                self._commit(manifest)
+                self.commit.run(manifest)
         except BaseException:
             self._thaw()  # at once; the holder would do it too, when it sees us gone
             writer.abort()
@@ -160,7 +162,7 @@ class _Checkpoint:
                 shutil.rmtree(self.images, ignore_errors=True)
         if wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
-        else:
+        elif self.wanted.hand_over is None:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)
@@ -169,7 +171,7 @@ class _Checkpoint:
             frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
         )  # fmt: skip
-        return Result(manifest, frozen, self.phases.seconds, closed, self.told)
+        return Result(manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at)
 
     def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
         """All that can fail or take long while the session still runs."""
@@ -237,7 +239,7 @@ class _Checkpoint:
         return [one.to_json() for one in closed]
 
     def _freeze(self) -> dict[str, Any]:
-        self.frozen_at = time.monotonic()
+        self.frozen_at, self.stopped_at = time.monotonic(), clock.boottime()
         idle = self.wanted.only_idle  # hooks may have woken it: then only who is attached counts
         idle = 0.0 if idle is not None and self.told else idle
         answer = self.channel.ask(op="freeze", only_idle=idle, timeout=FREEZE_TIMEOUT)
@@ -250,6 +252,7 @@ class _Checkpoint:
                 f"session {self.record.name!r} could not be frozen: a process of it does not stop",
                 "It goes on. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
             )
+        self.printed_at = float(answer.get("printed_at", 0.0))
         return answer
 
     def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
@@ -330,53 +333,20 @@ class _Checkpoint:
             "machine": platform.machine(),
             "files_bytes": self.files_bytes,
             "live": self.wanted.leave_running,
+            "migration": self.wanted.migration,
         }
-
-    def _commit(self, manifest: Manifest) -> None:
-        """The lease store itself refuses a host that was superseded: its manifest then counts for nothing."""
-        store = leases.open_store(self.config)
-        lease = leases.prove(store, self.records, self.record)
-        if not self.wanted.leave_running:
-            # Should we be gone after this, the holder lets it run only when the agent has asked the lease store.
-            self.channel.ask(op="committing")
-            self.committing = True
-            self.phases.reach("committing")
-        try:
-            if self.wanted.leave_running:
-                answer: object = store.commit_checkpoint(lease, manifest.checkpoint)
-            else:
-                answer = store.park(lease, manifest.checkpoint)
-        except LeaseUnreachable:
-            if not self.wanted.leave_running:
-                self._is_parked(store, lease, manifest)
-                return
-            raise
-        if isinstance(answer, Lost):
-            raise leases.fenced(self.record.name, answer)
-
-    def _is_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
-        """The answer got lost. A renewal tells: held, then it was not parked and will not be; or it was."""
-        until = time.monotonic() + SETTLE_SECONDS
-        while True:
-            try:
-                answer = store.renew(lease)
-                break
-            except LeaseUnreachable:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.5)
-        if isinstance(answer, Held):
-            self.committing = False
-            raise LeaseUnreachable("the lease store did not take the checkpoint", "The session goes on; try again.")
-        holder = answer.holder
-        if answer.why is not Why.PARKED or holder is None or holder.checkpoint != manifest.checkpoint:
-            raise leases.fenced(self.record.name, answer)
 
     def _before_publish(self) -> None:
         """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
         self.phases.reach("publish")
-        if not self.wanted.leave_running:
+        if self.wanted.leave_running:
+            return
+        try:
             self.channel.ask(op="status")
+        except HolderGone:
+            if self.wanted.hand_over is None or not talk.died(self.records, self.record):
+                raise
+            # With its holder it died, but all of it is captured: what is published now is the last of it.
 
     def _park(self, manifest: Manifest) -> None:
         try:
@@ -393,7 +363,7 @@ class _Checkpoint:
             )
 
     def _thaw(self) -> None:
-        if not self.is_ours or self.committing:
+        if not self.is_ours or self.commit.in_doubt:
             return  # in doubt the holder stands it still, as soon as our connection ends
         try:
             self.channel.ask(op="thaw")

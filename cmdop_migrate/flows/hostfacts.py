@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from blake3 import blake3
 
-from cmdop_migrate import __version__
+from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
@@ -28,6 +28,7 @@ from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage import registry
 
 RELAY_TIMEOUT = 3.0
+_log = log.get("plan")
 
 
 def gather(records: Records, ask: Ask) -> HostFacts:
@@ -94,13 +95,21 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     """By the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe)
-    if known.hashed:
-        known.save()
+    save(known)
     wanting: dict[str, Wanting] = {}
     for path, verdict in verdicts:
         if verdict is not Verdict.SAME:
             wanting[path] = "missing" if verdict is Verdict.MISSING else "different"
     return wanting
+
+
+def save(known: HostFiles) -> None:
+    """Where the disk is full the digests are made again next time: looking must work there too."""
+    try:
+        if known.hashed:
+            known.save()
+    except OSError as error:
+        _log.warning("cannot keep the digests of files: %s", error)
 
 
 def _store(config: Config) -> Service:

@@ -31,6 +31,7 @@ from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record
 from cmdop_migrate.session import affinity, cgroup, connections, network
+from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -84,6 +85,7 @@ class Incarnation:
         self.images = directory / "images"
         self.group = self.records.cgroup(record.session)
         self.terminal = contents.terminal(image)
+        self.outside = [one.to_json() for one in contents.outside(image)]
         self.before: Link | None = contents.record(image.manifest).link
         self.carried: list[str] = []
         self.pid = 0
@@ -246,6 +248,7 @@ class Incarnation:
                 starter.control.send(b"resumed")
                 starter.expect()
                 self.adopted = True
+                self.parent.say("running")
             except (BrokenPipeError, ConnectionResetError) as error:
                 starter.abandon()
                 words = "the session's holder was killed while it was being restored"
@@ -340,12 +343,12 @@ class Incarnation:
     def _tell_hooks(self, done: bool = False) -> None:
         """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""
         record = replace(self.record, pid=self.pid)
-        lost = [one.to_json() for one in contents.outside(self.image)]
-        for event in (hooks.TOKEN, hooks.POST_RESTORE):
-            self.told += hooks.run(
-                self.records, event, record, reason="fork" if self.parent.wanted.fork else "restore",
-                to=self.config.host, closed_connections=lost, **{"from": self.image.manifest.facts.get("host")},
-            )  # fmt: skip
+        reason = "fork" if self.parent.wanted.fork else "restore"
+        hosts = {"from": self.image.manifest.facts.get("host"), "to": self.config.host}
+        with self.phases.phase("hooks"):
+            for event in (hooks.TOKEN, hooks.POST_RESTORE):
+                facts = {"reason": reason, "closed_connections": self.outside, **hosts}
+                self.told += hooks.run(self.records, event, record, **facts)
         if done:
             self._say_done()
 
@@ -369,5 +372,16 @@ class Incarnation:
                 "carried": self.carried,
                 "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
+                "ran_s": round(clock.boottime() - self.runs_from, 6),
+                "printed_s": self._printed_s(),
             }
         )
+
+    def _printed_s(self) -> float | None:
+        """How long ago it printed for the first time since it is back; None: not yet."""
+        try:
+            with Channel(self.records.socket(self.record.session)) as channel:
+                first = channel.ask(op="status", timeout=1.0).get("first_output")
+        except (HolderGone, CmdopError):
+            return None  # it has ended already, or its holder is busy
+        return round(clock.boottime() - float(first), 6) if first is not None else None

@@ -19,11 +19,12 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import clock, log
+from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.flows import agentlock, background, choose, contents, leases, tools
 from cmdop_migrate.flows.incarnation import Incarnation, Wanted
@@ -41,12 +42,25 @@ from cmdop_migrate.storage.base import Store
 _log = log.get("restore")
 
 
+@dataclass(frozen=True)
+class Known:
+    """What was found out beforehand: the CRIU to use, what is to be restored, an image that shares chunks with it."""
+
+    criu: Criu
+    chosen: choose.Chosen
+    ahead: Image | None
+
+
 def restore(
-    records: Records, reference: str | None, wanted: Wanted, progress: Callable[[str], None] = lambda _: None
+    records: Records,
+    reference: str | None,
+    wanted: Wanted,
+    progress: Callable[[str], None] = lambda _: None,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """What `restore --json` answers, once the session runs and, unless lazy, has all its memory."""
     agentlock.ensure(records.config)
-    return background.run(lambda say, answer: _Restore(records, reference, wanted, say, answer).run(), progress)
+    return background.run(lambda say, answer: _Restore(records, reference, wanted, say, answer, known).run(), progress)
 
 
 class _Restore:
@@ -59,22 +73,24 @@ class _Restore:
         wanted: Wanted,
         say: background.Progress,
         answer: background.Answer,
+        known: Known | None = None,
     ) -> None:
         self.records, self.config = records, records.config
         self.reference, self.wanted = reference, wanted
-        self.say, self.answer = say, answer
+        self.say, self.answer, self.known = say, answer, known
         self.phases = tools.Phases("restore")
         self.began = clock.boottime()
         self.session = ""
         self.stall: Path | None = None  # where `ls` finds what a session that runs already waits for
 
     def run(self) -> None:
-        criu = tools.find_criu(self.config)
+        criu = self.known.criu if self.known else tools.find_criu(self.config)
         store, ring = tools.open_store(self.config), tools.open_keys(self.config)
         with self.phases.phase("choose"):
             host_leases = leases.open_store(self.config)
             current = functools.partial(leases.last_checkpoint, host_leases)
-            chosen = choose.choose(self.records, store, ring, self.reference, current)
+            given = self.known.chosen if self.known else None
+            chosen = given or choose.choose(self.records, store, ring, self.reference, current)
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
@@ -132,7 +148,8 @@ class _Restore:
             self.say("fetching")
             if self.wanted.lazy:
                 return reader.fetch_lazy(store, ring, manifest.checkpoint, where, self._stalled)
-            return reader.fetch(store, ring, manifest.checkpoint, where)
+            ahead = self.known.ahead if self.known else None
+            return reader.fetch(store, ring, manifest.checkpoint, where, base=ahead)
 
     def _record(self, chosen: choose.Chosen) -> Record:
         """The record the restored session will have."""

@@ -10,7 +10,7 @@ from typing import Any
 from blake3 import blake3
 
 from cmdop_migrate.flows import dumpable, talk
-from cmdop_migrate.flows.hostfacts import as_port
+from cmdop_migrate.flows.hostfacts import as_port, save
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.hostfiles import HostFiles
 from cmdop_migrate.model import Record
@@ -93,8 +93,7 @@ def _held(records: Records, found: touched.Touched) -> tuple[HeldFile, ...]:
         one = known.describe(path)
         if one is not None:
             held.append(HeldFile(path, one.size, one.mtime_ns, one.build_id, one.digest, path in found.mapped))
-    if known.hashed:
-        known.save()
+    save(known)
     return tuple(held)
 
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO, TypeVar, cast
 
+from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
 from cmdop_migrate.session import cgroup, inputs, screen, tree
@@ -21,6 +22,7 @@ from cmdop_migrate.session.ring import Ring
 T = TypeVar("T")
 LOSS_TIMEOUT = 3.0
 KILL_TIMEOUT = 5.0  # then the holder is stuck, and is not needed for it
+MOVING = "on its way to another host; what became of it: cmdop-migrate resume"
 SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
 
 
@@ -43,13 +45,15 @@ def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) ->
             if holds:
                 return cast(State, state)
         return "running"
+    if record.phase == "handing":
+        return "frozen"
     return "restoring" if record.phase == "starting" else record.phase
 
 
 def row(records: Records, record: Record) -> dict[str, Any]:
     """One line of `ls`. A holder that does not answer is said, not waited for."""
     status: dict[str, Any] = {}
-    note = record.exit.reason if record.exit else ""
+    note = record.exit.reason if record.exit else MOVING if record.phase == "handing" else ""
     if record.phase == "live":
         try:
             with Channel(records.socket(record.session)) as channel:
@@ -118,6 +122,8 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     record = records.find(reference)
     if record.phase == "exited" and record.exit:
         raise exited(record.name, record.exit.reason)
+    if record.phase == "handing":
+        raise over(record)
     if record.phase != "live":
         raise Blocked(f"session {record.name!r} is {state_of(record, {})}", "See: cmdop-migrate ls")
     try:
@@ -141,8 +147,18 @@ def after_loss(records: Records, record: Record) -> Record:
     return after
 
 
+def died(records: Records, record: Record) -> bool:
+    """Whether a session whose holder hung up went down with it: neither by itself nor by anybody's wish."""
+    after = after_loss(records, record)
+    return after.phase == "exited" and after.exit is not None and after.exit.code is None
+
+
 def over(record: Record) -> CmdopError:
     """What to say of a session that is no longer live."""
+    if record.phase == "handing":
+        return Blocked(
+            f"session {record.name!r} is being moved to another host", "If that was cut off: cmdop-migrate resume"
+        )
     if record.phase == "parked":
         return Blocked(f"session {record.name!r} is parked in the store", "Bring it back with: cmdop-migrate restore")
     return exited(record.name, record.exit.reason if record.exit else "it was removed")
@@ -322,12 +338,14 @@ def _kept_ring(records: Records, record: Record) -> Ring:
     return ring
 
 
-def _output_bounds(records: Records, record: Record) -> dict[str, int]:
+def _output_bounds(records: Records, record: Record) -> dict[str, Any]:
     if record.phase == "live":
         try:
             with Channel(records.socket(record.session)) as channel:
                 status = channel.ask(op="status", timeout=1.0)
-                return {"start": status["start"], "end": status["end"]}
+                first = status.get("first_output")
+                ago = round(clock.boottime() - first, 6) if first is not None else None
+                return {"start": status["start"], "end": status["end"], "first_s": ago}
         except (HolderGone, TimedOut):
             pass
     ring = _saved_ring(records, record)

@@ -43,9 +43,13 @@ class Span:
     numbers: Sequence[int]
 
 
-def plan(table: ChunkTable) -> list[Span]:
-    """Cut what is needed into spans. The same table always gives the same plan."""
-    places = [(pack, offset, length, number) for number, (_, pack, offset, length, _) in enumerate(table.rows())]
+def plan(table: ChunkTable, elsewhere: Callable[[int], bool] | None = None) -> list[Span]:
+    """Cut what is needed into spans. The same table always gives the same plan. `elsewhere`: chunks to leave out."""
+    places = [
+        (pack, offset, length, number)
+        for number, (_, pack, offset, length, _) in enumerate(table.rows())
+        if elsewhere is None or not elsewhere(number)
+    ]
     places.sort()
     spans: list[Span] = []
     numbers: list[int] = []
@@ -63,6 +67,21 @@ def plan(table: ChunkTable) -> list[Span]:
     return spans
 
 
+class Base:
+    """An image that is here already: what another one shares with it need not be fetched again."""
+
+    def __init__(self, table: ChunkTable, cache: SealedCache) -> None:
+        self._table, self._cache = table, cache
+
+    def find(self, ident: bytes, length: int) -> int:
+        """The number here of a chunk sealed to that many bytes; -1: it is not here."""
+        number = self._table.find(ident)
+        return number if number >= 0 and self._table.place(number).length == length else -1
+
+    def sealed(self, number: int) -> bytes:
+        return self._cache.sealed(number)
+
+
 class SealedCache:
     """Answers `sealed(number)` from the file; `fill` or `start_background` brings the rest."""
 
@@ -74,12 +93,17 @@ class SealedCache:
         sealer: Sealer,
         path: Path,
         on_stall: Callable[[float, Unreachable | None], None] | None = None,
+        base: Base | None = None,
     ) -> None:
         """Without a store everything is in the file already. With `on_stall` an unreachable store is asked again until
         it answers, and each failure reported with the seconds waited so far, then None; without, it is an error."""
         self._store, self._manifest, self._table, self._sealer = store, manifest, table, sealer
         self._on_stall = on_stall
-        self._spans = plan(table)
+        self._base = base
+        self._in_base = array("q")
+        if base is not None:
+            self._in_base.extend(base.find(ident, length) for ident, _, _, length, _ in table.rows())
+        self._spans = plan(table, (lambda number: self._in_base[number] >= 0) if base is not None else None)
         self._span_of = array("I", bytes(4 * len(table)))
         for at, span in enumerate(self._spans):
             for number in span.numbers:
@@ -104,6 +128,8 @@ class SealedCache:
 
     def sealed(self, number: int) -> bytes:
         """The sealed bytes of a chunk, as stored; fetched now if need be."""
+        if self._base is not None and self._in_base[number] >= 0:
+            return self._base.sealed(self._in_base[number])
         at = self._span_of[number]
         if self._state[at] != _HERE:
             self._demand(at)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cmdop_migrate.errors import ImageRefused, Unreachable
 from cmdop_migrate.images import catalog, index, layout, manifest
-from cmdop_migrate.images.cache import SealedCache
+from cmdop_migrate.images.cache import Base, SealedCache
 from cmdop_migrate.images.chunks import PageTable
 from cmdop_migrate.images.codec import HINT, Buffer, Codec
 from cmdop_migrate.images.keys import KeyRing
@@ -77,26 +77,40 @@ class Image:
         check_refs(table, self._table)
         return PageReader(table, self.chunk, self._pool)
 
+    @property
+    def base(self) -> Base:
+        """For `fetch`: what is here need not be brought again."""
+        return Base(self._table, self.cache)
+
     def close(self) -> None:
         self.cache.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.cache.close()
 
 
-def fetch(store: Store, ring: KeyRing, checkpoint: str, local_dir: Path, parallel: int = 4) -> Image:
-    """Bring the whole checkpoint into `local_dir`, sealed, every tag verified. `open_local` opens it again."""
-    entry = catalog.find(store, checkpoint)
-    found = catalog.read(store, ring, entry)
+def fetch(
+    store: Store,
+    ring: KeyRing,
+    checkpoint: str,
+    local_dir: Path,
+    parallel: int = 4,
+    base: Image | None = None,
+) -> Image:
+    """Bring the whole checkpoint into `local_dir`, sealed, every tag verified. What `base` has is read from there, so
+    it must stay open as long as this; without one, `open_local` opens it again."""
+    found = catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE)
+    cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE, base=base.base if base else None)
     try:
         cache.fill(parallel)
     except BaseException:
         cache.close()
         (local_dir / CHUNKS_FILE).unlink(missing_ok=True)
         raise
+    if base is not None:
+        return Image(found, table, sealer, cache)
     _private(local_dir / TABLE_FILE, index.encode(found.checkpoint, table, sealer))
     _private(local_dir / MANIFEST_FILE, store_copy(found, ring))
     return Image(found, table, sealer, cache)

@@ -12,7 +12,8 @@ from pathlib import Path
 _SOCKETS = "TCP TCPv6 UDP UDPv6 UDP-Lite UDPLITE UDPLITEv6 RAW RAWv6 UNIX UNIX-STREAM NETLINK PACKET"
 SOCKETS = frozenset(_SOCKETS.split())
 _MEMORY, _MISC, _TUN = 1, 10, 200
-_TERMINALS = frozenset((4, 5, 188, 204, *range(128, 144)))
+_TERMINALS = frozenset((5, 188, 204, *range(128, 144)))
+_TTY, _CONSOLES = 4, 64  # tty1 … tty63; above them are serial lines
 _DELETED = " (deleted)"
 
 
@@ -102,8 +103,10 @@ def is_odd_device(mode: int, number: int) -> bool:
     """Whether CRIU has no way to open it again: it knows memory devices, terminals and tun."""
     if not stat.S_ISCHR(mode):
         return stat.S_ISBLK(mode)
-    major = os.major(number)
-    return major != _MEMORY and major not in _TERMINALS and (major, os.minor(number)) != (_MISC, _TUN)
+    major, minor = os.major(number), os.minor(number)
+    if major == _TTY:
+        return minor >= _CONSOLES
+    return major != _MEMORY and major not in _TERMINALS and (major, minor) != (_MISC, _TUN)
 
 
 def is_deleted_file(link: str) -> bool:

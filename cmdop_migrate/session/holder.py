@@ -29,6 +29,8 @@ class Holder(Keeper):
     def on_fence(self, fenced: bool) -> None:
         """The dead-man switch froze the session, or let it go again. Clients learn why it stands still."""
         event = "fenced" if fenced else "unfenced"
+        if self.handing is not None:
+            return  # it stands still anyway, and not for want of a renewal
         if not fenced:
             self.idle.touch()  # it could do nothing so far
             if self.freezer is None:
@@ -94,7 +96,7 @@ class Holder(Keeper):
         if client.read_only:
             return
         self.idle.touch()
-        if self.freezer is not None:
+        if self.stands_still:
             self.hold_back(client, data)
             return
         self.inputs.add(client.actor, data, self.master)
@@ -138,6 +140,12 @@ class Holder(Keeper):
         if op == "committing":
             self.committing = client is self.freezer
             return {"re": op, "error": None if self.committing else "not frozen by you"}
+        if op == "hand_over":
+            return self.on_hand_over(client, str(message["checkpoint"]))
+        if op == "take_back":
+            return self.on_take_back(message)
+        if op == "moved":
+            return self.on_moved(message)
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
@@ -165,7 +173,7 @@ class Holder(Keeper):
 
     def on_freeze(self, client: Client, only_idle: object = None) -> Message:
         """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
-        if self.freezer is not None or self.pager is not None:
+        if self.stands_still or self.pager is not None:
             return {"re": "freeze", "error": "busy"}
         self.idle.look()
         if not self.is_idle(only_idle):
@@ -188,6 +196,7 @@ class Holder(Keeper):
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
+            "printed_at": self.printed_at,
         }
 
     def on_typeahead(self, client: Client) -> Message:
@@ -204,6 +213,9 @@ class Holder(Keeper):
         if self.freezer is None:
             return
         self.freezer, self.committing = None, False
+        self.go_on()
+
+    def go_on(self) -> None:
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
         self.idle.pass_over()
@@ -221,9 +233,54 @@ class Holder(Keeper):
         self.parked, self.why = checkpoint, ""
         self.freezer = None
         cgroup.kill(self.cgroup)
+        self.refuse_held()
+        return {"re": "park"}
+
+    def on_hand_over(self, client: Client, checkpoint: str) -> Message:
+        """Another host may have this checkpoint running from now on: whoever comes and goes here, this copy stands
+        still until someone who holds the lease takes it back, or says that it moved."""
+        if client is not self.freezer:
+            return {"re": "hand_over", "error": "not frozen by you"}
+        before = {key: self.record.get(key) for key in ("phase", "checkpoint")}
+        self.record.update(phase="handing", checkpoint=checkpoint)
+        try:
+            self.save()
+        except OSError as error:
+            self.record.update(before)
+            return {"re": "hand_over", "error": f"it cannot be put on record: {error}"}
+        self.handing, self.freezer = checkpoint, None
+        return {"re": "hand_over"}
+
+    def on_take_back(self, message: Message) -> Message:
+        """The lease is this host's again, under this token: it goes on here."""
+        token = int(str(message["token"]))
+        if self.handing is None or token < int(str(self.record["token"])):
+            return {"re": "take_back", "error": "it is not being handed over, or under a higher token"}
+        before = {key: self.record.get(key) for key in ("phase", "token")}
+        self.record.update(phase="live", token=token)
+        try:
+            self.save()
+        except OSError as error:
+            self.record.update(before)
+            return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
+        self.handing, self.inputs.token = None, token
+        launch.write_token(self.pid, token)
+        self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
+        self.go_on()
+        return {"re": "take_back"}
+
+    def on_moved(self, message: Message) -> Message:
+        """It goes on elsewhere: this copy is of no more use."""
+        if self.handing is None:
+            return {"re": "moved", "error": "it is not being handed over"}
+        self.superseded = str(message["why"])
+        cgroup.kill(self.cgroup)
+        self.refuse_held()
+        return {"re": "moved"}
+
+    def refuse_held(self) -> None:
         for one in {one for one, _ in self.held}:
             self.clients.say(one, {"event": "refused", "bytes": sum(len(d) for c, d in self.held if c is one)})
-        return {"re": "park"}
 
     def hold_back(self, client: Client, data: bytes) -> None:
         self.held.append((client, data))
@@ -232,7 +289,7 @@ class Holder(Keeper):
 
     def on_send(self, message: Message) -> Message:
         data = str(message["data"]).encode("latin-1")
-        if self.freezer is not None:
+        if self.stands_still:
             return {"re": "send", "error": "checkpointing"}
         if not self.inputs.has_room(len(data)):
             return {"re": "send", "error": "full"}
@@ -257,7 +314,9 @@ class Holder(Keeper):
         return {
             "record": self.record,
             "frozen": cgroup.is_frozen(self.cgroup),
-            "busy": "checkpointing" if self.freezer else "restoring" if self.pager else "",
+            "busy": "checkpointing" if self.stands_still else "restoring" if self.pager else "",
+            "handing": self.handing,
+            "first_output": self.first_output,
             "fenced": self.deadman.fenced,
             "fresh_until": self.deadman.until,
             "clients": self.clients.attached(),

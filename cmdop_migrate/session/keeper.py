@@ -47,12 +47,15 @@ class Keeper(ABC):
         self.master = -1
         self.pid = 0
         self.idle = Idle(self.cgroup)
+        self.printed_at = 0.0
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
         self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, should it leave without a word
+        self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
+        self.first_output: float | None = None  # CLOCK_BOOTTIME; of this incarnation
         self.parked: str | None = None
         self.why = ""
         self.superseded = ""
@@ -143,11 +146,19 @@ class Keeper(ABC):
             return False
         self.ring.append(data)
         self.idle.touch()
+        self.printed_at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self.first_output is None:
+            self.first_output = self.printed_at
         self.clients.pump_all()
         return bool(data)
 
+    @property
+    def stands_still(self) -> bool:
+        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over."""
+        return self.freezer is not None or self.handing is not None
+
     def feed_terminal(self) -> None:
-        if self.freezer is not None:
+        if self.stands_still:
             return  # what the terminal holds is being captured
         self.inputs.flush(self.master)
         wanted = select.EPOLLIN | (select.EPOLLOUT if self.inputs.waiting else 0)
@@ -191,7 +202,7 @@ class Keeper(ABC):
 
     def end(self, number: int, grace: float) -> None:
         """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
-        if not self.deadman.may_run():
+        if self.handing is not None or not self.deadman.may_run():
             cgroup.kill(self.cgroup)  # another may hold it: not one more step, not even to say goodbye
             return
         cgroup.thaw(self.cgroup)
@@ -218,11 +229,14 @@ class Keeper(ABC):
         reason = f"exited {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         code = code if code >= 0 else 128 - code
         ended: Message = {"code": code, "reason": reason, "at": time.time()}
+        if self.handing is not None and not self.superseded:
+            self.parked = self.handing  # whoever ended it: that checkpoint is all there is of it here
         if self.parked is not None:
             ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
             self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
         else:
-            ended["reason"] = self.superseded or ended["reason"]
+            if self.superseded:
+                ended.update(reason=self.superseded, code=None if self.handing else code)
             self.record.update(phase="exited", exit=ended, pid=None)
         self.keep_record(ended)
         if self.parked is not None or self.superseded:

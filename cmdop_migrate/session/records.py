@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record
-from cmdop_migrate.session import cgroup, files, launch
+from cmdop_migrate.session import cgroup, draining, files, launch
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
@@ -183,8 +183,9 @@ class Records:
                 raise Blocked(f"a session named {name!r} exists already ({other.session[:12]})", hint)
 
     def claim(self, record: Record) -> int:
-        """Makes the session's directory -> its holder lock, now ours. Blocked when the name is taken."""
+        """Makes the session's directory -> its holder lock, now ours. Blocked: name taken, or host drained."""
         with self.locked():
+            draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
             fd = self.take(record.session)
@@ -201,6 +202,7 @@ class Records:
     def claim_parked(self, record: Record) -> int:
         """The lock of a session that is to be restored here, its directory made if need be."""
         with self.locked():
+            draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name, but_for=record.session)
             fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))
@@ -237,7 +239,7 @@ class Records:
         record = self.load(session)
         if record is None and self._is_foreign(session):
             return
-        if record is None or record.phase in ("starting", "live", "restoring"):
+        if record is None or record.phase in ("starting", "live", "handing", "restoring"):
             self._sweep_unfinished(session)
         elif record.phase == "parked":
             self._sweep_parked(session)
@@ -263,6 +265,13 @@ class Records:
                 return
             cgroup.remove(self.cgroup(session))
             self.socket(session).unlink(missing_ok=True)
+            if record is not None and record.phase == "handing":
+                # Its checkpoint was whole before it was handed over, and is what is left of it here.
+                self._unsaved[session] = replace(record, phase="parked", pid=None)
+                launch.remove_files(str(self.directory(session)))
+                self.events.emit("holder_lost", session, name=record.name, token=record.token)
+                self.save(self._unsaved.pop(session))
+                return
             if record is None or record.phase != "live":
                 shutil.rmtree(self.directory(session), ignore_errors=True)
                 self.events.emit("start_undone", session)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.flows.checkpoint import shared_mounts
+from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.model import Record
 from scripts.benchlib import common, rivals
 from tests.hosts import CM, Host, until

@@ -165,12 +165,5 @@ def test_bad_input(here: Host, counting: Counting, tmp_path: Path) -> None:
     here.fails("plan", "over", status=4, code="session_exited")
     here.fails("plan", counting.name, "--accept", "nothing", status=2, code="usage")
     ask = tmp_path / "ask.json"
-    for text in (
-        "",
-        "[]",
-        '{"format": 1}',
-        '{"format": 9}',
-        '{"format": 1, "session": "a", "name": "b", "files": [[1]]}',
-    ):
-        ask.write_text(text)
-        here.fails("facts", "--for", str(ask), status=2, code="usage")
+    ask.write_text("[]")
+    here.fails("facts", "--for", str(ask), status=2, code="usage")

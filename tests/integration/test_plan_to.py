@@ -108,9 +108,12 @@ def test_a_port_that_is_taken_there(world: World) -> None:
 
 
 def test_a_full_disk_there(world: World) -> None:
-    world.b.state.mkdir(exist_ok=True)
-    name = world.other("full", f"mount -t tmpfs -o size=20m none {world.b.state}")
-    blocks(world.session.plan("--to", name), "disk", "on host-b")
+    """To the last byte: it still answers."""
+    world.b.ok("ls")
+    state, kept = world.b.state, world.dir / "kept"
+    fill = f"cp -a {state} {kept}; mount -t tmpfs -o size=20m none {state}; cp -a {kept}/. {state}; rm -r {kept}"
+    name = world.other("full", f"{fill}; rm -rf {state}/cache; cat /dev/zero > {state}/fill 2>/dev/null || true")
+    blocks(world.session.plan("--to", name), "disk", "0 B free")
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,10 @@ def test_what_is_no_answer_is_refused_by_name(name: str, value: Any) -> None:
         HostFacts.from_json(data)
 
 
-@pytest.mark.parametrize("data", [None, [], "x", {}, {"format": 2}, {"format": 1}])
+@pytest.mark.parametrize(
+    "data",
+    [None, [], "x", {}, {"format": 2}, {"format": 1}, {"format": 1, "session": "a", "name": "b", "files": [[1]]}],
+)
 def test_what_is_no_question_is_refused(data: Any) -> None:
     with pytest.raises(ValueError):
         Ask.from_json(data)
@@ -131,6 +134,8 @@ def test_this_processor_is_read() -> None:
         (stat.S_IFCHR, os.makedev(136, 0), False),
         (stat.S_IFCHR, os.makedev(5, 2), False),
         (stat.S_IFCHR, os.makedev(10, 200), False),
+        (stat.S_IFCHR, os.makedev(4, 1), False),
+        (stat.S_IFCHR, os.makedev(4, 64), True),
         (stat.S_IFCHR, os.makedev(10, 229), True),
         (stat.S_IFCHR, os.makedev(226, 0), True),
         (stat.S_IFBLK, os.makedev(8, 0), True),

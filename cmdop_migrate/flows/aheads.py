@@ -1,0 +1,52 @@
+"""Where a target keeps what it fetched before a session comes: STATE_DIR/ahead/SESSION, locked while somebody waits."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+from cmdop_migrate.errors import Blocked
+
+LOCK = "lock"
+
+
+class Ahead:
+    """One session's, for as long as this is open. Blocked when another command waits for the same session."""
+
+    def __init__(self, state_dir: Path, session: str) -> None:
+        self.dir = state_dir / "ahead" / session
+        self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._fd = os.open(self.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if not _lock(self._fd):
+            os.close(self._fd)
+            raise Blocked(f"session {session[:12]} is being moved to this host already", "Wait for that.")
+
+    def close(self) -> None:
+        shutil.rmtree(self.dir, ignore_errors=True)
+        os.close(self._fd)
+
+
+def sweep(state_dir: Path) -> bool:
+    """Removes what commands that were killed have left. -> whether anybody waits for a session."""
+    folder, waits = state_dir / "ahead", False
+    for one in folder.iterdir() if folder.is_dir() else ():
+        try:
+            fd = os.open(one / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue  # just being made, or removed
+        if _lock(fd):
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            waits = True
+        os.close(fd)
+    return waits
+
+
+def _lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

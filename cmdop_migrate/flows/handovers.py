@@ -1,0 +1,53 @@
+"""Sessions that stand still here because whoever was moving them is gone: the agent decides, by their leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cmdop_migrate import log
+from cmdop_migrate.errors import CmdopError
+from cmdop_migrate.flows.handover import Settled, Settling
+from cmdop_migrate.flows.moves import Move, Moves
+from cmdop_migrate.lease.store import LeaseStore
+from cmdop_migrate.session.records import Records
+
+HOLDER_TIMEOUT = 1.0  # the agent has other sessions to renew
+_log = log.get("agent")
+
+
+class Handovers:
+    """What each lease was seen to be is remembered from one look to the next."""
+
+    def __init__(self, records: Records, leases: LeaseStore, back: Callable[[str, int], None]) -> None:
+        """`back` must not wait: it hears of a session that goes on here, and the token it had before."""
+        self._records, self._leases, self._back = records, leases, back
+        self._moves = Moves(records.config.state_dir, records.config.keep_exited)
+        self._watched: dict[str, Settling] = {}
+
+    def step(self) -> bool:
+        """One look at each. -> whether there is any."""
+        standing = {one.session for one in self._records.all() if one.phase == "handing"}
+        moves = [one for one in self._moves.open() if one.session in standing] if standing else []
+        self._watched = {one.id: self._watched[one.id] for one in moves if one.id in self._watched}
+        for move in moves:
+            with self._moves.lock(move.session) as is_ours:
+                if is_ours:
+                    self._settle(move)
+        return bool(standing)
+
+    def _settle(self, move: Move) -> None:
+        move = self._moves.find(move.id)  # again: with the lock held
+        if move.end is not None:
+            return
+        settling = self._watched.get(move.id) or Settling(self._records, self._leases, move, self._back, HOLDER_TIMEOUT)
+        self._watched[move.id] = settling
+        try:
+            found = settling.once()
+        except CmdopError as error:
+            _log.warning("session %s, on its way to %s: %s", move.name, move.target, error.message)
+            return
+        if isinstance(found, Settled):
+            self._moves.end(move, found.end, told=False)
+            self._records.events.emit(
+                "migration_settled", move.session, name=move.name, migration=move.id, end=found.end, token=found.token
+            )

@@ -1,0 +1,113 @@
+"""The target while it stands by, as the source sees it: one long call in a thread, and what it says meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from cmdop_migrate import clock
+from cmdop_migrate.errors import PeerFailed, PeerLost
+
+CANCEL_TIMEOUT = 3.0  # it says something every half second
+
+
+class Target(Protocol):
+    """The other host, which shares store, lease store and key with this one (remote/peer.py)."""
+
+    name: str
+
+    def call(
+        self,
+        *words: str,
+        timeout: float | None = None,
+        on_line: Callable[[dict[str, Any]], None] | None = None,
+        stdin: bytes | None = None,
+    ) -> dict[str, Any]:
+        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended."""
+
+
+class Receiver:
+    """`restore --standby` there. `running_at`: CLOCK_BOOTTIME here when it said that the session runs."""
+
+    def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None]) -> None:
+        self._target, self._words, self._progress = target, words, progress
+        self._changed = threading.Condition()
+        self._said: list[dict[str, Any]] = []
+        self._answer: dict[str, Any] | None = None
+        self._failure: BaseException | None = None
+        self._cancelled = False
+        self.running_at: float | None = None
+        self.answered_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
+
+    def start(self, timeout: float) -> None:
+        """Returns when it is ready, and the session may be frozen. Its error, when it cannot be."""
+        self._thread.start()
+        self._await(lambda: any(one.get("phase") == "ready" for one in self._said), timeout, "get ready")
+
+    def wait_ahead(self, checkpoint: str, timeout: float) -> None:
+        """Until it has fetched that checkpoint."""
+        self._await(lambda: any(one.get("checkpoint") == checkpoint for one in self._said), timeout, "fetch ahead")
+
+    def check(self) -> None:
+        """Raises when it does not stand by any more."""
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+        if self._answer is not None:
+            raise PeerFailed(f"{self._target.name} restored something else", "See: cmdop-migrate ls, there.")
+
+    def result(self, timeout: float) -> dict[str, Any]:
+        """What `restore` answered there."""
+        self._await(lambda: self._answer is not None, timeout, "answer")
+        assert self._answer is not None
+        return self._answer
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def cancel(self) -> None:
+        """Nothing is to be restored there: we stop listening at its next word, and it leaves when it finds out. The
+        connection may be others' too, and stays."""
+        self._cancelled = True
+        if self._thread.is_alive():
+            self._thread.join(CANCEL_TIMEOUT)
+
+    def _await(self, is_there: Callable[[], bool], timeout: float, what: str) -> None:
+        until = clock.boottime() + timeout
+        with self._changed:
+            while not is_there():
+                if self._failure is not None:
+                    raise self._failure
+                if clock.boottime() > until:
+                    raise PeerLost(f"{self._target.name} did not {what} within {timeout:.0f} s", "Is it overloaded?")
+                self._changed.wait(0.5)
+
+    def _run(self) -> None:
+        answer: dict[str, Any] | None = None
+        failure: BaseException | None = None
+        try:
+            answer = self._target.call(*self._words, on_line=self._hear)
+        except BaseException as error:  # noqa: BLE001 - a thread's end: whoever waits for it must be told
+            failure = error
+        with self._changed:
+            self.answered_at = clock.boottime()
+            self._answer, self._failure = answer, failure
+            self._changed.notify_all()
+
+    def _hear(self, line: dict[str, Any]) -> None:
+        if self._cancelled:
+            raise PeerFailed(f"{self._target.name} is not needed any more", "")
+        said = line.get("progress")
+        if not isinstance(said, dict):
+            return
+        phase = str(said.get("phase"))
+        if phase == "running" and self.running_at is None:
+            self.running_at = clock.boottime()
+        if phase not in ("waiting", "ready", "ahead"):
+            self._progress(f"{self._target.name}: {phase}")
+        with self._changed:
+            self._said.append(said)
+            self._changed.notify_all()
