@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import testinfra
 
+from cmdop_migrate.clock import boottime
 from cmdop_migrate.session import cgroup
 from scripts.lablib import place
 from scripts.lablib.lab import Lab
@@ -175,6 +176,7 @@ class Traces:
         pids = [pid for group, _, _ in os.walk(place.group_of(self.name)) for pid in cgroup.pids(group)]
         self.processes = {pid: place.started_at(pid) for pid in pids}
         nodes = [lab.pid(node.name) for node in lab.spec.nodes()]
+        self.at = boottime() * os.sysconf("SC_CLK_TCK")
         self.spaces = {os.readlink(f"/proc/{pid}/ns/{kind}") for pid in nodes for kind in KINDS}
 
     def left(self) -> list[str]:
@@ -184,6 +186,8 @@ class Traces:
         places = (place.group_of(self.name), str(place.labs_dir() / self.name))
         found += [path for path in places if os.path.exists(path)]
         for pid in filter(str.isdecimal, os.listdir("/proc")):
+            if (place.started_at(int(pid)) or self.at) >= self.at:
+                continue  # one from later: the kernel uses the numbers of namespaces again
             try:
                 of = {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in KINDS}
             except OSError:
