@@ -144,22 +144,22 @@ class _Migration:
             self.progress(f"{self.target.name} gets ready")
             self.receiver.start(READY_TIMEOUT)
 
+    @property
+    def _wanted(self) -> checkpoint.Wanted:
+        return checkpoint.Wanted(reason="migrate", to=self.target.name, migration=self.move.id)
+
     def _pre_ship(self) -> None:
         for number in range(1, self.wanted.pre_ship + 1):
             self.phases.reach(f"pre-ship-{number}")
             with self.phases.phase(f"pre_ship_{number}"):
                 self.progress(f"sending ahead, {number} of {self.wanted.pre_ship}")
-                wanted = checkpoint.Wanted(
-                    leave_running=True, tag="pre-ship", migration=self.move.id, reason="pre-ship", to=self.target.name
-                )
+                wanted = replace(self._wanted, leave_running=True, tag="pre-ship", reason="pre-ship")
                 sent = checkpoint.checkpoint(self.records, self.record.session, wanted).manifest
                 self.move = self.moves.save(replace(self.move, ahead=(*self.move.ahead, sent.checkpoint)))
                 self.receiver.wait_ahead(sent.checkpoint, _patience(sent))
 
     def _ship(self) -> None:
-        wanted = checkpoint.Wanted(
-            migration=self.move.id, hand_over=self._on_hand_over, reason="migrate", to=self.target.name
-        )
+        wanted = replace(self._wanted, hand_over=self._on_hand_over)
         self.shipped = checkpoint.checkpoint(self.records, self.record.session, wanted, self.progress)
         self.phases.seconds |= self.shipped.phases
 
