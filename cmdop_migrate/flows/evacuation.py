@@ -15,7 +15,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import ENV_PREFIX
 from cmdop_migrate.errors import Usage
-from cmdop_migrate.flows import loads, migrate, peers, schedule, sessionfacts, talk
+from cmdop_migrate.flows import loads, peers, resume, schedule, sessionfacts, talk
 from cmdop_migrate.flows.drains import Drain, Drains, Entry, State
 from cmdop_migrate.flows.loads import Unfit
 from cmdop_migrate.flows.moves import End, Moves
@@ -158,7 +158,7 @@ class Evacuation:
         if not any(not one.told for one in self.moves.all()):
             return
         with peers.pool(self.records.config) as pool:
-            _, failed = migrate.resume(self.records, None, lambda name: peers.partner(self.records, pool, name))
+            _, failed = resume.resume(self.records, None, lambda name: peers.partner(self.records, pool, name))
         for move, error in failed:
             _log.info("the move of %s to %s: %s", move.name, move.target, error.message)
 
