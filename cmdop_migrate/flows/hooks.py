@@ -61,11 +61,6 @@ def of_session(spec: Spec, event: str) -> list[str]:
     return [path for one, path in spec.hooks if one == event]
 
 
-def unusable(spec: Spec) -> list[tuple[str, str, str]]:
-    """(event, path, why) of every hook the session brings along that could not be run on this host."""
-    return [(event, path, why) for event, path in spec.hooks if (why := hookrun.refusal(path))]
-
-
 def run(records: Records, event: str, record: Record, **facts: object) -> list[Outcome]:
     """All hooks of `event`, whatever becomes of one; what failed is in the answer, the log and the events."""
     paths = _paths(records.config, event, record)

@@ -72,6 +72,7 @@ def acquaint(directory: Path, spec: LabSpec) -> None:
     _place(directory / "ssh/known_hosts", known, 0o600)
     for node in spec.of_kind("host"):
         _place(directory / "nodes" / node.name / "etc/ssh/ssh_known_hosts", known, 0o644)
+        _place(directory / "nodes" / node.name / "srv/root/.ssh/known_hosts", known, 0o600)
     pipe, pid = PROJECT / "scripts/lablib/pipe.py", directory / "nodes/switch/pid"
     common = {
         "User": "root",
@@ -116,7 +117,9 @@ def config_text(spec: LabSpec, node: NodeSpec) -> str:
     values = {"host": node.name, "store": spec.store_url, "lease": spec.lease_url, "lease_ttl": spec.ttl}
     if criu := settings.load().criu:
         values["criu"] = criu
-    return "".join(f'{key} = "{value}"\n' for key, value in values.items())
+    own = "".join(f'{key} = "{value}"\n' for key, value in values.items())
+    others = [one for one in spec.of_kind("host") if one.name != node.name]
+    return own + "".join(f'\n[hosts.{one.name}]\naddress = "{one.address}"\nuser = "root"\n' for one in others)
 
 
 def _set_field(table: Path, field: int, value: str) -> None:
