@@ -197,7 +197,7 @@ class Traces:
 
 
 def test_two_labs_at_once_and_nothing_is_left(lab3: TestLab) -> None:
-    with a_lab(hosts=1, lease="s3") as second:
+    with a_lab(hosts=1) as second:
         (host,), (other, *_) = second.hosts, lab3.hosts
         assert host.name == other.name and host.address == other.address
         ours, theirs = fences.counter(host, "two"), fences.counter(other, "two")
