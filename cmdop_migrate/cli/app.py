@@ -35,6 +35,11 @@ class App:
             log.set_up(self._config.log_file if os.geteuid() == 0 else None, self.verbosity)
         return self._config
 
+    def global_flags(self) -> list[str]:
+        """What a command of our own must be given to have these settings, besides the environment."""
+        named = ["--config", os.path.abspath(self.config_path)] if self.config_path else []
+        return [*named, *(word for key, value in self.flags.items() for word in (f"--{key.replace('_', '-')}", value))]
+
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long: whoever comes by first starts another."""
         if any(record.phase in ("live", "handing") for record in records.all()):

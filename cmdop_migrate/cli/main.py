@@ -32,6 +32,8 @@ COMMANDS = {
     "reap": ("reap", "reap"),
     "migrate": ("moves", "migrate"),
     "resume": ("moves", "resume"),
+    "drain": ("drain", "drain"),
+    "undrain": ("drain", "undrain"),
     "checkpoints": ("images", "checkpoints"),
     "key": ("images", "key"),
     "lease": ("fence", "lease"),

@@ -68,6 +68,7 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
     if app.json:
         render.answer(facts)
         return
+    render.hooks(False, facts["hooks"])
     render.line(f"{facts['name']}: moved to {facts['to']} (token {facts['token']}), in {facts['took_s']:.2f} s")
     if facts["downtime_s"] is not None:
         render.line(f"  frozen {facts['frozen_s']:.2f} s; nothing came out of it for {facts['downtime_s']:.2f} s")

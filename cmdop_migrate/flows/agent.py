@@ -308,7 +308,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
     if lock is None:
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
     try:
-        agent = Agent(records, host_leases.open_store(records.config), lock, until_idle)
+        agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stopped.set())
         group = os.path.join(os.path.dirname(records.cgroup("agent")), "agent")

@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record
-from cmdop_migrate.session import cgroup, files, launch
+from cmdop_migrate.session import cgroup, draining, files, launch
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
@@ -183,8 +183,9 @@ class Records:
                 raise Blocked(f"a session named {name!r} exists already ({other.session[:12]})", hint)
 
     def claim(self, record: Record) -> int:
-        """Makes the session's directory -> its holder lock, now ours. Blocked when the name is taken."""
+        """Makes the session's directory -> its holder lock, now ours. Blocked: name taken, or host drained."""
         with self.locked():
+            draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
             fd = self.take(record.session)
@@ -201,6 +202,7 @@ class Records:
     def claim_parked(self, record: Record) -> int:
         """The lock of a session that is to be restored here, its directory made if need be."""
         with self.locked():
+            draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name, but_for=record.session)
             fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))

@@ -1,0 +1,322 @@
+"""The sessions of a host, one after the other and several at once, until none is left or the time is over.
+
+The schedule is made anew whenever a place is free, with the time that is left and the targets that still answer. A
+session that fails is looked at: it is tried on another target, then parked, then said to stay.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cmdop_migrate import clock, log
+from cmdop_migrate.config import ENV_PREFIX
+from cmdop_migrate.errors import Usage
+from cmdop_migrate.flows import loads, peers, resume, schedule, sessionfacts, talk
+from cmdop_migrate.flows.drains import Drain, Drains, Entry, State
+from cmdop_migrate.flows.loads import Unfit
+from cmdop_migrate.flows.moves import End, Moves
+from cmdop_migrate.flows.phases import Phases
+from cmdop_migrate.flows.schedule import Budget, Busy, Load, Planned
+from cmdop_migrate.flows.stop import Stop
+from cmdop_migrate.flows.workers import Ended, Worker
+from cmdop_migrate.model import Record
+from cmdop_migrate.session.records import Records
+
+LOOK_EVERY = 0.1
+LIST_EVERY = 1.0
+MOVE_TRIES = 2  # targets a session is tried on before it is parked
+OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
+PATIENCE = 120.0  # seconds for a session that is neither here nor away, when nothing else is to be done
+UNTOUCHED = ("begin", "plan", "stand-by", "pre-ship")  # steps of a move in which the session still runs
+_log = log.get("drain")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """`hosts`: where to; none: all that are known. `deadline`: seconds from now; None: no limit. `park`: move
+    nothing."""
+
+    hosts: tuple[str, ...] = ()
+    deadline: float | None = None
+    park: bool = False
+    parallel: int = 2
+    bandwidth: int | None = None
+    memory: int | None = None
+
+    def check(self) -> None:
+        if self.deadline is not None and self.deadline <= 0:
+            raise Usage("--deadline 0 leaves no time for anything", "Give it some, for example --deadline 10m.")
+        if not 1 <= self.parallel <= schedule.PARALLEL_MAX:
+            raise Usage(f"--parallel {self.parallel} is out of range", f"Between 1 and {schedule.PARALLEL_MAX}.")
+        if self.park and self.hosts:
+            raise Usage("--park moves nothing, --to says where", "Give one of the two.")
+
+    @property
+    def limit(self) -> float:
+        return self.deadline if self.deadline is not None else math.inf
+
+    def allows(self, load: Load) -> Load:
+        return replace(load, stays="as asked") if self.park else load
+
+    def budget(self) -> Budget:
+        memory = self.memory if self.memory is not None else loads.memory_here() // 2
+        return Budget(self.parallel, self.bandwidth, memory)
+
+
+@dataclass(frozen=True)
+class Said:
+    """One line of progress: what became of a session, how many are not done yet."""
+
+    entry: Entry
+    seconds: float
+    to_do: int
+
+
+Say = Callable[[Said], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    planned: Planned
+    worker: Worker
+    pace: float  # that it was planned with
+
+    @property
+    def load(self) -> Load:
+        return self.planned.load
+
+
+class Evacuation:
+    def __init__(
+        self,
+        records: Records,
+        drains: Drains,
+        made: Drain,
+        wanted: Wanted,
+        flags: Sequence[str],
+        stop: Stop,
+        say: Say,
+        hosts: Sequence[str],
+    ) -> None:
+        self.records, self.drains, self.made, self.wanted = records, drains, made, wanted
+        self.flags, self.stop, self.say = flags, stop, say
+        self.budget = wanted.budget()
+        self.ends_at = clock.boottime() + wanted.limit
+        self.moves = Moves(records.config.state_dir, records.config.keep_exited)
+        self.phases = Phases("drain")
+        self.waiting: dict[str, Load] = {}
+        self.jobs: list[Job] = []
+        self.done: dict[str, Entry] = {}
+        self.listed_at = -math.inf
+        self.unsettled: list[Record] = []
+        self.idle_since = clock.boottime()
+        live = [one for one in records.all() if one.phase in ("live", "handing")]
+        self.asked, self.unfit = loads.targets(records, hosts, live[0]) if live else ([], [])
+        self.targets = {one.name: one for one in self.asked}
+
+    def run(self) -> None:
+        self.phases.reach("flagged")
+        self._resume()
+        while True:
+            self._collect()
+            unsettled = self._list()
+            if not self.jobs and (self._is_over() or not (self.waiting or unsettled)):
+                break
+            if not self._is_over():
+                while self._start():
+                    pass
+            self._hurry()
+            time.sleep(LOOK_EVERY)
+        self._say_what_is_left()
+
+    def facts(self, seconds: float) -> dict[str, Any]:
+        lists = {
+            state: [one.to_json() for one in self.done.values() if one.state == state]
+            for state in ("moved", "parked", "failed", "left", "ended")
+        }
+        return {
+            "drain": self.made.id,
+            "host": self.records.config.host,
+            **lists,
+            "targets": loads.hosts_json(self.asked, self.unfit),
+            "deadline_s": self.wanted.deadline,
+            "deadline_kept": clock.boottime() <= self.ends_at,
+            "took_s": round(seconds, 3),
+            "interrupted": bool(self.stop.times),
+        }
+
+    def _is_over(self) -> bool:
+        """Nothing more is begun."""
+        return bool(self.stop.times) or clock.boottime() >= self.ends_at
+
+    def _resume(self) -> None:
+        """Moves that were cut off, by whomever; those another command is at are waited for in `_list`."""
+        if not any(not one.told for one in self.moves.all()):
+            return
+        with peers.pool(self.records.config) as pool:
+            _, failed = resume.resume(self.records, None, lambda name: peers.partner(self.records, pool, name))
+        for move, error in failed:
+            _log.info("the move of %s to %s: %s", move.name, move.target, error.message)
+
+    def _list(self) -> list[Record]:
+        """Takes up who runs here and is not seen to. -> those that are neither here nor away: just starting, moved by
+        another command, or not decided by the agent yet."""
+        if clock.boottime() - self.listed_at < LIST_EVERY:
+            return self.unsettled
+        self.listed_at = clock.boottime()
+        self.records.sweep()
+        for load in list(self.waiting.values()):
+            record = self.records.load(load.session)
+            if record is None or record.phase != "live":  # it ended, or somebody else took it
+                del self.waiting[load.session]
+                self._look(Entry(load.session, load.name, "going"))
+        taken = {job.load.session for job in self.jobs} | self.waiting.keys() | self.done.keys()
+        rest = [one for one in self.records.all() if one.session not in taken]
+        measured = sessionfacts.measured(self.records)
+        for one in rest:
+            if one.phase == "live":
+                self.waiting[one.session] = self.wanted.allows(loads.load(self.records, one, measured))
+        going = {one.session for one in self.made.of("going")} - taken
+        for entry in self.made.of("going"):
+            if entry.session in going and entry.session not in self.waiting:
+                self._look(entry)
+        self.unsettled = [one for one in rest if one.phase in ("starting", "restoring", "handing")]
+        if self.jobs or self.waiting:
+            self.idle_since = clock.boottime()
+        if clock.boottime() - self.idle_since > PATIENCE:
+            for one in self.unsettled:
+                self._end(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}, for too long"))
+            self.unsettled = []
+        return self.unsettled
+
+    def _start(self) -> bool:
+        """The next one, if there is a place for it. -> whether one was started."""
+        if len(self.jobs) >= self.budget.parallel or not self.waiting:
+            return False
+        now = clock.boottime()
+        busy = [
+            Busy(job.load.memory, max(0.1, job.worker.began + job.planned.end_s - now), job.planned.target)
+            for job in self.jobs
+        ]
+        free = [one for one in self.waiting.values() if self._is_free(one.session)]
+        planned = schedule.schedule(free, list(self.targets.values()), self.budget, self.ends_at - now, busy)
+        first = next((one for one in planned if one.begin_s == 0.0 and one.how != "leave"), None)
+        if first is None:
+            return False
+        self._begin(first)
+        return True
+
+    def _is_free(self, session: str) -> bool:
+        """No other command, left over from a drain that was killed, is at it."""
+        with self.moves.lock(session) as is_ours:
+            if not is_ours:
+                return False
+        record = self.records.load(session)
+        return record is not None and talk.row(self.records, record)["state"] != "checkpointing"
+
+    def _begin(self, planned: Planned) -> None:
+        load = self.waiting.pop(planned.load.session)
+        self._note(Entry(load.session, load.name, "going", planned.target, planned.why))
+        words = ["checkpoint", load.session, "--tag", "drain"]
+        if planned.target is not None:
+            words = ["migrate", load.session, "--to", planned.target]
+            self.targets[planned.target] = self.targets[planned.target].plus(load)
+        share = self.budget.share
+        environ = {f"{ENV_PREFIX}BANDWIDTH": f"{share}B"} if share is not None else {}
+        self.jobs.append(Job(planned, Worker(self.flags, words, environ), self.budget.pace))
+        self.phases.reach("begun")
+
+    def _collect(self) -> None:
+        for job in list(self.jobs):
+            ended = job.worker.ended()
+            if ended is not None:
+                self.jobs.remove(job)
+                self._ended(job, ended)
+
+    def _ended(self, job: Job, ended: Ended) -> None:
+        load, target = job.load, job.planned.target
+        record = self.records.load(load.session)
+        seconds = clock.boottime() - job.worker.began
+        if ended.ok:
+            self._keep_pace(job, seconds)
+            kept = ("token", "checkpoint", "frozen_s", "downtime_s", "took_s", "closed_connections")
+            facts = {key: ended.answer[key] for key in kept if key in ended.answer}
+            state: State = "moved" if target is not None else "parked"
+            self._end(Entry(load.session, load.name, state, target, job.planned.why, facts), seconds)
+        elif record is None or record.phase != "live":
+            if record is None or record.phase in ("exited", "parked"):
+                self._look(Entry(load.session, load.name, "going", target, job.planned.why), seconds)
+        else:
+            self._again(job, ended)
+
+    def _keep_pace(self, job: Job, seconds: float) -> None:
+        """Half of what was believed, half of what was seen: one slow session is no slow host."""
+        guessed = (job.planned.end_s - job.planned.begin_s) / job.pace
+        seen = min(max(seconds / guessed, 0.5), 10.0)
+        self.budget = replace(self.budget, pace=(self.budget.pace + seen) / 2)
+
+    def _again(self, job: Job, ended: Ended) -> None:
+        """It runs on here, though it should not: another target, then the store, then nothing."""
+        load, target = job.load, job.planned.target
+        _log.info("%s: %s %s: %s", load.name, job.planned.how, target or "", ended.message)
+        if target is None:
+            why = "; ".join(part for part in (job.planned.why, f"not parked: {ended.message}") if part)
+            self._end(Entry(load.session, load.name, "failed", why=why))
+            return
+        if target in self.targets:
+            self.targets[target] = self.targets[target].plus(load, -1)
+        if ended.code in ("peer_failed", "host_key_refused", "peer_differs") and target in self.targets:
+            del self.targets[target]
+            self.unfit = [*self.unfit, Unfit(target, ended.message)]
+        refused = load.refused | {target}
+        elsewhere = ended.status in (4, 9) and len(refused) < MOVE_TRIES and self.targets.keys() - refused
+        why = "no time to move it" if job.worker.interrupted else f"not moved: {ended.message}"
+        stays = "" if elsewhere else why
+        self.waiting[load.session] = replace(load, refused=refused, stays=stays)
+
+    def _look(self, entry: Entry, seconds: float = 0.0) -> None:
+        """What became of one that was begun and is not here any more."""
+        record = self.records.load(entry.session)
+        if record is not None and record.phase == "parked":
+            facts = {"checkpoint": record.checkpoint}
+            self._end(replace(entry, state="parked", to=None, facts=facts), seconds)
+        elif record is None or record.phase == "exited":
+            moves = [one for one in self.moves.all() if one.session == entry.session]
+            if moves and moves[-1].end is End.ON_TARGET:
+                self._end(replace(entry, state="moved", to=moves[-1].target), seconds)
+            else:
+                reason = record.exit.reason if record is not None and record.exit else "it was removed"
+                self._end(replace(entry, state="ended", to=None, why=reason), seconds)
+
+    def _hurry(self) -> None:
+        """A move that has not come to the freeze when there is just time to park: parked. Long after the deadline, or
+        told twice to stop: undone."""
+        now = clock.boottime()
+        for job in self.jobs:
+            latest = self.ends_at - schedule.park_seconds(job.load, self.budget)
+            late = job.planned.target is not None and now > latest and self._step(job.load.session) in UNTOUCHED
+            if late or now > self.ends_at + OVERTIME or self.stop.times > 1:
+                job.worker.interrupt()
+
+    def _step(self, session: str) -> str:
+        moves = [one for one in self.moves.open() if one.session == session]
+        return moves[-1].step if moves else UNTOUCHED[0]
+
+    def _say_what_is_left(self) -> None:
+        why = "interrupted" if self.stop.times else "the deadline passed"
+        for load in self.waiting.values():
+            self._end(Entry(load.session, load.name, "left", why="; ".join(filter(None, (load.stays, why)))))
+        for one in self.unsettled:
+            self._end(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}; {why}"))
+
+    def _end(self, entry: Entry, seconds: float = 0.0) -> None:
+        self.done[entry.session] = entry
+        self._note(entry)
+        self.say(Said(entry, seconds, len(self.jobs) + len(self.waiting)))
+
+    def _note(self, entry: Entry) -> None:
+        self.made = self.drains.save(self.made.with_entry(entry))

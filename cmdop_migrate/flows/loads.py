@@ -1,0 +1,95 @@
+"""What a drain has to place, and where there is room: read from this host and asked of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import CmdopError, Usage
+from cmdop_migrate.flows import peers, plan, schedule, sessionfacts
+from cmdop_migrate.flows.schedule import Load, Target
+from cmdop_migrate.images import filetree
+from cmdop_migrate.model import Record
+from cmdop_migrate.preflight.hostfacts import Ask
+from cmdop_migrate.preflight.sessionfacts import Measured, expect
+from cmdop_migrate.remote.inventory import SSH_CONFIG
+from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.records import Records
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A host that takes nothing, and why."""
+
+    name: str
+    why: str
+
+
+def load(records: Records, record: Record, measured: Sequence[Measured]) -> Load:
+    """What moving this session costs, from outside: it is not stopped for it."""
+    directory = records.directory(record.session)
+    uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
+    memory = sessionfacts.memory(cgroup.pids(records.cgroup(record.session)))
+    files = sum(filetree.measure(upper).data_bytes for upper in uppers)
+    guess = expect(memory, files, measured, record.session)
+    if guess is None:
+        send, seconds = memory // schedule.RATIO + files, (memory + files) / schedule.RATE
+    else:
+        send, seconds = guess.new, guess.frozen_s + guess.upload_s
+    return Load(record.session, record.name, memory, files, send, seconds)
+
+
+def names(config: Config, given: Sequence[str]) -> list[str]:
+    """The hosts to go to: those given, each known and another one than this; without any, all of the inventory.
+    ~/.ssh/config names every machine a person logs in to: those go only by name."""
+    inventory = peers.inventory(config)
+    if not given:
+        return [one.name for one in inventory.all() if one.source != SSH_CONFIG and one.name != config.host]
+    for name in given:
+        if name == config.host:
+            raise Usage(f"{name} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
+        inventory.find(name)
+    return list(dict.fromkeys(given))
+
+
+def targets(records: Records, hosts: Sequence[str], sample: Record) -> tuple[list[Target], list[Unfit]]:
+    """All of them asked at once. Usage when one is this host itself under another name."""
+    if not hosts:
+        return [], []
+    peers.own_facts(records)  # makes the key there must be, once
+    with peers.pool(records.config) as pool, ThreadPoolExecutor(len(hosts)) as threads:
+        found = list(threads.map(lambda name: _ask(records, pool, name, sample), hosts))
+    return [one for one in found if isinstance(one, Target)], [one for one in found if isinstance(one, Unfit)]
+
+
+def _ask(records: Records, pool: Pool, name: str, sample: Record) -> Target | Unfit:
+    try:
+        peer = peers.partner(records, pool, name)
+        facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
+    except Usage:
+        raise
+    except CmdopError as error:
+        return Unfit(name, error.message)
+    fatal = [one.message for one in facts.needs if one.fatal]
+    if fatal:
+        return Unfit(name, f"{name}: {'; '.join(fatal)}")
+    return Target(name, facts.memory_available, facts.disk_free)
+
+
+def memory_here() -> int:
+    """Bytes available on this host."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
+    return 1 << 30
+
+
+def hosts_json(targets: Sequence[Target], unfit: Sequence[Unfit]) -> list[dict[str, Any]]:
+    """As `drain` answers them."""
+    fit = [{"name": one.name, "ok": True, "memory": one.memory, "disk": one.disk} for one in targets]
+    return [*fit, *({"name": one.name, "ok": False, "why": one.why} for one in unfit)]
