@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -28,7 +29,8 @@ class Target(Protocol):
 
 
 class Receiver:
-    """`restore --standby` there. `running_at`: CLOCK_BOOTTIME here when it said that the session runs."""
+    """`restore --standby` there. Each of its lines says when it was said, on its clock: the quickest one tells by how
+    much that clock differs from ours, and the time it took to come is all that this can be wrong by."""
 
     def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None]) -> None:
         self._target, self._words, self._progress = target, words, progress
@@ -37,8 +39,7 @@ class Receiver:
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
         self._cancelled = False
-        self.running_at: float | None = None
-        self.answered_at = 0.0
+        self._offset = math.inf
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def start(self, timeout: float) -> None:
@@ -68,6 +69,10 @@ class Receiver:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    def here(self, moment: float) -> float:
+        """A moment of its clock on ours; rather too late than too early."""
+        return moment + self._offset
+
     def cancel(self) -> None:
         """Nothing is to be restored there: we stop listening at its next word, and it leaves when it finds out. The
         connection may be others' too, and stays."""
@@ -93,7 +98,6 @@ class Receiver:
         except BaseException as error:  # noqa: BLE001 - a thread's end: whoever waits for it must be told
             failure = error
         with self._changed:
-            self.answered_at = clock.boottime()
             self._answer, self._failure = answer, failure
             self._changed.notify_all()
 
@@ -104,8 +108,8 @@ class Receiver:
         if not isinstance(said, dict):
             return
         phase = str(said.get("phase"))
-        if phase == "running" and self.running_at is None:
-            self.running_at = clock.boottime()
+        if isinstance(said.get("at"), float):
+            self._offset = min(self._offset, clock.boottime() - said["at"])
         if phase not in ("waiting", "ready", "ahead"):
             self._progress(f"{self._target.name}: {phase}")
         with self._changed:
