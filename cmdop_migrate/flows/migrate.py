@@ -19,7 +19,7 @@ from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
-from cmdop_migrate.flows import checkpoint, handover, hooks, plan, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, hooks, leases, plan, steps, talk, tools
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
@@ -210,12 +210,20 @@ class _Migration:
         assert self.shipped is not None
         try:
             with self.phases.phase("there"):
-                self.answer = self.receiver.result(_patience(self.shipped.manifest))
+                self.answer = self.receiver.result(_patience(self.shipped.manifest), self._is_taken)
         except PeerLost:
             self._settle()
             assert self.settled is not None
             if self.settled.end is not End.ON_TARGET:
                 raise
+
+    def _is_taken(self) -> bool:
+        """Whether another host has it. Not known: then there is nothing to be done about it either."""
+        try:
+            seen = leases.open_store(self.records.config).inspect(self.record.session)
+        except Unreachable:
+            return True
+        return seen is None or seen.record.state == "held"
 
     def _forget(self) -> None:
         if self.settled is None:  # else it is done

@@ -11,6 +11,7 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
 
 CANCEL_TIMEOUT = 3.0  # it says something every half second
+SILENCE = 5.0  # as long as it waits for the session; once it has it, it may be busy
 
 
 class Target(Protocol):
@@ -40,6 +41,7 @@ class Receiver:
         self._failure: BaseException | None = None
         self._cancelled = False
         self._offset = math.inf
+        self._heard = clock.boottime()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def start(self, timeout: float) -> None:
@@ -59,9 +61,16 @@ class Receiver:
         if self._answer is not None:
             raise PeerFailed(f"{self._target.name} restored something else", "See: cmdop-migrate ls, there.")
 
-    def result(self, timeout: float) -> dict[str, Any]:
-        """What `restore` answered there."""
-        self._await(lambda: self._answer is not None, timeout, "answer")
+    def result(self, timeout: float, is_taken: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+        """What `restore` answered there. PeerLost also when it fell silent before it took the session: `is_taken` is
+        asked then, and must not wait."""
+
+        def watch() -> None:
+            quiet = clock.boottime() - self._heard
+            if quiet > SILENCE and not is_taken():
+                raise PeerLost(f"{self._target.name} fell silent {quiet:.0f} s ago", "Is it cut off?")
+
+        self._await(lambda: self._answer is not None, timeout, "answer", watch)
         assert self._answer is not None
         return self._answer
 
@@ -80,7 +89,9 @@ class Receiver:
         if self._thread.is_alive():
             self._thread.join(CANCEL_TIMEOUT)
 
-    def _await(self, is_there: Callable[[], bool], timeout: float, what: str) -> None:
+    def _await(
+        self, is_there: Callable[[], bool], timeout: float, what: str, watch: Callable[[], None] = lambda: None
+    ) -> None:
         until = clock.boottime() + timeout
         with self._changed:
             while not is_there():
@@ -88,6 +99,7 @@ class Receiver:
                     raise self._failure
                 if clock.boottime() > until:
                     raise PeerLost(f"{self._target.name} did not {what} within {timeout:.0f} s", "Is it overloaded?")
+                watch()
                 self._changed.wait(0.5)
 
     def _run(self) -> None:
@@ -104,6 +116,7 @@ class Receiver:
     def _hear(self, line: dict[str, Any]) -> None:
         if self._cancelled:
             raise PeerFailed(f"{self._target.name} is not needed any more", "")
+        self._heard = clock.boottime()
         said = line.get("progress")
         if not isinstance(said, dict):
             return
