@@ -70,10 +70,10 @@ def drain(app: App, dry_run: bool, **options: Any) -> int:
 
 def _teller(app: App, show: Callable[[str], None]) -> Callable[[Said], None]:
     def tell(said: Said) -> None:
-        if not app.json:
+        if said.entry.state != "going" and not app.json:
             show("")
             render.line(_words(said.entry) + (f", {said.seconds:.1f} s" if said.seconds else ""))
-            show(f"{said.to_do} to go")
+        show("; ".join([*said.under_way, f"{said.waiting} wait"]))
 
     return tell
 
