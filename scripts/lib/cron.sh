@@ -4,6 +4,8 @@
 # They run without a terminal, with whatever PATH they are given, one of a kind at a time. What they do is in
 # STATE_DIR/log/cron-NAME.log; on stdout there is one line for cron's mail, or none with --quiet-ok when all went well.
 
+# shellcheck disable=SC2034 # who sources this uses them
+
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH LANG="${LANG:-C.UTF-8}"
 umask 077
