@@ -33,15 +33,15 @@ class Member:
     client_port: int
     peer_port: int
     cluster: str
+    address: str = "127.0.0.1"
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def peer(self) -> str:
-        return f"http://127.0.0.1:{self.peer_port}"
+        return f"http://{self.address}:{self.peer_port}"
 
-    def start(self) -> None:
-        assert self.process is None, "runs already"
-        client = f"http://127.0.0.1:{self.client_port}"
+    def command(self) -> list[str]:
+        client = f"http://{self.address}:{self.client_port}"
         options = {
             "name": self.name,
             "data-dir": self.dir / "data",
@@ -52,9 +52,13 @@ class Member:
             "initial-cluster": self.cluster,
             "initial-cluster-state": "new",
         }
+        return [etcd_binary(), *(f"--{key}={value}" for key, value in options.items())]
+
+    def start(self) -> None:
+        assert self.process is None, "runs already"
         with (self.dir / "etcd.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [etcd_binary(), *(f"--{key}={value}" for key, value in options.items())],
+                self.command(),
                 cwd=self.dir,
                 env={"PATH": "/usr/bin:/bin"},
                 stdin=subprocess.DEVNULL,
@@ -71,7 +75,7 @@ class Member:
             process.wait(timeout=10)
 
     def call(self, path: str, request: dict[str, Any]) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.client_port, timeout=2)
+        connection = http.client.HTTPConnection(self.address, self.client_port, timeout=2)
         try:
             connection.request("POST", path, json.dumps(request))
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
@@ -97,7 +101,7 @@ class Cluster:
     members: list[Member]
 
     def url(self, prefix: str) -> str:
-        return f"etcd://{','.join(f'127.0.0.1:{one.client_port}' for one in self.members)}/{prefix}"
+        return f"etcd://{','.join(f'{one.address}:{one.client_port}' for one in self.members)}/{prefix}"
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + START_WITHIN

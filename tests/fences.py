@@ -21,7 +21,7 @@ from cmdop_migrate.flows import talk
 from cmdop_migrate.flows.tools import TEST_STOP
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.records import Records
-from tests.hosts import CM, Host, until
+from tests.hosts import Host, until
 
 COUNT = "while :; do echo n $((++i)); sleep 0.05; done"
 ECHO = 'while read -r line; do echo "did $line"; done'
@@ -114,9 +114,10 @@ def away(path: Path) -> Iterator[None]:
 
 def kill_at(host: Host, step: str, *args: str) -> None:
     """`args`, killed with all it forked (but not what it left to itself) where `step` begins."""
+    stop = {TEST_STOP: f"{args[0]}:{step}"}
     cli = subprocess.Popen(
-        [*host.prefix, *CM, "--json", *args],
-        env=host.env(**{TEST_STOP: f"{args[0]}:{step}"}),
+        host.argv("--json", *args, env=stop),
+        env=host.env(**stop),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -125,7 +126,9 @@ def kill_at(host: Host, step: str, *args: str) -> None:
     )
     try:
         standing = until(lambda: _standing(cli), 30, f"{args} stands at {step}")
-        for one in (standing.pid, cli.pid):
+        assert standing is not None
+        above = [one.pid for one in standing.parents()]
+        for one in (standing.pid, *above[: above.index(cli.pid) + 1 if cli.pid in above else 0], cli.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
     finally:

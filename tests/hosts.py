@@ -25,7 +25,7 @@ from cmdop_migrate.session import cgroup, launch, network
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
 OWN_GROUPS = ("holders", "agent")
-AGENT_FILES = ("agent.lock", "metrics.prom", "metrics.tmp")
+AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp")
 CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
@@ -89,12 +89,21 @@ class Host:
             **more,
         }
 
+    @property
+    def paths(self) -> tuple[str, str]:
+        """(state, run) as its processes name them."""
+        return str(self.state), str(self.run)
+
+    def argv(self, *args: str, env: dict[str, str] | None = None) -> list[str]:
+        """The command that runs the real command line there; `env` goes into the environment too."""
+        return [*self.prefix, *CM, *args]
+
     def cm(
         self, *args: str, env: dict[str, str] | None = None, timeout: float = 60, cwd: str = "/"
     ) -> subprocess.CompletedProcess[bytes]:
         """The real command line, as its own process."""
         return subprocess.run(
-            [*self.prefix, *CM, *args],
+            self.argv(*args, env=env),
             env=self.env(**(env or {})),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -163,14 +172,14 @@ class Host:
 
     def holder(self, session: str) -> int:
         """The one process that keeps this session."""
-        lock = str(self.state / "sessions" / session / "holder.lock")
+        lock = f"{self.paths[0]}/sessions/{session}/holder.lock"
         found = [pid for pid in cgroup.pids(self.group("holders")) if lock in open_files(pid)]
         assert len(found) == 1, found
         return found[0]
 
     def agent_pid(self) -> int | None:
         """This host's agent, if it has one."""
-        lock = str(self.run / "agent.lock")
+        lock = f"{self.paths[1]}/agent.lock"
         found = [pid for pid in self._agent_pids() if lock in open_files(pid)]
         assert len(found) <= 1, found
         return found[0] if found else None
@@ -192,15 +201,24 @@ class Host:
         except FileNotFoundError:
             return []
 
+    def session_mounts(self) -> list[str]:
+        ours = [line for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line]
+        return [line.split()[4] for line in ours]
+
+    def session_links(self) -> set[str]:
+        return veths_of(self.subnet) & set(os.listdir("/sys/class/net"))
+
+    def processes(self) -> list[int]:
+        """Those that may be this host's, and others."""
+        return processes()
+
     def leftovers(self, ended: bool = False) -> list[str]:
         """Everything of this host that is still there; with `ended`, records of ended and parked sessions may be."""
-        left = [
-            f"mount {line.split()[4]}" for line in mounts() if f"{self.dir}/" in line and " - tmpfs host-t" not in line
-        ]
-        left += [f"interface {name}" for name in veths_of(self.subnet) & set(os.listdir("/sys/class/net"))]
+        left = [f"mount {point}" for point in self.session_mounts()]
+        left += [f"interface {name}" for name in self.session_links()]
         left += [f"file {path.name}" for path in self.run.glob("*") if path.name not in AGENT_FILES]
-        others = set(processes()) - set(self._agent_pids())
-        left += [f"process {pid}" for pid in others if any(str(self.state) in one for one in open_files(pid))]
+        others = set(self.processes()) - set(self._agent_pids())
+        left += [f"process {pid}" for pid in others if any(self.paths[0] in one for one in open_files(pid))]
         if (self.state / "host-id").exists() and os.path.isdir(self.group()):
             for one in os.scandir(self.group()):
                 if one.is_dir() and one.name not in OWN_GROUPS:

@@ -38,6 +38,7 @@ class S3Server:
 
     dir: Path
     ports: tuple[int, ...]
+    address: str = "127.0.0.1"
     https_port: int | None = None
     ca: Path | None = None
     access_key: str = ACCESS_KEY
@@ -50,12 +51,12 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     @property
     def https_endpoint(self) -> str:
         assert self.https_port is not None, "start it with tls=True"
-        return f"https://127.0.0.1:{self.https_port}"
+        return f"https://{self.address}:{self.https_port}"
 
     def environ(self) -> dict[str, str]:
         """What boto3 must find in the environment, and nothing of this machine's own."""
@@ -100,10 +101,10 @@ class S3Server:
         assert self.process is None, "runs already"
         with (self.dir / "weed.log").open("ab") as log:
             self.process = subprocess.Popen(
-                self._command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self.command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         deadline = time.monotonic() + START_WITHIN
-        while (trouble := self._not_ready()) is not None:
+        while (trouble := self.trouble()) is not None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"SeaweedFS did not start: {trouble}\n{self._log_tail()}")
@@ -126,7 +127,8 @@ class S3Server:
         finally:
             self.process.send_signal(signal.SIGCONT)
 
-    def _not_ready(self) -> str | None:
+    def trouble(self) -> str | None:
+        """Why it cannot be used yet."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -138,12 +140,12 @@ class S3Server:
             return str(error)
         return None
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         s3, master, volume, filer, admin = self.ports
         options = {
             "dir": self.dir / "data",
-            "ip": "127.0.0.1",
-            "ip.bind": "127.0.0.1",
+            "ip": self.address,
+            "ip.bind": self.address,
             "master.telemetry": "false",
             "webdav": "false",
             "admin.ui": "false",
@@ -186,8 +188,7 @@ def seaweed(tmp: Path, tls: bool = False) -> Iterator[S3Server]:
     # A short path: the server puts unix sockets here, and those names end at 108 bytes.
     with tempfile.TemporaryDirectory(prefix="weed-", dir=tmp if len(str(tmp)) < 60 else None) as made:
         home = Path(made)
-        (home / "data").mkdir()
-        (home / "s3.json").write_text(json.dumps(_identities()))
+        prepare_seaweed(home)
         *ports, https_port = free_ports(6)
         server = S3Server(home, tuple(ports))
         if tls:
@@ -199,6 +200,12 @@ def seaweed(tmp: Path, tls: bool = False) -> Iterator[S3Server]:
         finally:
             server.stop()
             _remove_sockets(server)
+
+
+def prepare_seaweed(home: Path) -> None:
+    """What its directory must hold before it starts."""
+    (home / "data").mkdir()
+    (home / "s3.json").write_text(json.dumps(_identities()))
 
 
 def _remove_sockets(server: S3Server) -> None:

@@ -48,6 +48,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
     if app.json:
         render.answer(facts)
         return
+    render.hooks(False, facts["hooks"])
     size = facts["bytes"]
     render.line(f"{session}: {'saved' if leave_running else 'parked'} as {facts['checkpoint']}")
     render.line(
@@ -164,6 +165,7 @@ def _restore_all(
     if app.json:
         render.answer({"restored": done, "failed": failed})
     for one in [] if app.json else done:
+        render.hooks(False, one["hooks"])
         render.line(f"{one['name']}: running")
     if failed:
         names = ", ".join(f"{one['name']} ({one['error']})" for one in failed)

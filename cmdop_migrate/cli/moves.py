@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
     records = app.records()
     wanted = migrate_flow.Wanted(**options)
     migrate_flow.check(records, session, wanted)  # what cannot be meant is said before anybody is called
-    if report is not None:
-        _write(report, "", "a")
+    if report is not None and not (os.access(report.absolute().parent, os.W_OK) and not report.is_dir()):
+        raise Usage(f"cannot write {report}", "Name a file in a directory that exists.")
     title = f"{session} to {host}"
     with peers.pool(app.config) as pool, render.bar(title, not app.json, app.json and progress) as show:
 
@@ -63,23 +64,16 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
 
         facts = migrate_flow.migrate(records, session, peers.partner(records, pool, host), wanted, tell)
     if report is not None:
-        _write(report, report_page.page(facts), "w")
+        report.write_text(report_page.page(facts), encoding="utf-8")
     if app.json:
         render.answer(facts)
         return
+    render.hooks(False, facts["hooks"])
     render.line(f"{facts['name']}: moved to {facts['to']} (token {facts['token']}), in {facts['took_s']:.2f} s")
     if facts["downtime_s"] is not None:
         render.line(f"  frozen {facts['frozen_s']:.2f} s; nothing came out of it for {facts['downtime_s']:.2f} s")
     for one in facts["closed_connections"]:
         render.line(f"  closed: {one['command']} {one['local']} -> {one['remote']}")
-
-
-def _write(path: Path, text: str, mode: str) -> None:
-    try:
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise Usage(f"cannot write {path}: {error.strerror}", "Name a file in a directory that exists.") from error
 
 
 @click.command()

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
-from cmdop_migrate.flows import aheads, hooks
+from cmdop_migrate.flows import aheads, handover, hooks
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
@@ -57,7 +57,7 @@ class Agent:
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
         self.name = HostName(leases, records)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
-        self.handovers = Handovers(records, leases)
+        self.handovers = Handovers(records, leases, self._tell_back)
 
     def run(self) -> None:
         """Until told to stop, or, started on demand, until there is nothing to do."""
@@ -281,6 +281,9 @@ class Agent:
             self.told[record.session] = record.token
             self.hooks.submit(self._tell_hooks, replace(record, pid=None), lost)
 
+    def _tell_back(self, session: str, token: int) -> None:
+        self.hooks.submit(handover.tell_hooks, self.records, session, token)
+
     def _tell_hooks(self, record: Record, lost: Lost) -> None:
         host, token = (lost.holder.host, lost.holder.token) if lost.holder else (None, None)
         facts = {"reason": str(lost.why), "from": self.config.host, "to": host, "by": token}
@@ -305,7 +308,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
     if lock is None:
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
     try:
-        agent = Agent(records, host_leases.open_store(records.config), lock, until_idle)
+        agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stopped.set())
         group = os.path.join(os.path.dirname(records.cgroup("agent")), "agent")

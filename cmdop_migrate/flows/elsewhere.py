@@ -35,10 +35,12 @@ def fork(
 ) -> dict[str, Any]:
     """A branch of a session that goes on here, running there."""
     session_name(name)
-    saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True), progress)
+    wanted = checkpoint.Wanted(leave_running=True, reason="fork", to=target.name)
+    saved = checkpoint.checkpoint(records, reference, wanted, progress)
     progress(f"restoring on {target.name}")
     answer = target.call("restore", saved.manifest.checkpoint, "--fork", name, timeout=TIMEOUT)
-    return {**answer, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}
+    told = {"hooks": [*saved.hooks, *answer.get("hooks", [])]}
+    return {**answer, **told, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}
 
 
 def _meant(records: Records, reference: str | None) -> Record | None:

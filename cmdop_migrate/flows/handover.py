@@ -17,12 +17,14 @@ whatever          unreachable                                        nothing is 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, Fenced, TimedOut
+from cmdop_migrate.flows import hooks
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.moves import End, Move
 from cmdop_migrate.lease import margins
@@ -79,10 +81,19 @@ class Settled:
 
 
 class Settling:
-    """One move that was cut off, or failed. Whoever uses it has the move's lock."""
+    """One move that was cut off, or failed. Whoever uses it has the move's lock. `back` is called when the copy here
+    goes on, with the token it had before."""
 
-    def __init__(self, records: Records, leases: LeaseStore, move: Move, timeout: float = HOLDER_TIMEOUT) -> None:
-        self._records, self._leases, self._move, self._timeout = records, leases, move, timeout
+    def __init__(
+        self,
+        records: Records,
+        leases: LeaseStore,
+        move: Move,
+        back: Callable[[str, int], None],
+        timeout: float = HOLDER_TIMEOUT,
+    ) -> None:
+        self._records, self._leases, self._move = records, leases, move
+        self._back, self._timeout = back, timeout
         self._observation: Observation | None = None
 
     def until(self, patience: float) -> Settled:
@@ -172,6 +183,7 @@ class Settling:
                 f"session {self._move.name!r} cannot go on here: {answer['error']}", "It stands still. See: ls"
             )
         self._records.events.emit("taken_back", self._move.session, name=self._move.name, token=lease.token)
+        self._back(self._move.session, self._move.token)
         return Settled(End.ON_SOURCE, lease.token, self._records.config.host)
 
     def _park(self, lease: Held, before: LeaseRecord) -> Settled | float:
@@ -211,7 +223,21 @@ class Settling:
 def settle(records: Records, move: Move) -> Settled:
     """Decided now, or as soon as a lease that another host does not renew has run out."""
     patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
-    return Settling(records, host_leases.open_store(records.config), move).until(patience)
+
+    def back(session: str, token: int) -> None:
+        tell_hooks(records, session, token)
+
+    return Settling(records, host_leases.open_store(records.config), move, back).until(patience)
+
+
+def tell_hooks(records: Records, session: str, before: int) -> None:
+    """Those that heard of the freeze hear that it goes on here after all; under a new token, if it is one."""
+    record = records.load(session)
+    if record is None or record.phase != "live":
+        return
+    events = (hooks.POST_THAW, *((hooks.TOKEN,) if record.token != before else ()))
+    for event in events:
+        hooks.run(records, event, record, reason="migrate", to=records.config.host, **{"from": records.config.host})
 
 
 def moved_to(host: str, token: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cmdop_migrate import log
 from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.flows.handover import Settled, Settling
@@ -16,8 +18,9 @@ _log = log.get("agent")
 class Handovers:
     """What each lease was seen to be is remembered from one look to the next."""
 
-    def __init__(self, records: Records, leases: LeaseStore) -> None:
-        self._records, self._leases = records, leases
+    def __init__(self, records: Records, leases: LeaseStore, back: Callable[[str, int], None]) -> None:
+        """`back` must not wait: it hears of a session that goes on here, and the token it had before."""
+        self._records, self._leases, self._back = records, leases, back
         self._moves = Moves(records.config.state_dir, records.config.keep_exited)
         self._watched: dict[str, Settling] = {}
 
@@ -36,7 +39,7 @@ class Handovers:
         move = self._moves.find(move.id)  # again: with the lock held
         if move.end is not None:
             return
-        settling = self._watched.get(move.id) or Settling(self._records, self._leases, move, HOLDER_TIMEOUT)
+        settling = self._watched.get(move.id) or Settling(self._records, self._leases, move, self._back, HOLDER_TIMEOUT)
         self._watched[move.id] = settling
         try:
             found = settling.once()

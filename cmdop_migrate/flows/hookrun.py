@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 TAIL = 2048  # of what it prints, so much is kept
@@ -43,9 +44,10 @@ def refusal(path: str) -> str:
     would be root."""
     if not os.path.isabs(path):
         return "not an absolute path"
-    real = os.path.realpath(path)
+    real = Path(os.path.realpath(path))
     try:
-        info, above = os.stat(real), os.stat(os.path.dirname(real))
+        info = real.stat()
+        open_to_others = [above for above in real.parents if _is_open(above.stat())]
     except OSError as error:
         return f"{error.strerror}"
     if not stat.S_ISREG(info.st_mode):
@@ -54,9 +56,12 @@ def refusal(path: str) -> str:
         return "not executable"
     if info.st_uid != 0 or info.st_mode & 0o022:
         return "others than root may write it"
-    if above.st_uid != 0 or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
-        return f"others than root may write in {os.path.dirname(real)}"
-    return ""
+    return f"others than root may write in {open_to_others[0]}" if open_to_others else ""
+
+
+def _is_open(info: os.stat_result) -> bool:
+    """In a sticky directory, such as /tmp, nobody replaces what is another's."""
+    return info.st_uid != 0 or bool(info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX)
 
 
 def run(event: str, path: str, facts: Mapping[str, object], timeout: float, more: Mapping[str, str]) -> Outcome:
@@ -72,6 +77,7 @@ def run(event: str, path: str, facts: Mapping[str, object], timeout: float, more
         os.lseek(given, 0, os.SEEK_SET)
         process = subprocess.Popen(
             [path],
+            executable=os.path.realpath(path),  # what was looked at, not what a link means by now
             stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -25,6 +25,7 @@ from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.flows import hookrun
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.model import Record, Spec
+from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.records import Records
 
 PRE_FREEZE, POST_THAW, POST_RESTORE = "pre-freeze", "post-thaw", "post-restore"
@@ -58,11 +59,6 @@ def of_host(config: Config, event: str) -> list[str]:
 
 def of_session(spec: Spec, event: str) -> list[str]:
     return [path for one, path in spec.hooks if one == event]
-
-
-def unusable(spec: Spec) -> list[tuple[str, str, str]]:
-    """(event, path, why) of every hook the session brings along that could not be run on this host."""
-    return [(event, path, why) for event, path in spec.hooks if (why := hookrun.refusal(path))]
 
 
 def run(records: Records, event: str, record: Record, **facts: object) -> list[Outcome]:
@@ -99,9 +95,17 @@ def after_thaw(records: Records, record: Record, told: list[dict[str, Any]]) -> 
     try:
         yield
     finally:
-        now = records.load(record.session) if told else None
-        if now is not None and now.phase == "live" and now.token == record.token:
-            told += [one.to_json() for one in run(records, POST_THAW, now, **{"from": records.config.host})]
+        if told:
+            told += [one.to_json() for one in going_on(records, record.session)]
+
+
+def going_on(records: Records, session: str) -> list[Outcome]:
+    """Tells that the session goes on here, if it does. Frozen, another checkpoint has it, or it stands still until it
+    is known whose it is: then whoever thaws it has to tell."""
+    now = records.load(session)
+    if now is None or now.phase != "live" or cgroup.is_frozen(records.cgroup(session)):
+        return []
+    return run(records, POST_THAW, now, **{"from": records.config.host})
 
 
 def _paths(config: Config, event: str, record: Record) -> list[str]:
@@ -122,10 +126,13 @@ def _run_one(records: Records, event: str, path: str, record: Record, facts: Map
     words = f"{done.problem or 'done'} ({done.seconds:.2f} s)\n{done.output}".rstrip()
     _log.info("session %s: %s hook %s: %s", record.name, event, path, words)
     noted: dict[str, Any] = {"name": record.name, "of": event, "hook": path, "seconds": done.seconds}
-    if done.ok:
-        records.events.emit("hook_ran", record.session, **noted)
-    else:
-        records.events.emit("hook_failed", record.session, **noted, exit=done.exit)
+    try:
+        if done.ok:
+            records.events.emit("hook_ran", record.session, **noted)
+        else:
+            records.events.emit("hook_failed", record.session, **noted, exit=done.exit)
+    except OSError as error:  # on a full disk the hook ran all the same
+        _log.warning("session %s: %s hook %s: %s", record.name, event, path, error)
     return done
 
 

@@ -85,6 +85,7 @@ class Incarnation:
         self.images = directory / "images"
         self.group = self.records.cgroup(record.session)
         self.terminal = contents.terminal(image)
+        self.outside = [one.to_json() for one in contents.outside(image)]
         self.before: Link | None = contents.record(image.manifest).link
         self.carried: list[str] = []
         self.pid = 0
@@ -342,12 +343,12 @@ class Incarnation:
     def _tell_hooks(self, done: bool = False) -> None:
         """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""
         record = replace(self.record, pid=self.pid)
-        lost = [one.to_json() for one in contents.outside(self.image)]
-        for event in (hooks.TOKEN, hooks.POST_RESTORE):
-            self.told += hooks.run(
-                self.records, event, record, reason="fork" if self.parent.wanted.fork else "restore",
-                to=self.config.host, closed_connections=lost, **{"from": self.image.manifest.facts.get("host")},
-            )  # fmt: skip
+        reason = "fork" if self.parent.wanted.fork else "restore"
+        hosts = {"from": self.image.manifest.facts.get("host"), "to": self.config.host}
+        with self.phases.phase("hooks"):
+            for event in (hooks.TOKEN, hooks.POST_RESTORE):
+                facts = {"reason": reason, "closed_connections": self.outside, **hosts}
+                self.told += hooks.run(self.records, event, record, **facts)
         if done:
             self._say_done()
 

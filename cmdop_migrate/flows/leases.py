@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cmdop_migrate import clock, log
@@ -21,11 +23,32 @@ if TYPE_CHECKING:  # `run` needs none of it, and people wait for it
     from cmdop_migrate.images.manifest import Manifest
     from cmdop_migrate.storage.base import Store
 
+PROOF = "lease.proven"  # in the run directory, which a reboot empties
 _log = log.get("lease")
 
 
-def open_store(config: Config) -> LeaseStore:
-    return open_lease(config.lease)
+def open_store(config: Config, fresh: bool = False) -> LeaseStore:
+    """The lease store of this host. One whose word must be tried is tried once since the machine booted and, with
+    `fresh`, by every agent that is there to stay: it takes seconds, and a checkpoint would spend them with its
+    session frozen."""
+    proof = config.run_dir / PROOF
+    return open_lease(config.lease, not fresh and _read(proof) == config.lease, lambda: _note(proof, config.lease))
+
+
+def _read(proof: Path) -> str | None:
+    try:
+        return proof.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _note(proof: Path, url: str) -> None:
+    new = proof.with_name(f"{PROOF}.{os.getpid()}.new")
+    try:
+        new.write_text(url, encoding="utf-8")
+        new.replace(proof)
+    except OSError:
+        new.unlink(missing_ok=True)  # no room: the next command tries it again
 
 
 def last_checkpoint(leases: LeaseStore, session: str) -> str | None:

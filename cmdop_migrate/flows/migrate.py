@@ -19,7 +19,7 @@ from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
-from cmdop_migrate.flows import checkpoint, handover, plan, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, hooks, plan, steps, talk, tools
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
@@ -144,18 +144,22 @@ class _Migration:
             self.progress(f"{self.target.name} gets ready")
             self.receiver.start(READY_TIMEOUT)
 
+    @property
+    def _wanted(self) -> checkpoint.Wanted:
+        return checkpoint.Wanted(reason="migrate", to=self.target.name, migration=self.move.id)
+
     def _pre_ship(self) -> None:
         for number in range(1, self.wanted.pre_ship + 1):
             self.phases.reach(f"pre-ship-{number}")
             with self.phases.phase(f"pre_ship_{number}"):
                 self.progress(f"sending ahead, {number} of {self.wanted.pre_ship}")
-                wanted = checkpoint.Wanted(leave_running=True, tag="pre-ship", migration=self.move.id)
+                wanted = replace(self._wanted, leave_running=True, tag="pre-ship", reason="pre-ship")
                 sent = checkpoint.checkpoint(self.records, self.record.session, wanted).manifest
                 self.move = self.moves.save(replace(self.move, ahead=(*self.move.ahead, sent.checkpoint)))
                 self.receiver.wait_ahead(sent.checkpoint, _patience(sent))
 
     def _ship(self) -> None:
-        wanted = checkpoint.Wanted(migration=self.move.id, hand_over=self._on_hand_over)
+        wanted = replace(self._wanted, hand_over=self._on_hand_over)
         self.shipped = checkpoint.checkpoint(self.records, self.record.session, wanted, self.progress)
         self.phases.seconds |= self.shipped.phases
 
@@ -170,6 +174,8 @@ class _Migration:
         assert self.settled is not None
         if self.settled.end is End.PARKED and self.receiver.is_alive:
             self.settled = self._left_to_target()
+        if self.settled.end is End.ON_SOURCE and self.shipped is not None and self.shipped.hooks:
+            hooks.going_on(self.records, self.record.session)
         self.move = self.moves.end(self.move, self.settled.end, told=True)
 
     def _end(self) -> None:
@@ -245,6 +251,7 @@ class _Migration:
             "phases": self.phases.seconds | there,
             "bytes": self.shipped.to_json()["bytes"],
             "closed_connections": self.shipped.closed,
+            "hooks": [*self.shipped.hooks, *self.answer.get("hooks", [])],
             "warnings": self.warnings,
             "took_s": round(clock.boottime() - self.began, 6),
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from cmdop_migrate.errors import Blocked, NotFound, Usage
 from cmdop_migrate.session import files
 
 VERSION = 1
+PATIENCE = 2.0
 _log = log.get("migrate")
 
 
@@ -115,32 +117,55 @@ class Moves:
         raise NotFound(f"no migration {reference!r} on this host", "See: cmdop-migrate resume")
 
     def forget_old(self) -> None:
-        for one in self.all():
-            if one.end is not None and one.told and clock.walltime() - (one.ended or 0.0) > self._keep:
-                (self._dir / f"{one.id}.json").unlink(missing_ok=True)
+        """Those that ended long ago. With the last one of a session goes its lock, unless somebody has it."""
+        moves = self.all()
+        old = [one for one in moves if one.end and one.told and clock.walltime() - (one.ended or 0.0) > self._keep]
+        kept = {one.session for one in moves if one not in old}
+        for one in old:
+            (self._dir / f"{one.id}.json").unlink(missing_ok=True)
+            with self.lock(one.session) as is_ours:
+                if is_ours and one.session not in kept:
+                    (self._dir / f"{one.session}.lock").unlink(missing_ok=True)
 
     @contextmanager
-    def lock(self, session: str) -> Iterator[bool]:
-        """Whether nobody else is at a move of this session; then nobody will be while this lasts."""
+    def lock(self, session: str, patience: float = 0.0) -> Iterator[bool]:
+        """Whether nobody else is at a move of this session; then nobody will be while this lasts. `patience`: the agent
+        has it now and then, for a moment."""
         self._dir.mkdir(mode=0o700, exist_ok=True)
-        fd = os.open(self._dir / f"{session}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until = time.monotonic() + patience
+        fd = _locked(self._dir / f"{session}.lock")
+        while fd is None and time.monotonic() < until:
+            time.sleep(0.05)
+            fd = _locked(self._dir / f"{session}.lock")
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+            yield fd is not None
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
     @contextmanager
     def alone(self, session: str, name: str) -> Iterator[None]:
         """Blocked when another command is at a move of this session."""
-        with self.lock(session) as is_ours:
+        with self.lock(session, PATIENCE) as is_ours:
             if not is_ours:
                 raise Blocked(f"session {name!r} is being moved already", "Wait for that, or see: cmdop-migrate ls")
             yield
+
+
+def _locked(path: Path) -> int | None:
+    """The lock, or None: somebody has it. A file that was removed by who had it before is not it any more."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except FileNotFoundError:
+            pass
+        os.close(fd)
 
 
 def _read(path: Path) -> Move | None:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
 
+CANCEL_TIMEOUT = 3.0  # it says something every half second
+
 
 class Target(Protocol):
     """The other host, which shares store, lease store and key with this one (remote/peer.py)."""
@@ -24,9 +26,6 @@ class Target(Protocol):
     ) -> dict[str, Any]:
         """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended."""
 
-    def close(self) -> None:
-        """Hang up."""
-
 
 class Receiver:
     """`restore --standby` there. `running_at`: CLOCK_BOOTTIME here when it said that the session runs."""
@@ -37,6 +36,7 @@ class Receiver:
         self._said: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
+        self._cancelled = False
         self.running_at: float | None = None
         self.answered_at = 0.0
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
@@ -69,10 +69,11 @@ class Receiver:
         return self._thread.is_alive()
 
     def cancel(self) -> None:
-        """Nothing is to be restored there: it leaves when it finds that nobody listens."""
+        """Nothing is to be restored there: we stop listening at its next word, and it leaves when it finds out. The
+        connection may be others' too, and stays."""
+        self._cancelled = True
         if self._thread.is_alive():
-            self._target.close()
-            self._thread.join(10)
+            self._thread.join(CANCEL_TIMEOUT)
 
     def _await(self, is_there: Callable[[], bool], timeout: float, what: str) -> None:
         until = clock.boottime() + timeout
@@ -97,6 +98,8 @@ class Receiver:
             self._changed.notify_all()
 
     def _hear(self, line: dict[str, Any]) -> None:
+        if self._cancelled:
+            raise PeerFailed(f"{self._target.name} is not needed any more", "")
         said = line.get("progress")
         if not isinstance(said, dict):
             return

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cmdop_migrate.errors import Blocked, CmdopError
 from cmdop_migrate.flows import handover
 from cmdop_migrate.flows.handover import settle
-from cmdop_migrate.flows.moves import End, Move, Moves
+from cmdop_migrate.flows.moves import PATIENCE, End, Move, Moves
 from cmdop_migrate.remote.peer import Peer
 from cmdop_migrate.session.records import Records
 
@@ -25,7 +25,7 @@ def resume(
     done: list[Move] = []
     failed: list[tuple[Move, CmdopError]] = []
     for one in wanted:
-        with moves.lock(one.session) as is_ours:
+        with moves.lock(one.session, PATIENCE) as is_ours:
             if not is_ours:
                 words = f"session {one.name!r} is being moved to {one.target} right now"
                 failed.append((one, Blocked(words, "Wait for that.")))

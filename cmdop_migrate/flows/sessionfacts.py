@@ -64,6 +64,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         ports=_ports(group) if record.link is None else (),
         layers=record.layers,
         shares=record.binds,
+        hooks=tuple(sorted({path for _, path in record.spec.hooks})),
         unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
         nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
         mounts=_mounts(record),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,20 +22,21 @@ _ETCD_OPTIONS = ("ca", "cert", "key")
 _HINT = f"Valid forms: {FORMS}."
 
 
-def open_lease(url: str, proven: bool = False) -> LeaseStore:
+def open_lease(url: str, proven: bool = False, on_proof: Callable[[], None] = lambda: None) -> LeaseStore:
     """The lease store at `url`; nothing is asked of it yet. `proven`: its `check` went well on this host before, so it
-    need not be repeated before the first write."""
-    return LeaseStore(open_register(url, proven))
+    need not be repeated before the first write. `on_proof` hears when it went well now, of a server that must be
+    tried."""
+    return LeaseStore(open_register(url, proven, on_proof))
 
 
-def open_register(url: str, proven: bool = False) -> Register:
+def open_register(url: str, proven: bool = False, on_proof: Callable[[], None] = lambda: None) -> Register:
     if url.startswith("sqlite://"):
         return SqliteRegister(_file(url))
     if url.startswith("s3://"):
         place = s3_place(url)
         from cmdop_migrate.lease.s3 import S3Register
 
-        return S3Register(place, proven=proven)
+        return S3Register(place, proven=proven, on_proof=on_proof)
     if url.startswith("etcd://"):
         place_of_etcd = etcd_place(url)
         from cmdop_migrate.lease.etcd import EtcdRegister

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -27,11 +27,17 @@ PATIENT = S3Limits(connect=2.0, read=20.0)  # SeaweedFS lets some racers for one
 
 class S3Register(Register):
     """`proven`: someone on this host has run `check` on this address already, an agent at its start say; commands then
-    need not spend the second it may take."""
+    need not spend the seconds it may take. `on_proof` hears when it went well here."""
 
     threads = 16
 
-    def __init__(self, place: S3Place, limits: S3Limits = SOON, proven: bool = False) -> None:
+    def __init__(
+        self,
+        place: S3Place,
+        limits: S3Limits = SOON,
+        proven: bool = False,
+        on_proof: Callable[[], None] = lambda: None,
+    ) -> None:
         self.url = place.url
         self._place = place
         self._client = s3_client(place, limits)
@@ -40,7 +46,7 @@ class S3Register(Register):
         self._folder = f"{root}lease/"
         self._probe_folder = f"{root}probe/"
         self._lock = threading.Lock()
-        self._proven = proven
+        self._proven, self._on_proof = proven, on_proof
         self._quoted = True  # how this server wants its ETags back: Ceph takes them only bare
 
     def check(self) -> None:
@@ -55,6 +61,7 @@ class S3Register(Register):
             finally:
                 patient.close()
             self._proven = True
+            self._on_proof()
 
     def read(self, session: str) -> Cell | None:
         check_session(session)

@@ -89,6 +89,12 @@ def _directories(move: Move) -> Iterable[Said]:
             yield Said("warn", said)
 
 
+def _hooks(move: Move) -> Iterable[Said]:
+    for path in move.session.hooks:
+        if path not in move.target.hooks:
+            yield Said("warn", f"hook {path} cannot be run on {move.target.host}: nothing is told there by it")
+
+
 def _name(move: Move) -> Iterable[Said]:
     if move.target.name_taken:
         yield Said("block", f"{move.target.host} has another session named {move.session.name!r}")
@@ -164,6 +170,13 @@ RULES: tuple[Rule[Move], ...] = (
         "directories it shares, and mount points it has views of",
         "Make or mount it there.",
         _directories,
+    ),
+    Rule(
+        "hooks",
+        ("warn",),
+        "executables it wants told, as `run --hook` named them",
+        "Put it there: an executable that root owns and nobody else may write.",
+        _hooks,
     ),
     Rule("name", ("block",), "another session there of the same name", "End or rename that one first.", _name),
     Rule(

@@ -37,6 +37,7 @@ class Ask:
     uids: tuple[int, ...] = ()
     ports: tuple[Port, ...] = ()
     directories: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **asdict(self)}
@@ -52,6 +53,7 @@ class Ask:
             uids=tuple(_count(one) for one in _rows(known["uids"])),
             ports=tuple(_port(one) for one in _rows(known["ports"])),
             directories=tuple(_text(one) for one in _rows(known["directories"])),
+            hooks=tuple(_text(one) for one in _rows(known["hooks"])),
         )
 
 
@@ -88,8 +90,9 @@ class Need:
 @dataclass(frozen=True)
 class HostFacts:
     """`wanting`: of the files asked about, those it lacks or has otherwise; `users`: uid -> name, of those asked about;
-    `listening`: taken on the ports asked about; `directories`: of those asked about, those there; `keys`: fingerprints
-    of all it has, `key` of the one it seals with; `name_taken`: another session there has the name."""
+    `listening`: taken on the ports asked about; `directories`, `hooks`: of those asked about, those there and
+    usable; `keys`: fingerprints of all it has, `key` of the one it seals with; `name_taken`: another session there has
+    the name."""
 
     host: str
     instance: str
@@ -110,6 +113,7 @@ class HostFacts:
     listening: tuple[Port, ...] = ()
     addresses: frozenset[str] = frozenset()
     directories: frozenset[str] = frozenset()
+    hooks: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     key: str | None = None
     standing: Standing | None = None
@@ -119,7 +123,7 @@ class HostFacts:
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)
         data["cpu"]["flags"] = sorted(self.cpu.flags)
-        for name in ("criu_features", "addresses", "directories", "keys"):
+        for name in ("criu_features", "addresses", "directories", "hooks", "keys"):
             data[name] = sorted(data[name])
         data["users"] = {str(uid): name for uid, name in self.users.items()}
         return {"format": FORMAT, **data}
@@ -148,6 +152,7 @@ class HostFacts:
             listening=tuple(_port(one) for one in _rows(known["listening"])),
             addresses=_texts(known["addresses"]),
             directories=_texts(known["directories"]),
+            hooks=_texts(known["hooks"]),
             keys=_texts(known["keys"]),
             key=_maybe(known["key"], _text),
             standing=_maybe(known["standing"], _standing),

@@ -70,6 +70,7 @@ class SessionFacts:
     ports: tuple[Port, ...] = ()
     layers: tuple[str, ...] = ()
     shares: tuple[str, ...] = ()
+    hooks: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
@@ -88,6 +89,7 @@ class SessionFacts:
             uids=self.uids,
             ports=self.ports,
             directories=(*self.layers, *self.shares),
+            hooks=self.hooks,
         )
 
 

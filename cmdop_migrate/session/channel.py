@@ -134,4 +134,6 @@ def _silent(timeout: float) -> TimedOut:
 
 
 def exited(name: str, reason: str) -> SessionExited:
+    if reason.startswith("moved to "):
+        return SessionExited(f"session {name!r} has {reason}", "Use it there; its output up to then: output " + name)
     return SessionExited(f"session {name!r} is over: {reason}", "Its last output is kept: cmdop-migrate output " + name)

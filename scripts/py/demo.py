@@ -1,6 +1,7 @@
 """The story scripts/demo tells, as a list of steps; it checks what it claims and fails when that is not so.
 
 demo_place      a host of the demo's own: directories, settings, and the cleaning up
+demo_move       the second half: two hosts, and a session that moves between them
 demo_terminal   a client in a real PTY, as a person would have one
 demo_say        how it looks
 STEPS           what happens; a step gets the Demo and leaves what it learnt there
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import demo_move
 from demo_place import Place, Trouble
 from demo_say import Say
 from demo_terminal import Terminal
@@ -194,20 +196,21 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda which, _: sys.exit(128 + which))
     say, began = Say(), time.monotonic()
-    say.title("cmdop-migrate: a live session outlives its clients, and its own processes")
+    say.title("cmdop-migrate: a live session outlives its clients, processes and host")
     try:
         with Place() as place:
             demo = Demo(place, say)
             for index, step in enumerate(STEPS, 1):
                 say.step(index, step.__doc__ or step.__name__)
                 step(demo)
+        demo_move.play(say, len(STEPS) + 1)
     except Trouble as trouble:
         say.bad(str(trouble))
         return 1
     except KeyboardInterrupt:
-        say.bad("interrupted; the session it had started is gone")
+        say.bad("interrupted; what it had started is gone")
         return 130
-    say.end(f"All of it held, in {time.monotonic() - began:.1f} s; its session and its files are gone again.")
+    say.end(f"All of it held, in {time.monotonic() - began:.1f} s; its sessions, hosts and files are gone again.")
     say.next(
         "Now you:",
         ".venv/bin/cmdop-migrate run --name work -- bash",

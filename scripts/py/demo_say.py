@@ -24,9 +24,9 @@ class Say:
     def step(self, number: int, text: str) -> None:
         self._print(f"\n  {number}  {text}", "1")
 
-    def command(self, *lines: str) -> None:
+    def command(self, *lines: str, prompt: str = "$ ") -> None:
         for index, line in enumerate(lines):
-            self._print(f"{INDENT}{'  ' if index else '$ '}{line}", "36")
+            self._print(f"{INDENT}{'  ' if index else prompt}{line}", "36")
 
     def result(self, text: str) -> None:
         self._print(f"{INDENT}{text}")

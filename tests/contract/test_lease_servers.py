@@ -6,18 +6,24 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cmdop_migrate import config as settings
 from cmdop_migrate.errors import BadConfig, LeaseUnreachable
+from cmdop_migrate.flows import leases
+from cmdop_migrate.lease import s3
 from cmdop_migrate.lease.base import Swap
 from cmdop_migrate.lease.etcd import EtcdRegister, server_ttl
 from cmdop_migrate.lease.etcdhttp import EtcdLimits
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.s3 import S3Register
+from cmdop_migrate.lease.s3cells import S3Cells
+from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.storage.registry import s3_place
 from cmdop_migrate.storage.s3client import S3Limits
@@ -150,6 +156,29 @@ def test_an_s3_write_cut_after_its_headers_leaves_the_record_whole(
         lease = held(answer)
         seen = open_lease(s3_url, proven=True).inspect("s")
         assert seen is not None and seen.record.token == 1
+
+
+def test_a_server_is_tried_once_a_boot_and_by_every_agent(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def counted(server: S3Cells, folder: str) -> bool:
+        tried.append(server.url)
+        return probe(server, folder)
+
+    monkeypatch.setattr(s3, "probe", counted)
+    config = settings.load(environ={"CMDOP_MIGRATE_LEASE": s3_url, "CMDOP_MIGRATE_RUN_DIR": str(tmp_path)})
+    for times, fresh in ((1, False), (1, False), (2, True), (2, False)):
+        leases.open_store(config, fresh).check()
+        assert len(tried) == times
+    other = replace(config, lease=s3_url.replace("?", "-other?"))
+    leases.open_store(other).check()
+    assert len(tried) == 3 and [one.name for one in tmp_path.iterdir()] == [leases.PROOF]
+    leases.open_store(config).check()
+    assert len(tried) == 4  # what is noted is one address
+    nowhere = replace(config, run_dir=tmp_path / "gone")
+    leases.open_store(nowhere).check()  # cannot be noted: as good, only slower the next time
 
 
 def test_no_such_bucket_and_no_server(s3_server: S3Server) -> None:

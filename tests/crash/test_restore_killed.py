@@ -177,11 +177,11 @@ def test_running_and_restored_already_are_fenced(host: Host) -> None:
     host.fails("restore", second, status=5, code="fenced")
 
 
-def test_a_kill_during_a_restore_finds_it_parked(parked: dict[str, Witness]) -> None:
+def test_a_kill_during_a_restore_does_not_touch_it(parked: dict[str, Witness]) -> None:
     one = parked["laid out"]
     with stopped(one.host, "resumed", "restore", one.name) as (cli, worker):
-        error = one.host.fails("kill", one.name, status=4, code="blocked")
-        assert "parked" in error["message"]
+        error = one.host.fails("kill", one.name, status=5, code="fenced")
+        assert "being restored" in error["message"]
         worker.send_signal(signal.SIGCONT)
         status, answer = finished(cli)
     assert status == 0, answer

@@ -56,7 +56,7 @@ def test_it_holds_what_it_promises_and_leaves_nothing(tmp_path: Path) -> None:
     with demo(tmp_path) as process:
         await_that(lambda: running(tmp_path))
         groups = groups_of(tmp_path)
-        said, _ = process.communicate(timeout=90)
+        said, _ = process.communicate(timeout=180)
     assert process.returncode == 0, said
     assert "none missing, none doubled" in said
     assert max(map(len, said.splitlines())) <= 80

@@ -13,6 +13,7 @@ import pytest
 
 from tests import fences
 from tests.hosts import PROJECT, Host, pair, until
+from tests.moves import two
 
 
 @pytest.fixture
@@ -208,3 +209,28 @@ def test_on_fence(hosts: tuple[Host, Host]) -> None:
     assert "fenced" not in events and "lease_unsure" not in events, "it never stood still meanwhile"
     fences.counts_on(a, kept)
     assert len(facts(heard)) == 1
+
+
+def test_migrate_is_told_on_both_sides_and_stopped_by_a_no(tmp_path: Path) -> None:
+    with two(tmp_path) as world:
+        a, b = world.a, world.b
+        before, thawed, after = noting(a, "pre-freeze"), noting(a, "post-thaw"), noting(b, "post-restore")
+        mine = Path(script(a.dir / "mine", "exit 0"))
+        session = fences.counter(a, "w", "--hook", f"post-restore={mine}")
+        mine.unlink()
+        a.ok("key", "show")  # makes one
+        found = [one for one in a.cm_json("plan", "w", "--to", "host-b")["findings"] if one["check"] == "hooks"]
+        assert [one["level"] for one in found] == ["warn"] and str(mine) in found[0]["message"]
+        refuse = Path(host_hook(a, "pre-freeze", "echo not now; exit 1", "two"))
+        error = a.fails("migrate", "w", "--to", "host-b", status=4, code="blocked")
+        assert "not now" in error["message"] and "goes on here" in error["hint"]
+        assert world.where(session) == ["host-a"] and len(facts(before)) == len(facts(thawed)) == 2
+        refuse.unlink()
+        done = a.cm_json("migrate", "w", "--to", "host-b")
+        told = [("pre-freeze", True), ("post-restore", True), ("post-restore", False)]
+        assert [(one["event"], one["ok"]) for one in done["hooks"]] == told
+        assert facts(before)[-1].items() >= {"reason": "migrate", "from": "host-a", "to": "host-b"}.items()
+        (said,) = facts(after)
+        assert said.items() >= {"from": "host-a", "to": "host-b", "token": 2, "session": session}.items()
+        assert len(facts(thawed)) == 2, "it did not go on here"
+        fences.counts_on(b, session)

@@ -2,59 +2,204 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.flows.phases import TEST_STOP
+from cmdop_migrate.session import cgroup
 from tests import fences
-from tests.hosts import until
+from tests.crash.witness import LARGE, Witness, finished, stopped
+from tests.hosts import CM, Host, until
 from tests.moves import World, two
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with two(tmp_path) as made:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with two(tmp_path_factory.mktemp("two")) as made:
         yield made
 
 
-def test_it_goes_there_and_back_and_counts_on(world: World) -> None:
+@pytest.fixture
+def world(shared: World) -> Iterator[World]:
+    """Without sessions of other tests."""
+    yield shared
+    for host in (shared.a, shared.b):
+        for row in host.sessions():
+            host.cm("kill", row["session"], "--signal", "KILL")
+
+
+def dies(host: Host, name: str) -> None:
+    host.ok("kill", name, "--signal", "KILL")
+
+
+def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
     a, b = world.a, world.b
-    session = fences.counter(a)
-    facts = a.cm_json("migrate", "w", "--to", "host-b")
-    print(facts)
+    session = fences.counter(a, "w1")
+    page = tmp_path / "move.html"
+    lines = a.ok("--json", "migrate", "w1", "--to", "host-b", "--report", str(page), "--progress").splitlines()
+    *progress, facts = map(json.loads, lines)
     assert (facts["session"], facts["from"], facts["to"], facts["token"]) == (session, "host-a", "host-b", 2)
     assert 0 < facts["frozen_s"] <= facts["downtime_s"] < facts["took_s"]
+    assert facts["downtime"] == {"from": "last output", "until": "first output"}
+    assert {"plan", "freeze", "dump", "upload", "commit", "there", "there.restore", "forget"} <= set(facts["phases"])
+    stages = list(dict.fromkeys(one["progress"]["stage"] for one in progress))
+    assert stages == ["plan", "stand-by", "ship", "restore", "forget"]
+    done = [one["progress"]["done"] for one in progress]
+    assert done == sorted(done) or facts["warnings"] is not None  # better figures may come with the plan
+    assert page.read_text().count("<rect") >= 10
     fences.counts_on(b, session)
     assert world.where(session) == ["host-b"]
     (row,) = a.sessions()
     assert (row["state"], row["note"]) == ("exited", "moved to host-b (token 2)")
     a.assert_clean(ended=True)
     assert world.resume() == []
+    assert fences.event(a, session, "migrated")["downtime_s"] == facts["downtime_s"]
+    b.ok("checkpoint", "w1")
+    a.ok("restore", session)  # and back, from the store
+    fences.counts_on(a, session)
 
 
-def test_restore_to(world: World) -> None:
+def test_sent_ahead_it_ships_only_what_changed(world: World) -> None:
     a, b = world.a, world.b
-    session = fences.counter(a)
-    error = a.fails("restore", "w", "--to", "host-b", status=5, code="fenced")
-    assert "migrate w --to host-b" in error["hint"]
-    a.ok("checkpoint", "w")
+    one = Witness.start(a, "big", LARGE)
+    facts = a.cm_json("migrate", "big", "--to", "host-b", "--pre-ship", "2")
+    assert {"pre_ship_1", "pre_ship_2"} <= set(facts["phases"])
+    assert facts["bytes"]["new"] < facts["bytes"]["memory"] // 4, facts["bytes"]
+    there = Witness(b, "big", one.session)
+    there.assert_runs()
+    assert world.where(one.session) == ["host-b"]
+    assert os.listdir(b.state / "ahead") == []
+
+
+def test_a_quiet_session_is_measured_from_the_freeze(world: World) -> None:
+    world.a.start("sleep", "1000", name="quiet")
+    time.sleep(1.1)
+    facts = world.a.cm_json("migrate", "quiet", "--to", "host-b")
+    assert facts["downtime"] == {"from": "freeze", "until": "running"}
+    assert facts["downtime_s"] == facts["frozen_s"]
+
+
+def test_restore_and_fork_there(world: World) -> None:
+    a, b = world.a, world.b
+    session = fences.counter(a, "w2")
+    error = a.fails("restore", "w2", "--to", "host-b", status=5, code="fenced")
+    assert "migrate w2 --to host-b" in error["hint"]
+    branch = a.cm_json("fork", "w2", "w2-2", "--to", "host-b")
+    assert (branch["parent"], branch["host"]) == (session, "host-b")
+    fences.counts_on(b, branch["session"])
+    fences.counts_on(a, session)
+    a.ok("checkpoint", "w2")
     parked = len(fences.numbers(a, session))
     facts = a.cm_json("restore", "--to", "host-b")
     assert (facts["session"], facts["host"], facts["token"]) == (session, "host-b", 2)
     assert fences.counts_on(b, session) >= parked
-    assert a.sessions()[0]["note"] == "moved to host-b (token 2)"
+    assert fences.record(a, session)["exit"]["reason"] == "moved to host-b (token 2)"
+    a.fails("restore", session, "--to", "host-b", status=5, code="fenced")
 
 
-def test_a_target_that_fails_gives_it_back(world: World) -> None:
-    a = world.a
-    session = fences.counter(a)
-    world.b.start("sleep", "1000", name="w")  # two of one name
-    error = a.fails("migrate", "w", "--to", "host-b", "--accept", "name", status=4, code="blocked")
-    assert "goes on here" in error["hint"], error
+def test_a_target_that_cannot_take_it_gives_it_back(world: World) -> None:
+    """Found out only when it is there already: a session of that name."""
+    a, b = world.a, world.b
+    session = fences.counter(a, "w3")
+    b.start("sleep", "1000", name="w3")
+    assert "name" in a.fails("migrate", "w3", "--to", "host-b", status=4, code="blocked")["message"]
+    error = a.fails("migrate", "w3", "--to", "host-b", "--accept", "name", status=4, code="blocked")
+    assert "goes on here (token " in error["hint"], error
     fences.counts_on(a, session)
     assert world.where(session) == ["host-a"]
-    until(lambda: fences.lease(a, session)["holder"] == "host-a", 5)
-    world.b.ok("kill", "w")
-    a.ok("migrate", "w", "--to", "host-b")
+    found = fences.lease(a, session)
+    assert (found["holder"], found["token"]) == ("host-a", 3)  # taken back twice: `fails` tries both ways
+    inside = f"/proc/{a.pids(session)[0]}/root/run/cmdop-migrate/token"
+    assert Path(inside).read_text() == "3\n"
+    assert world.resume() == []
+    dies(b, "w3")
+    assert a.cm_json("migrate", "w3", "--to", "host-b")["token"] == 4
+    fences.counts_on(b, session)
+
+
+@pytest.mark.parametrize("step", ["migrate:hand-over", "checkpoint:committing"])
+def test_ctrl_c_when_it_is_handed_over(world: World, step: str) -> None:
+    """It goes on here, or there: the lease tells."""
+    flow, _, at = step.partition(":")
+    name = f"{flow}-{at}"
+    session = fences.counter(world.a, name)
+    env = world.a.env(**{TEST_STOP: step})
+    words = [*CM, "--json", "migrate", name, "--to", "host-b"]
+    cli = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    until(lambda: Path(f"/proc/{cli.pid}/stat").read_text().split()[2] == "T", 60, f"it stands at {step}")
+    assert cgroup.is_frozen(world.a.group(session))
+    cli.send_signal(signal.SIGINT)
+    cli.send_signal(signal.SIGCONT)
+    status, answer = finished(cli)
+    assert status == 130, answer
+    (where,) = until(lambda: world.where(session), 10)
+    fences.counts_on({"host-a": world.a, "host-b": world.b}[where], session)
+    assert world.resume() == []
+
+
+def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
+    a = world.a
+    session = fences.counter(a, "w5")
+    with stopped(a, "hand-over", "migrate", "w5", "--to", "host-b") as (cli, _):
+        assert "already" in a.fails("migrate", "w5", "--to", "host-b", status=4, code="blocked")["message"]
+        assert "right now" in a.fails("resume", status=4, code="blocked")["message"]
+        a.fails("checkpoint", "w5", status=4, code="blocked")
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
     fences.counts_on(world.b, session)
+
+
+def test_a_session_that_ends_on_the_way(world: World) -> None:
+    a = world.a
+    a.start("sh", "-c", "read line; exit 3", name="brief")
+    with stopped(a, "begin ship", "migrate", "brief", "--to", "host-b") as (cli, _):
+        a.ok("send", "brief", "go", "--enter")
+        until(lambda: not a.pids(answer_session(a, "brief")), 10, "it ends")
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert (status, answer["error"]["code"]) == (4, "session_exited"), answer
+    assert "exited 3" in answer["error"]["message"] and "has ended" in answer["error"]["hint"]
+    assert world.resume() == []
+
+
+def answer_session(host: Host, name: str) -> str:
+    (row,) = [one for one in host.sessions() if one["name"] == name]
+    return str(row["session"])
+
+
+def test_what_makes_no_sense(world: World, tmp_path: Path) -> None:
+    a = world.a
+    session = fences.counter(a, "w6")
+    a.fails("migrate", "w6", "--to", "nowhere", status=3, code="host_not_found")
+    a.fails("migrate", "nobody", "--to", "host-b", status=3, code="session_not_found")
+    a.fails("migrate", "w6", "--to", "host-a", status=2, code="usage")
+    a.fails("migrate", "w6", "--to", "host-b", "--pre-ship", "11", status=2, code="usage")
+    a.fails("migrate", "w6", "--to", "host-b", "--pre-ship", "-1", status=2, code="usage")
+    a.fails("migrate", "w6", "--to", "host-b", "--accept", "nonsense", status=2, code="usage")
+    a.fails("migrate", "w6", "--to", "host-b", "--report", f"{tmp_path}/no/such.html", status=2, code="usage")
+    a.fails("resume", "ffffff", status=3, code="not_found")
+    assert a.cm_json("resume") == {"migrations": []}
+    fences.counts_on(a, session)
+
+
+def test_a_target_that_is_not_fit(world: World) -> None:
+    """Said before anything is frozen."""
+    a = world.a
+    session = fences.counter(a, "w7")
+    try:
+        world.set_there(CMDOP_MIGRATE_CRIU="/bin/false")
+        assert "CRIU" in a.fails("migrate", "w7", "--to", "host-b", status=4, code="blocked")["message"]
+        error = a.fails("migrate", "w7", "--to", "host-b", "--accept", "host_ready", status=4, code="blocked")
+        assert "goes on here" in error["hint"], error  # nor does the target, asked to stand by, pretend
+    finally:
+        world.set_there()
+    fences.counts_on(a, session)
+    assert not [one for one in a.events(session) if one["event"] == "checkpointed"]

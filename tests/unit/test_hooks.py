@@ -12,6 +12,7 @@ import pytest
 
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import hookrun, hooks
+from cmdop_migrate.model import Spec
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks belong to root")
 
@@ -53,6 +54,12 @@ def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str])
     assert hookrun.refusal(str(link)) == f"others than root may write in {path.parent}"
     path.parent.chmod(0o1777)
     assert hookrun.refusal(str(path)) == ""
+    below = path.parent / "open" / "below" / "hook"
+    below.parent.mkdir(parents=True)
+    below.write_text("#!/bin/sh")
+    below.chmod(0o755)
+    below.parent.parent.chmod(0o777)
+    assert hookrun.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
     assert hookrun.refusal(str(path.parent)) == "not a file"
     assert hookrun.refusal("hook") == "not an absolute path"
     path.unlink()
@@ -105,6 +112,12 @@ def test_one_that_leaves_a_process_behind_is_over(hook: Callable[[str], str]) ->
 def test_one_that_closes_its_output_is_waited_for(hook: Callable[[str], str]) -> None:
     done = run(hook("exec >&- 2>&-; sleep 0.3; exit 4"))
     assert done.problem == "exited 4" and done.seconds >= 0.3
+
+
+def test_hooks_of_a_session() -> None:
+    found = (("pre-freeze", "/etc/flush"), ("post-restore", "/no/such"))
+    spec = Spec(("x",), "/", "root", (), hooks=found)
+    assert hooks.of_session(spec, "pre-freeze") == [found[0][1]] and hooks.of_session(spec, "token") == []
 
 
 @pytest.mark.parametrize("text", ["pre-freeze", "before=/bin/true", "pre-freeze=", "pre-freeze=true", "token=/no/such"])

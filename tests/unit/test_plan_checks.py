@@ -147,6 +147,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("uids", "warn", "1000 (amy)", both(process(uid=1000), source(users={0: "root", 1000: "amy"}))),
     ("directories", "block", "shared directory /data", target(directories=frozenset(("/", "/home")))),
     ("directories", "warn", "/home", target(directories=frozenset(("/", "/data")))),
+    ("hooks", "warn", "/etc/flush", session(hooks=("/etc/flush",))),
     ("name", "block", "'work'", target(name_taken=True)),
     ("watches", "warn", "tail (pid 3)", session(unseen=("tail (pid 3)",))),
     ("device_nodes", "block", "/root/sda", session(nodes=("/root/sda",))),

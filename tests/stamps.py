@@ -1,0 +1,94 @@
+"""A session that notes when it runs and what it is told, so that two that run at once are found out."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cmdop_migrate.errors import CmdopError
+from cmdop_migrate.flows import talk
+from cmdop_migrate.session.channel import HolderGone
+from tests import fences
+from tests.hosts import Host, until
+
+# Stamps the time, as often as it can, into a file of the host named after its token; and does what it is told.
+# The time is read before the token: what is written under a token was true under that token or before.
+PROGRAM = """
+import struct, sys, threading, time
+def note(kind, text):
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    token = open("/run/cmdop-migrate/token").read().strip()
+    with open(f"{sys.argv[1]}/{kind}-{token}", "ab") as file:
+        file.write(struct.pack("d", now))
+def stamp():
+    while True:
+        note("ran", "")
+        time.sleep(0.001)
+threading.Thread(target=stamp, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    note("did", line)
+"""
+
+
+class Stamped:
+    """`directory` is the name it has on its hosts; `seen` where it is found from here, if not there, by token."""
+
+    def __init__(self, host: Host, directory: Path, name: str = "w", seen: Callable[[int], Path] | None = None) -> None:
+        self._seen, self.ahead = seen or (lambda token: directory), 0.0
+        self._seen(1).mkdir(exist_ok=True)
+        command = (sys.executable, "-c", PROGRAM, str(directory))
+        self.session: str = host.start(*command, name=name, options=("--share", str(directory)))["session"]
+        until(lambda: self.times("ran", 1), 10, "it runs")
+
+    def restored_on(self, host: Host) -> None:
+        """A restored session's clocks go on from where it was dumped, in a time namespace of its own."""
+        offsets = Path(f"/proc/{host.pids(self.session)[0]}/timens_offsets").read_text().splitlines()
+        _, seconds, nanoseconds = next(line.split() for line in offsets if line.startswith("boottime"))
+        self.ahead = float(seconds) + float(nanoseconds) / 1e9
+
+    def times(self, kind: str, token: int) -> list[float]:
+        """When it ran under `token`, or did what it was told, on the machine's clock."""
+        ahead = self.ahead if token == 2 else 0.0
+        try:
+            data = (self._seen(token) / f"{kind}-{token}").read_bytes()
+        except FileNotFoundError:
+            return []
+        return [one - ahead for (one,) in struct.iter_unpack("d", data[: len(data) // 8 * 8])]
+
+
+@contextlib.contextmanager
+def told_all_the_time(session: str, *hosts: Host) -> Iterator[None]:
+    """Clients on every host who type all the time, wherever they are let in."""
+    over = threading.Event()
+
+    def client(host: Host) -> None:
+        while not over.is_set():
+            with contextlib.suppress(CmdopError, HolderGone, OSError):
+                talk.send(fences.records(host), session, b"go\r", "client")
+            time.sleep(0.01)
+
+    threads = [threading.Thread(target=client, args=(host,)) for host in hosts]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for one in threads:
+            one.join()
+
+
+def assert_superseded(host: Host, session: str) -> None:
+    """It knows that it was, and nothing of it is left there."""
+    until(lambda: fences.record(host, session)["phase"] == "exited", 15, "it ends there")
+    assert fences.record(host, session)["exit"]["reason"] == "superseded by token 2 on host-b"
+    until(lambda: not (host.state / "sessions" / session / "layers").exists(), 5, "its files are gone")
+    assert not host.pids(session)
+    host.assert_clean(ended=True)
+    assert fences.event(host, session, "superseded")["by"] == 2
