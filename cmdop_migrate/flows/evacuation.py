@@ -31,6 +31,7 @@ LIST_EVERY = 1.0
 MOVE_TRIES = 2  # targets a session is tried on before it is parked
 BANDWIDTH_LEAST = 1 << 20
 OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
+ABANDON = 90.0  # … and then nobody waits for it any more
 UNDO = 3.0  # seconds until a move that is interrupted has ended
 PATIENCE = 120.0  # seconds for a session that is neither here nor away, when nothing else is to be done
 UNTOUCHED = ("begin", "plan", "stand-by", "pre-ship")  # steps of a move in which the session still runs
@@ -301,13 +302,19 @@ class Evacuation:
 
     def _hurry(self) -> None:
         """A move that has not come to the freeze when there is just time to park: parked. Long after the deadline, or
-        told twice to stop: undone."""
+        told twice to stop: undone. Even later, or told thrice: left to itself."""
         now = clock.boottime()
         for job in self.jobs:
             latest = self.ends_at - UNDO - schedule.park_seconds(job.load, self.budget)
             late = job.planned.target is not None and now > latest and self._step(job.load.session) in UNTOUCHED
             if late or now > self.ends_at + OVERTIME or self.stop.times > 1:
                 job.worker.interrupt()
+        if now > self.ends_at + ABANDON or self.stop.times > 2:
+            for job in self.jobs:
+                self._end(
+                    Entry(job.load.session, job.load.name, "left", why="still under way; see: cmdop-migrate resume")
+                )
+            self.jobs = []
 
     def _step(self, session: str) -> str:
         moves = [one for one in self.moves.open() if one.session == session]
@@ -330,4 +337,8 @@ class Evacuation:
         self.say(Said(entry, seconds, under_way, len(self.waiting)))
 
     def _note(self, entry: Entry) -> None:
-        self.made = self.drains.save(self.made.with_entry(entry))
+        self.made = self.made.with_entry(entry)
+        try:
+            self.drains.save(self.made)
+        except OSError as error:  # a full disk is one more reason to go on; the next one that is written has them all
+            _log.warning("what becomes of %s cannot be written down: %s", entry.name, error)

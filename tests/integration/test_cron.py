@@ -80,7 +80,7 @@ def test_a_night_of_maintenance(world: World) -> None:
     fences.counts_on(world["host-b"], session)
     assert said(cron(a, "drain-maintenance", "--quiet-ok")) == ""  # nothing to do, nothing to say
     assert said(cron(a, "undrain-maintenance")) == (
-        "undrain-maintenance: ok: sessions are accepted again; 1 came back or ended\n"
+        "undrain-maintenance: ok: host-a: sessions are accepted again; 1 back\n"
     )
     fences.counts_on(a, session)
     assert said(cron(a, "reap-idle", "--idle", "1h")) == "reap-idle: ok: 0 idle sessions\n"
