@@ -44,6 +44,7 @@ class Config:
     hooks_dir: Path
     hook_timeout: float
     hosts: tuple[HostEntry, ...] = ()
+    bandwidth: int | None = None
 
     @property
     def sessions_dir(self) -> Path:
@@ -87,6 +88,12 @@ def _ring(text: str) -> str:
     return text
 
 
+def _bandwidth(text: str) -> str:
+    if units.size(text) < 64 << 10:
+        raise Usage(f"too little to send anything: {text!r}", "At least 64KiB, a second.")
+    return text
+
+
 def _subnet(text: str) -> str:
     import ipaddress
 
@@ -123,6 +130,9 @@ KEYS: dict[str, Setting] = {
     "criu": Setting(None, _absolute, "the CRIU to use; without it, the one `doctor` finds or fetches"),
     "ring_size": Setting("1MiB", _ring, "how much of its output a session keeps; 4KiB to 256MiB"),
     "keep_exited": Setting("24h", _duration_text, "how long an ended session can still be looked at"),
+    "bandwidth": Setting(
+        None, _bandwidth, "bytes a second that a command sends to the store at most; without it, no limit"
+    ),
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
     "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
     "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
@@ -168,6 +178,7 @@ def to_environment(config: Config) -> dict[str, str]:
         "ring_size": f"{config.ring_size}B",
         "keep_exited": f"{config.keep_exited:g}s",
         "subnet": config.subnet,
+        "bandwidth": f"{config.bandwidth}B" if config.bandwidth is not None else "",
         "hooks_dir": str(config.hooks_dir),
         "hook_timeout": f"{config.hook_timeout:g}s",
     }
@@ -201,6 +212,7 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         hooks_dir=Path(must("hooks_dir")),
         hook_timeout=units.duration(must("hook_timeout")),
         hosts=hosts,
+        bandwidth=units.size(limit) if (limit := value("bandwidth")) is not None else None,
     )
 
 

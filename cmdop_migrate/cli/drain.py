@@ -70,10 +70,10 @@ def drain(app: App, dry_run: bool, **options: Any) -> int:
 
 def _teller(app: App, show: Callable[[str], None]) -> Callable[[Said], None]:
     def tell(said: Said) -> None:
-        if not app.json:
+        if said.entry.state != "going" and not app.json:
             show("")
             render.line(_words(said.entry) + (f", {said.seconds:.1f} s" if said.seconds else ""))
-            show(f"{said.to_do} to go")
+        show("; ".join([*said.under_way, f"{said.waiting} wait"]))
 
     return tell
 
@@ -159,9 +159,11 @@ def undrain(app: App, bring_back: bool, parallel: int) -> int:
     if app.json:
         render.answer({**facts, **({"error": render.error_facts(error)} if error else {})})
         return error.exit if error else 0
-    if not facts["was_draining"] and not bring_back:
-        render.note("This host was not drained.")
-    elif not bring_back and facts["away"]:
+    back_now = f"; {len(facts['restored'])} back" if bring_back else ""
+    ended = f", {len(facts['ended'])} ended meanwhile" if facts["ended"] else ""
+    accepted = "sessions are accepted again" if facts["was_draining"] else "was not drained"
+    render.line(f"{app.config.host}: {accepted}{back_now}{ended}")
+    if not bring_back and facts["away"]:
         render.note(f"{len(facts['away'])} are away; bring them home with: cmdop-migrate undrain --bring-back")
     if error:
         raise error

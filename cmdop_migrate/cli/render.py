@@ -96,7 +96,7 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
 
     def show(text: str) -> None:
         if shown:
-            print(f"\r\x1b[K{text} …", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{text} …" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

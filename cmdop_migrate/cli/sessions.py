@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import signal as signals
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import end, talk
 from cmdop_migrate.flows import run as run_flow
-from cmdop_migrate.session import terminal
+from cmdop_migrate.session import draining, terminal
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -92,9 +93,12 @@ def ls(app: App, all_hosts: bool) -> None:
         found = everywhere.list_all(app.records())
     else:
         found = talk.list_all(app.records())
+    drained = draining.read(app.config.state_dir)
     if app.json:
-        render.answer({"sessions": found})
+        render.answer({"sessions": found, **({"draining": asdict(drained)} if drained else {})})
         return
+    if drained:
+        render.note("This host is being drained; no session begins here until: cmdop-migrate undrain")
     if not found:
         render.note("No sessions. Start one with: cmdop-migrate run --name work -- bash")
         return

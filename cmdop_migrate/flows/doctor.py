@@ -15,6 +15,7 @@ from cmdop_migrate.flows import tools
 from cmdop_migrate.preflight import checks
 from cmdop_migrate.preflight.checks import Check
 from cmdop_migrate.preflight.facts import CriuFacts, gather
+from cmdop_migrate.session import draining
 
 Say = Callable[[str], None]
 
@@ -22,6 +23,8 @@ Say = Callable[[str], None]
 PACKAGES = {"tini-static": "tini", "nft": "nftables", "ip": "iproute2", "tar": "tar"}
 FEATURES = ("uffd-noncoop", "mem_dirty_track")
 _INSTALL_TIMEOUT = 900.0
+# Not fatal: the machine is as good as it was, and is kept empty on purpose.
+DRAINED = Check("drained", "degraded", "this host is being drained: no session begins here", "cmdop-migrate undrain")
 
 
 def criu_prefix(config: Config) -> Path:
@@ -31,7 +34,8 @@ def criu_prefix(config: Config) -> Path:
 
 def diagnose(config: Config) -> list[Check]:
     """Every need of this machine, in order. `checks.usable` tells whether sessions can work. Changes nothing."""
-    return checks.run(gather(config.state_dir, _criu_facts(config)))
+    found = checks.run(gather(config.state_dir, _criu_facts(config)))
+    return [*found, *([DRAINED] if draining.read(config.state_dir) else [])]
 
 
 def fix(config: Config, say: Say) -> list[Check]:

@@ -29,7 +29,10 @@ from cmdop_migrate.session.records import Records
 LOOK_EVERY = 0.1
 LIST_EVERY = 1.0
 MOVE_TRIES = 2  # targets a session is tried on before it is parked
+BANDWIDTH_LEAST = 1 << 20
 OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
+ABANDON = 90.0  # … and then nobody waits for it any more
+UNDO = 3.0  # seconds until a move that is interrupted has ended
 PATIENCE = 120.0  # seconds for a session that is neither here nor away, when nothing else is to be done
 UNTOUCHED = ("begin", "plan", "stand-by", "pre-ship")  # steps of a move in which the session still runs
 _log = log.get("drain")
@@ -52,6 +55,8 @@ class Wanted:
             raise Usage("--deadline 0 leaves no time for anything", "Give it some, for example --deadline 10m.")
         if not 1 <= self.parallel <= schedule.PARALLEL_MAX:
             raise Usage(f"--parallel {self.parallel} is out of range", f"Between 1 and {schedule.PARALLEL_MAX}.")
+        if self.bandwidth is not None and self.bandwidth < BANDWIDTH_LEAST:
+            raise Usage("--bandwidth is too little to send anything", "At least 1MiB, a second.")
         if self.park and self.hosts:
             raise Usage("--park moves nothing, --to says where", "Give one of the two.")
 
@@ -69,11 +74,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Said:
-    """One line of progress: what became of a session, how many are not done yet."""
+    """Progress: what became of a session, or that it began (`going`); who is under way, how many wait."""
 
     entry: Entry
     seconds: float
-    to_do: int
+    under_way: tuple[str, ...]
+    waiting: int
 
 
 Say = Callable[[Said], None]
@@ -220,7 +226,8 @@ class Evacuation:
 
     def _begin(self, planned: Planned) -> None:
         load = self.waiting.pop(planned.load.session)
-        self._note(Entry(load.session, load.name, "going", planned.target, planned.why))
+        entry = Entry(load.session, load.name, "going", planned.target, planned.why)
+        self._note(entry)
         words = ["checkpoint", load.session, "--tag", "drain"]
         if planned.target is not None:
             words = ["migrate", load.session, "--to", planned.target]
@@ -228,6 +235,7 @@ class Evacuation:
         share = self.budget.share
         environ = {f"{ENV_PREFIX}BANDWIDTH": f"{share}B"} if share is not None else {}
         self.jobs.append(Job(planned, Worker(self.flags, words, environ), self.budget.pace))
+        self._tell(entry)
         self.phases.reach("begun")
 
     def _collect(self) -> None:
@@ -294,13 +302,19 @@ class Evacuation:
 
     def _hurry(self) -> None:
         """A move that has not come to the freeze when there is just time to park: parked. Long after the deadline, or
-        told twice to stop: undone."""
+        told twice to stop: undone. Even later, or told thrice: left to itself."""
         now = clock.boottime()
         for job in self.jobs:
-            latest = self.ends_at - schedule.park_seconds(job.load, self.budget)
+            latest = self.ends_at - UNDO - schedule.park_seconds(job.load, self.budget)
             late = job.planned.target is not None and now > latest and self._step(job.load.session) in UNTOUCHED
             if late or now > self.ends_at + OVERTIME or self.stop.times > 1:
                 job.worker.interrupt()
+        if now > self.ends_at + ABANDON or self.stop.times > 2:
+            for job in self.jobs:
+                self._end(
+                    Entry(job.load.session, job.load.name, "left", why="still under way; see: cmdop-migrate resume")
+                )
+            self.jobs = []
 
     def _step(self, session: str) -> str:
         moves = [one for one in self.moves.open() if one.session == session]
@@ -316,7 +330,15 @@ class Evacuation:
     def _end(self, entry: Entry, seconds: float = 0.0) -> None:
         self.done[entry.session] = entry
         self._note(entry)
-        self.say(Said(entry, seconds, len(self.jobs) + len(self.waiting)))
+        self._tell(entry, seconds)
+
+    def _tell(self, entry: Entry, seconds: float = 0.0) -> None:
+        under_way = tuple(f"{one.load.name} to {one.planned.target or 'the store'}" for one in self.jobs)
+        self.say(Said(entry, seconds, under_way, len(self.waiting)))
 
     def _note(self, entry: Entry) -> None:
-        self.made = self.drains.save(self.made.with_entry(entry))
+        self.made = self.made.with_entry(entry)
+        try:
+            self.drains.save(self.made)
+        except OSError as error:  # a full disk is one more reason to go on; the next one that is written has them all
+            _log.warning("what becomes of %s cannot be written down: %s", entry.name, error)

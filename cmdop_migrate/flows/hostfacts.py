@@ -23,7 +23,7 @@ from cmdop_migrate.lease.identity import identity
 from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.preflight import checks, cpu, facts
 from cmdop_migrate.preflight.hostfacts import Ask, HostFacts, Need, Port, Service, Standing, Wanting
-from cmdop_migrate.session import tree
+from cmdop_migrate.session import draining, tree
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage import registry
 
@@ -51,8 +51,9 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         disk_free=machine.state.free,
         store=_store(config),
         lease=lease,
-        needs=tuple(
-            Need(one.name, one.message, one.fix, one.fatal) for one in checks.run(machine) if one.level != "ok"
+        needs=(
+            *(Need(one.name, one.message, one.fix, one.fatal) for one in checks.run(machine) if one.level != "ok"),
+            *_drained(config),
         ),
         wanting=_wanting(config, ask),
         users=_users(ask.uids),
@@ -68,6 +69,13 @@ def gather(records: Records, ask: Ask) -> HostFacts:
             one.name == ask.name and one.session != ask.session and one.phase != "exited" for one in records.all()
         ),
     )
+
+
+def _drained(config: Config) -> Iterator[Need]:
+    """To who wants to send a session here this is as good as a broken machine."""
+    if draining.read(config.state_dir) is not None:
+        one = doctor.DRAINED
+        yield Need(one.name, f"{config.host} is being drained", one.fix, fatal=True)
 
 
 def _group_room(group: str) -> Iterator[int]:

@@ -14,12 +14,14 @@ from cmdop_migrate.images import keys
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.limit import LimitStore
 
 __all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:
-    return registry.open_reliable(config.store)
+    store = registry.open_reliable(config.store)
+    return LimitStore(store, config.bandwidth) if config.bandwidth is not None else store
 
 
 def open_keys(config: Config) -> KeyRing:

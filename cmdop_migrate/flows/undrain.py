@@ -104,6 +104,12 @@ class _Return:
             return self._back(entry, self._restore(entry))
         if seen.record.instance == self.records.instance():
             return replace(entry, state="back", to=None, why="it was here already", facts={})
+        if seen.record.host == self.records.config.host:
+            return replace(
+                entry,
+                why="it was here when this host went down; from its last checkpoint: "
+                f"cmdop-migrate restore {entry.name} --wait 1m",
+            )
         return self._back(entry, self._call(pool, entry, seen.record.host))
 
     def _back(self, entry: Entry, answer: dict[str, Any]) -> Entry:

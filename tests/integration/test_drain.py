@@ -2,41 +2,191 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from cmdop_migrate.flows.tools import TEST_STOP
 from tests import fences
 from tests.drains import World, several
+from tests.hosts import CM, Host, until
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with several(tmp_path, "host-a", "host-b", "host-c") as made:
+    with several(tmp_path, "host-a", "host-b") as made:
         yield made
 
 
-def test_there_and_back(world: World) -> None:
-    a, b, c = (world[name] for name in ("host-a", "host-b", "host-c"))
-    sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3", "w4")}
-    plan = a.cm_json("drain", "--dry-run", "--to", "host-b,host-c")
-    print(plan)
-    facts = a.cm_json("drain", "--to", "host-b,host-c", "--deadline", "2m", timeout=120)
-    print(facts)
-    assert facts["failed"] == facts["left"] == facts["parked"] == []
-    assert {one["to"] for one in facts["moved"]} == {"host-b", "host-c"}
-    for one in facts["moved"]:
-        fences.counts_on(world[one["to"]], one["session"])
-        assert world.where(one["session"]) == [one["to"]]
-    a.assert_clean(ended=True)
+@contextlib.contextmanager
+def draining(host: Host, *options: str, **environ: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`drain --json`, under way."""
+    process = subprocess.Popen(
+        [*CM, "--json", "drain", *options],
+        env=host.env(**environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd="/",
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children():
+                one.kill()
+        process.kill()
+        process.communicate()
+
+
+def stopped(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Those of its children that stopped themselves."""
+    found = []
+    for one in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if one.status() == psutil.STATUS_STOPPED and "migrate" in one.cmdline():
+                found.append(one)
+    return found
+
+
+def lists(facts: dict[str, Any]) -> dict[str, list[str]]:
+    return {word: sorted(one["name"] for one in facts[word]) for word in ("moved", "parked", "failed", "left")}
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    with several(tmp_path, "host-a", "host-b", "host-c") as world:
+        a = world["host-a"]
+        sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3", "w4")}
+        plan = a.cm_json("drain", "--dry-run", "--to", "host-b,host-c", "--deadline", "2m")
+        assert len(plan["schedule"]) == 4 and {one["how"] for one in plan["schedule"]} == {"move"}
+        assert not (a.state / "draining.json").exists()
+        facts = a.cm_json("drain", "--deadline", "2m", timeout=120)  # all hosts it knows
+        assert lists(facts) == {"moved": ["w1", "w2", "w3", "w4"], "parked": [], "failed": [], "left": []}
+        assert sorted(one["to"] for one in facts["moved"]) == ["host-b", "host-b", "host-c", "host-c"]
+        assert facts["deadline_kept"]
+        for one in facts["moved"]:
+            fences.counts_on(world[one["to"]], one["session"])
+            assert world.where(one["session"]) == [one["to"]]
+        a.assert_clean(ended=True)
+        gone = facts["moved"][0]
+        world[gone["to"]].ok("kill", gone["session"])
+        facts = a.cm_json("undrain", "--bring-back", timeout=120)
+        assert [one["session"] for one in facts["ended"]] == [gone["session"]] and facts["away"] == []
+        assert {one["session"] for one in facts["restored"]} == {*sessions.values()} - {gone["session"]}
+        for one in facts["restored"]:
+            fences.counts_on(a, one["session"])
+            assert world.where(one["session"]) == ["host-a"]
+        for name in ("host-b", "host-c"):
+            world[name].assert_clean(ended=True)
+        assert a.cm_json("undrain", "--bring-back")["restored"] == []  # once is enough
+
+
+def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) -> None:
+    a = world["host-a"]
+    assert "host-b" in a.fails("drain", "--to", "host-x", status=3, code="host_not_found")["hint"]
+    assert "itself" in a.fails("drain", "--to", "host-b,host-a", status=2, code="usage")["message"]
+    a.fails("drain", "--deadline", "0", status=2, code="usage")
+    a.fails("drain", "--parallel", "5", status=2, code="usage")
+    a.fails("drain", "--park", "--to", "host-b", status=2, code="usage")
+    a.fails("drain", "--bandwidth", "1KiB", status=2, code="usage")
+    fences.counter(a)
+    command = str(world.dir / "cm-host-a")
+    where = (world.sshds["host-a"].address, "--user", "root", "--key", str(world.dir / "login"), "--command", command)
+    a.ok("hosts", "add", "again", *where, "--yes")
+    assert "itself" in a.fails("drain", "--to", "again", status=2, code="usage")["message"]
+    a.ok("kill", "w")
+    assert not (a.state / "draining.json").exists()
+    assert lists(a.cm_json("drain")) == {"moved": [], "parked": [], "failed": [], "left": []}
     error = a.fails("run", "-d", "--", "true", status=4, code="blocked")
     assert "undrain" in error["hint"]
-    facts = a.cm_json("undrain", "--bring-back", timeout=120)
-    print(facts)
-    assert {one["session"] for one in facts["restored"]} == set(sessions.values())
+    assert a.cm_json("ls")["draining"]["drain"]
+    assert "drained" in a.ok("doctor") and "being drained" in a.cm("ls").stderr.decode()
+    fences.counter(world["host-b"])
+    error = world["host-b"].fails("migrate", "w", "--to", "host-a", status=4, code="blocked")
+    assert "host-a is being drained" in error["message"]
+    world["host-b"].ok("checkpoint", "w")
+    a.ok("undrain")
+    assert "draining" not in a.cm_json("ls")
+    a.start("true", name="again")
+
+
+def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
+    a = world["host-a"]
+    stubborn = a.dir / "no"
+    stubborn.write_text("#!/bin/sh\necho not now; exit 1\n")
+    stubborn.chmod(0o755)
+    fences.counter(a, "stays", "--hook", f"pre-freeze={stubborn}")
+    fences.counter(a, "parks")
+    world.sshds["host-b"].stop()
+    done = a.cm("--json", "drain", "--to", "host-b", "--parallel", "2")
+    facts = json.loads(done.stdout)
+    assert done.returncode == 10 and facts["error"]["code"] == "partial", facts
+    assert lists(facts) == {"moved": [], "parked": ["parks"], "failed": ["stays"], "left": []}
+    assert facts["parked"][0]["why"] == "no host to move it to" and not facts["targets"][0]["ok"]
+    assert "not now" in facts["failed"][0]["why"] and "stays" in facts["error"]["message"]
+    fences.counts_on(a, facts["failed"][0]["session"])
+    error = a.fails("restore", "parks", status=4, code="blocked")
+    assert "being drained" in error["message"]
+    world.sshds["host-b"].start()
+    slow = world.dir / "cm-host-b"
+    slow.write_text(slow.read_text().replace("\n", '\ncase " $* " in *" --standby "*) sleep 60;; esac\n', 1))
+    stubborn.write_text("#!/bin/sh\nexit 0\n")
+    facts = a.cm_json("drain", "--to", "host-b", "--deadline", "20s")  # the target never gets ready
+    assert lists(facts) == {"moved": [], "parked": ["stays"], "failed": [], "left": []}
+    assert facts["parked"][0]["why"] == "no time to move it", facts
+    a.assert_clean(ended=True)
+    facts = a.cm_json("undrain", "--bring-back")
+    assert sorted(one["name"] for one in facts["restored"]) == ["parks", "stays"]
+    for one in facts["restored"]:
+        fences.counts_on(a, one["session"])
+
+
+def test_two_at_once_and_a_polite_end(world: World) -> None:
+    a = world["host-a"]
+    sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3")}
+    with draining(a, "--parallel", "1", **{TEST_STOP: "migrate:begin ship"}) as first:
+        (child,) = until(lambda: stopped(first), 30, "a move stands still")
+        error = a.fails("drain", status=4, code="blocked")
+        assert str(first.pid) in error["message"]
+        a.fails("undrain", status=4, code="blocked")
+        first.send_signal(signal.SIGINT)
+        child.resume()  # what is under way finishes
+        out, _ = first.communicate(timeout=60)
+        facts = json.loads(out)
+    assert first.returncode == 10 and len(facts["moved"]) == 1 and len(facts["left"]) == 2, facts
+    assert {one["why"] for one in facts["left"]} == {"interrupted"}
+    for one in facts["left"]:
+        fences.counts_on(a, one["session"])
+    facts = a.cm_json("drain", "--bandwidth", "20MiB", timeout=120)
+    assert len(facts["moved"]) == 2
+    assert all(world.where(session) == ["host-b"] for session in sessions.values())
+
+
+def test_killed_and_run_again(world: World) -> None:
+    a = world["host-a"]
+    sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3")}
+    with draining(a, **{TEST_STOP: "migrate:begin ship"}) as first:
+        both = until(lambda: len(found := stopped(first)) == 2 and found, 30, "two moves stand still")
+        first.kill()
+        first.communicate()
+        one, other = both  # type: ignore[misc]
+        os.kill(one.pid, signal.SIGKILL)  # cut off
+        with draining(a) as second:
+            until(lambda: len(list(a.state.glob("drains/*.json"))) == 1, 5)
+            other.resume()  # and one that nobody waits for finishes by itself
+            out, said = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    facts = json.loads(out)
+    assert lists(facts) == {"moved": ["w1", "w2", "w3"], "parked": [], "failed": [], "left": []}
     for session in sessions.values():
-        fences.counts_on(a, session)
-        assert world.where(session) == ["host-a"]
-    for host in (b, c):
-        host.assert_clean(ended=True)
+        fences.counts_on(world["host-b"], session)
+        assert world.where(session) == ["host-b"]
+    a.assert_clean(ended=True)

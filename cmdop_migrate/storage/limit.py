@@ -1,0 +1,56 @@
+"""A store to which no more than so many bytes a second are sent.
+
+What is sent waits its turn: each object begins when those before it would be through at that rate. Nothing else waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from cmdop_migrate.clock import boottime
+from cmdop_migrate.storage.base import Data, ObjectInfo, Store
+
+
+class Turns:
+    """When each may begin. Pure, but for the clock given."""
+
+    def __init__(self, rate: int, now: Callable[[], float] = boottime) -> None:
+        self._rate, self._now = rate, now
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def wait_for(self, size: int) -> float:
+        """Seconds from now until that many bytes may begin; they are counted from then on."""
+        with self._lock:
+            now = self._now()
+            begin = max(now, self._free_at)
+            self._free_at = begin + size / self._rate
+            return begin - now
+
+
+class LimitStore(Store):
+    def __init__(self, inner: Store, rate: int) -> None:
+        self.url = inner.url
+        self._inner, self._turns = inner, Turns(rate)
+
+    def put(self, name: str, data: Data) -> None:
+        time.sleep(self._turns.wait_for(len(data)))
+        self._inner.put(name, data)
+
+    def put_new(self, name: str, data: Data) -> bool:
+        time.sleep(self._turns.wait_for(len(data)))
+        return self._inner.put_new(name, data)
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        return self._inner.get(name, start, length)
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        return self._inner.stat(name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._inner.list(prefix)
+
+    def delete(self, names: Iterable[str]) -> None:
+        self._inner.delete(names)

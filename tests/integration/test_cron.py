@@ -1,0 +1,171 @@
+"""The scripts that cron runs: nothing in the environment, no terminal, one of a kind at a time, one line to say."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.flows.tools import TEST_STOP
+from tests import fences
+from tests.drains import World, several
+from tests.hosts import CM, PROJECT, Host, until
+
+SCRIPTS = PROJECT / "scripts"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with several(tmp_path, "host-a", "host-b") as made:
+        yield made
+
+
+def cron(host: Host, script: str, *words: str, **environ: str) -> subprocess.Popen[str]:
+    """As cron does: `env -i`, /bin/sh, no terminal. What is set is what a config file would say."""
+    command = host.dir / "cmdop-migrate"
+    settings = {
+        key: value for key, value in host.env(**environ).items() if key.startswith(("CMDOP_", "PYTHONPATH", "HOME"))
+    }
+    exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in settings.items())
+    command.write_text(f'#!/bin/sh\n{exports}exec {shlex.join(CM)} "$@"\n')
+    command.chmod(0o755)
+    given = {
+        "CMDOP_MIGRATE_COMMAND": str(command),
+        "CMDOP_MIGRATE_STATE_DIR": str(host.state),
+        "CMDOP_MIGRATE_DEFAULTS": str(host.dir / "default"),
+        "PATH": "/usr/bin:/bin",
+    }
+    line = shlex.join([str(SCRIPTS / script), *words])
+    return subprocess.Popen(
+        ["env", "-i", *(f"{key}={value}" for key, value in given.items()), "/bin/sh", "-c", line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+    )
+
+
+def said(process: subprocess.Popen[str], status: int = 0) -> str:
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == status, out
+    return out
+
+
+def log(host: Host, script: str) -> str:
+    return (host.state / "log" / f"cron-{script}.log").read_text()
+
+
+def test_a_night_of_maintenance(world: World) -> None:
+    a = world["host-a"]
+    session = fences.counter(a)
+    out = said(cron(a, "checkpoint-all"))
+    assert out == "checkpoint-all: ok: 1 saved\n"
+    assert "cron" in a.ok("checkpoints", "ls")
+    first = cron(a, "drain-maintenance", "--deadline", "5m", **{TEST_STOP: "drain:flagged"})
+    standing = until(lambda: _stopped(a), 30, "the drain stands still")
+    second = said(cron(a, "drain-maintenance", "--quiet-ok"), 4)
+    assert second.startswith("drain-maintenance: runs already (process ") and second.count("\n") == 1
+    os.kill(standing, signal.SIGCONT)
+    out = said(first)
+    assert out.startswith("drain-maintenance: ok: host-a: 1 moved, in ") and out.count("\n") == 1, out
+    assert "w: moved to host-b" in log(a, "drain-maintenance")
+    fences.counts_on(world["host-b"], session)
+    assert said(cron(a, "drain-maintenance", "--quiet-ok")) == ""  # nothing to do, nothing to say
+    assert said(cron(a, "undrain-maintenance")) == (
+        "undrain-maintenance: ok: host-a: sessions are accepted again; 1 back\n"
+    )
+    fences.counts_on(a, session)
+    assert said(cron(a, "reap-idle", "--idle", "1h")) == "reap-idle: ok: 0 idle sessions\n"
+    (a.dir / "default").write_text('REAP_OPTIONS="--idle nothing"\n')
+    out = said(cron(a, "reap-idle", "--quiet-ok"), 2)
+    assert out.startswith("reap-idle: NOT DONE (exit 2): ") and str(a.state / "log/cron-reap-idle.log") in out
+
+
+def _stopped(host: Host) -> int | None:
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            environ = Path(f"/proc/{name}/environ").read_bytes()
+            state = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state == "T" and b"drain" in words and f"STATE_DIR={host.state}".encode() in environ:
+            return int(name)
+    return None
+
+
+def test_what_cannot_be_done_is_said_in_one_line(world: World) -> None:
+    a = world["host-a"]
+    hook = a.dir / "no"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    fences.counter(a, "stays", "--hook", f"pre-freeze={hook}")
+    fences.counter(a, "goes")
+    out = said(cron(a, "checkpoint-all", "--quiet-ok"), 10)
+    assert out.startswith("checkpoint-all: NOT DONE (exit 10): 1 saved, 1 not: stays (") and out.count("\n") == 1
+    (a.state / "log/cron-drain-maintenance.log").write_text("old\n" * 400_000)
+    out = said(cron(a, "spot-reclaim", "20", "--quiet-ok"), 10)  # too short to move: parked
+    assert out.startswith("drain-maintenance: NOT DONE (exit 10): 1 session stays on host-a: stays ("), out
+    said_there = log(a, "drain-maintenance")
+    assert "old" not in said_there and "drain --deadline 15s --parallel 4 --park" in said_there
+    assert (a.state / "log/cron-drain-maintenance.log.1").read_text().startswith("old")
+    assert "whole seconds" in said(cron(a, "spot-reclaim", "soon"), 2)
+
+
+def install(script: str, dest: Path, *words: str, status: int = 0) -> str:
+    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "DESTDIR": str(dest)}
+    done = subprocess.run(
+        [SCRIPTS / script, *words], env=environ, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def files(dest: Path) -> set[str]:
+    return {str(one.relative_to(dest)) for one in dest.rglob("*") if not one.is_dir() or one.is_symlink()}
+
+
+def test_installed_and_removed(tmp_path: Path) -> None:
+    dest, command = tmp_path / "dest", tmp_path / "cm"
+    command.write_text("#!/bin/sh\necho {}\n")
+    command.chmod(0o755)
+    how = ("--prefix", "/opt/cm", "--command", str(command))
+    assert "no command" in install("install", dest, "--command", "/nowhere", status=2)
+    assert "unknown" in install("install", dest, "--frobnicate", status=2)
+    install("install", dest, *how, "--with-cron")
+    found = files(dest)
+    assert {"opt/cm/bin/cmdop-migrate", "opt/cm/lib/cmdop-migrate/lib/cron.sh", "etc/cron.d/cmdop-migrate"} <= found
+    assert os.readlink(dest / "opt/cm/bin/cmdop-migrate") == str(command)
+    for unit in (dest / "etc/systemd/system").iterdir():
+        parsed = configparser.ConfigParser(strict=False, interpolation=None)
+        parsed.optionxform = str  # type: ignore[assignment,method-assign]
+        parsed.read(unit)
+        if unit.suffix == ".service":
+            program = parsed["Service"]["ExecStart"].split()[0]
+            assert program == "/bin/true" or os.access(f"{dest}{program}", os.X_OK), unit
+        assert "@" not in unit.read_text() and parsed["Unit"]["Description"]
+    for line in (dest / "etc/cron.d/cmdop-migrate").read_text().splitlines():
+        if line.startswith(("#", "SHELL", "MAILTO")) or not line:
+            continue
+        user, program = line.split()[5:7]
+        assert user == "root" and os.access(f"{dest}{program}", os.X_OK), line
+    assert install("install", dest, *how, "--with-cron") == ""  # nothing changed
+    (dest / "etc/default/cmdop-migrate").write_text("DRAIN_OPTIONS=--park\n")
+    assert "removed: /etc/cron.d/cmdop-migrate" in install("install", dest, *how, "--no-systemd")
+    assert not list((dest / "etc/systemd").rglob("*.service"))
+    state = dest / "var/lib/cmdop-migrate"
+    state.mkdir(parents=True)
+    (state / "keys").write_text("secret")
+    install("uninstall", dest, "--prefix", "/opt/cm")
+    assert files(dest) == {"etc/default/cmdop-migrate", "var/lib/cmdop-migrate/keys"}
+    assert "nothing installed" in install("uninstall", dest, "--prefix", "/opt/cm")
+    install("uninstall", dest, "--prefix", "/opt/cm", "--purge")
+    assert files(dest) == set()

@@ -1,0 +1,151 @@
+"""Who goes where, in which order: whatever the sessions, hosts, budget and time."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmdop_migrate.flows import schedule
+from cmdop_migrate.flows.schedule import Budget, Busy, Load, Planned, Target
+
+MIB = 1 << 20
+sizes = st.integers(0, 4096).map(lambda mib: mib * MIB)
+
+
+@st.composite
+def some_loads(draw: st.DrawFn) -> list[Load]:
+    count = draw(st.integers(0, 12))
+    names = st.sampled_from(["host-b", "host-c"])
+    return [
+        Load(
+            f"{number:024x}",
+            f"s{number}",
+            draw(sizes),
+            draw(sizes),
+            draw(sizes),
+            draw(st.floats(0, 60)),
+            draw(st.frozensets(names)),
+            draw(st.sampled_from(["", "", "", "as asked"])),
+        )
+        for number in range(count)
+    ]
+
+
+some_targets = st.lists(
+    st.builds(Target, st.sampled_from(["host-b", "host-c", "host-d"]), sizes, sizes), unique_by=lambda one: one.name
+)
+some_budgets = st.builds(
+    Budget,
+    st.integers(1, 4),
+    st.none() | st.integers(1, 200).map(lambda mib: mib * MIB),
+    st.none() | sizes.filter(bool),
+    st.floats(0.5, 4),
+)
+some_times = st.just(math.inf) | st.floats(0.1, 300)
+some_busy = st.lists(st.builds(Busy, sizes, st.floats(0.1, 20), st.none() | st.just("host-b")), max_size=3)
+
+
+@given(some_loads(), some_targets, some_budgets, some_times, some_busy)
+def test_never_over_budget(
+    loads: list[Load], targets: list[Target], budget: Budget, time_s: float, busy: list[Busy]
+) -> None:
+    busy = busy[: budget.parallel]
+    planned = schedule.schedule(loads, targets, budget, time_s, busy)
+    assert sorted(one.load.session for one in planned) == sorted(one.session for one in loads)
+    begun = [one for one in planned if one.how != "leave"]
+    for moment in {one.begin_s for one in begun}:
+        now = [one for one in begun if one.begin_s <= moment < one.end_s]
+        before = [one for one in busy if moment < one.ends_s]
+        assert len(now) + len(before) <= budget.parallel or not now
+        memory = sum(one.load.memory for one in now) + sum(one.memory for one in before)
+        assert budget.memory is None or memory <= budget.memory or len(now) + len(before) == 1
+    if budget.bandwidth is not None and budget.share is not None:
+        assert budget.share * budget.parallel <= max(budget.bandwidth, budget.parallel)
+        assert all(one.end_s - one.begin_s >= 0.99 * budget.pace * one.load.send / budget.share for one in begun)
+
+
+@given(some_loads(), some_targets, some_budgets, some_times)
+def test_each_is_moved_parked_or_left_with_its_reason(
+    loads: list[Load], targets: list[Target], budget: Budget, time_s: float
+) -> None:
+    planned = schedule.schedule(loads, targets, budget, time_s)
+    room = {one.name: one for one in targets}
+    for one in planned:
+        assert (one.how == "move") == (one.target is not None)
+        assert bool(one.why) == (one.how != "move")
+        if one.target is not None:
+            assert not one.load.stays and one.target not in one.load.refused
+            assert room[one.target].room_for(one.load)
+            room[one.target] = room[one.target].plus(one.load)
+            assert one.end_s <= time_s  # who cannot be there in time is parked
+        assert (one.how == "leave") == (one.begin_s >= time_s)
+    assert [one.begin_s for one in planned] == sorted(one.begin_s for one in planned)
+
+
+@given(some_loads(), some_targets, some_budgets)
+def test_cheap_ones_go_first(loads: list[Load], targets: list[Target], budget: Budget) -> None:
+    moved = [one for one in schedule.schedule(loads, targets, budget) if one.how == "move"]
+    costs = [schedule.move_seconds(one.load, budget) for one in moved]
+    assert costs == sorted(costs)
+
+
+@given(some_loads(), some_targets, some_budgets, st.floats(0.1, 300))
+def test_when_time_is_short_the_dear_ones_are_parked(
+    loads: list[Load], targets: list[Target], budget: Budget, time_s: float
+) -> None:
+    free = [Load(one.session, one.name, one.memory, one.files, one.send, one.work_s) for one in loads]
+    wide = [Target(one.name, 1 << 50, 1 << 50) for one in targets]
+    planned = schedule.schedule(free, wide, budget, time_s)
+    moved = [schedule.move_seconds(one.load, budget) for one in planned if one.how == "move"]
+    no_time = [schedule.move_seconds(one.load, budget) for one in planned if one.why == "no time to move it"]
+    assert not moved or not no_time or max(moved) <= min(no_time)
+
+
+def _named(planned: list[Planned]) -> dict[str, tuple[str, str | None, str]]:
+    return {one.load.name: (one.how, one.target, one.why) for one in planned}
+
+
+def _load(name: str, mib: int = 10, work_s: float = 1.0, **more: object) -> Load:
+    return Load(name * 24, name, mib * MIB, 0, mib * MIB // 4, work_s, **more)  # type: ignore[arg-type]
+
+
+def test_they_are_spread_by_room() -> None:
+    loads = [_load(name) for name in "abcdef"]
+    planned = schedule.schedule(loads, [Target("b", 4 << 30, 1 << 40), Target("c", 2 << 30, 1 << 40)], Budget())
+    assert sorted(one.target or "" for one in planned) == ["b"] * 4 + ["c"] * 2
+
+
+def test_what_no_host_has_room_for_is_parked() -> None:
+    planned = schedule.schedule([_load("a", 500), _load("b")], [Target("b", 100 * MIB, 1 << 40)], Budget())
+    assert _named(planned) == {"b": ("move", "b", ""), "a": ("park", None, "no host has room for it")}
+    assert _named(schedule.schedule([_load("a")], [], Budget())) == {"a": ("park", None, "no host to move it to")}
+
+
+def test_no_time_no_move_no_park() -> None:
+    target = [Target("b", 1 << 40, 1 << 40)]
+    loads = [_load("a"), _load("b", work_s=30.0), _load("c", work_s=60.0)]
+    quick, slow, slower = (schedule.move_seconds(one, Budget(1)) for one in loads)
+    parks = [schedule.park_seconds(one, Budget(1)) for one in loads]
+    planned = schedule.schedule(loads, target, Budget(1), quick + slow + slower)
+    assert [one.how for one in planned] == ["move", "move", "move"]
+    planned = schedule.schedule(loads, target, Budget(1), quick + slow + parks[2] + 0.1)
+    assert _named(planned)["c"] == ("park", None, "no time to move it")
+    assert [one.how for one in planned] == ["move", "move", "park"]
+    planned = schedule.schedule(loads, target, Budget(1), parks[0] + 1)
+    assert _named(planned)["c"] == ("leave", None, "no time even to park it")
+    assert _named(planned)["b"] == ("park", None, "no time to move it")  # it may be quicker than we think
+
+
+def test_one_larger_than_the_budget_goes_alone() -> None:
+    loads = [_load("a"), _load("b"), _load("c", 1000)]
+    planned = schedule.schedule(loads, [], Budget(3, None, 100 * MIB))
+    large = next(one for one in planned if one.load.name == "c")
+    assert large.begin_s >= max(one.end_s for one in planned if one is not large)
+
+
+def test_no_more_than_four_calls_at_once_to_one_host() -> None:
+    loads = [_load(name) for name in "abcdef"]
+    planned = schedule.schedule(loads, [Target("b", 1 << 40, 1 << 40)], Budget(6))
+    assert [one.begin_s == 0.0 for one in planned] == [True] * 4 + [False] * 2

@@ -1,0 +1,34 @@
+"""Bytes a second, kept to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmdop_migrate.storage.limit import LimitStore, Turns
+from cmdop_migrate.storage.memory import MemoryStore
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), min_size=1))
+def test_never_more_than_the_rate(rate: int, sends: list[tuple[int, float]]) -> None:
+    now = 0.0
+    turns = Turns(rate, lambda: now)
+    begun: list[tuple[float, int]] = []
+    for size, pause in sends:
+        now += pause
+        begun.append((now + turns.wait_for(size), size))
+    for (begin, size), (after, _) in pairwise(begun):
+        assert after >= begin + size / rate - 1e-6
+    assert begun[0][0] == sends[0][1]
+
+
+def test_what_is_stored_is_stored() -> None:
+    store = LimitStore(MemoryStore(), 1 << 30)
+    store.put("a", b"1")
+    assert store.put_new("b", b"22") and not store.put_new("b", b"3")
+    assert (store.get("a"), store.get("b", 1, 1)) == (b"1", b"2")
+    assert [(one.name, one.size) for one in store.list()] == [("a", 1), ("b", 2)]
+    store.delete(["a"])
+    assert store.stat("a") is None
