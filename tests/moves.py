@@ -25,6 +25,11 @@ class World:
     sshd: Sshd
     dir: Path
 
+    @property
+    def ssh_options(self) -> str:
+        """For `ssh` itself."""
+        return f"-i {self.dir}/login -o UserKnownHostsFile={self.a.state}/known_hosts -o StrictHostKeyChecking=yes"
+
     def set_there(self, **environ: str) -> None:
         """What commands on B run with, over SSH, from now on."""
         _wrapper(self.b, self.dir / "cm-b", environ)

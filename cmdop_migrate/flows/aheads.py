@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 from pathlib import Path
 
 from cmdop_migrate.errors import Blocked
 
 LOCK = "lock"
+PATIENCE = 1.0  # whoever clears up after others has it for a moment
 
 
 class Ahead:
@@ -17,11 +19,24 @@ class Ahead:
 
     def __init__(self, state_dir: Path, session: str) -> None:
         self.dir = state_dir / "ahead" / session
+        until = time.monotonic() + PATIENCE
+        while (fd := self._take()) is None:
+            if time.monotonic() > until:
+                raise Blocked(f"session {session[:12]} is being moved to this host already", "Wait for that.")
+            time.sleep(0.02)
+        self._fd = fd
+
+    def _take(self) -> int | None:
+        """None: another has it, or has just removed it."""
         self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._fd = os.open(self.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if not _lock(self._fd):
-            os.close(self._fd)
-            raise Blocked(f"session {session[:12]} is being moved to this host already", "Wait for that.")
+        try:
+            fd = os.open(self.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            return None
+        if _lock(fd) and (self.dir / LOCK).exists() and os.path.samestat(os.fstat(fd), os.stat(self.dir / LOCK)):
+            return fd
+        os.close(fd)
+        return None
 
     def close(self) -> None:
         shutil.rmtree(self.dir, ignore_errors=True)

@@ -372,16 +372,16 @@ class Incarnation:
                 "carried": self.carried,
                 "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
-                "ran_s": round(clock.boottime() - self.runs_from, 6),
-                "printed_s": self._printed_s(),
+                "ran_at": round(self.runs_from, 6),
+                "printed_at": self._printed_at(),
             }
         )
 
-    def _printed_s(self) -> float | None:
-        """How long ago it printed for the first time since it is back; None: not yet."""
+    def _printed_at(self) -> float | None:
+        """When it printed for the first time since it is back, on this host's CLOCK_BOOTTIME; None: not yet."""
         try:
             with Channel(self.records.socket(self.record.session)) as channel:
                 first = channel.ask(op="status", timeout=1.0).get("first_output")
         except (HolderGone, CmdopError):
             return None  # it has ended already, or its holder is busy
-        return round(clock.boottime() - float(first), 6) if first is not None else None
+        return round(float(first), 6) if first is not None else None

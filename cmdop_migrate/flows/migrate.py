@@ -19,7 +19,7 @@ from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
-from cmdop_migrate.flows import checkpoint, handover, hooks, plan, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, hooks, leases, plan, steps, talk, tools
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
@@ -210,12 +210,20 @@ class _Migration:
         assert self.shipped is not None
         try:
             with self.phases.phase("there"):
-                self.answer = self.receiver.result(_patience(self.shipped.manifest))
+                self.answer = self.receiver.result(_patience(self.shipped.manifest), self._is_taken)
         except PeerLost:
             self._settle()
             assert self.settled is not None
             if self.settled.end is not End.ON_TARGET:
                 raise
+
+    def _is_taken(self) -> bool:
+        """Whether another host has it. Not known: then there is nothing to be done about it either."""
+        try:
+            seen = leases.open_store(self.records.config).inspect(self.record.session)
+        except Unreachable:
+            return True
+        return seen is None or seen.record.state == "held"
 
     def _forget(self) -> None:
         if self.settled is None:  # else it is done
@@ -257,19 +265,17 @@ class _Migration:
         }
 
     def _stopped(self) -> dict[str, Any]:
-        """How long it stood still, and how long nothing came out of it. All on this host's clock: the target says how
-        long ago something was when it answered, so that the way of the answer is counted as downtime, and no two
-        clocks are compared."""
+        """How long it stood still, and how long nothing came out of it. The target's times are known here only
+        so well (receiver.py): it may be a little too long, never too short."""
         assert self.shipped is not None
         if not self.answer:  # the connection broke, though it runs there: nobody measured
             return {"frozen_s": None, "downtime_s": None, "downtime": None}
         stopped = self.shipped.stopped_at
-        ran = self.receiver.running_at or self.receiver.answered_at - float(self.answer["ran_s"])
+        ran = self.receiver.here(float(self.answer["ran_at"]))
         prints = stopped - self.shipped.printed_at < PRINTS
         printed = self._first_output() if prints else None
         begin, basis = (self.shipped.printed_at, "last output") if prints else (stopped, "freeze")
         end, until = (printed, "first output") if printed is not None else (ran, "running")
-        ran = min(ran, end)  # each is known to have been no later: what was said later may have come quicker
         return {
             "frozen_s": round(ran - stopped, 6),
             "downtime_s": round(end - begin, 6),
@@ -278,10 +284,10 @@ class _Migration:
 
     def _first_output(self) -> float | None:
         """When it printed there for the first time; None when it has not."""
-        if self.answer.get("printed_s") is not None:
-            return self.receiver.answered_at - float(self.answer["printed_s"])
-        try:
-            ago = self.target.call("show", self.record.session, timeout=30.0)["output"].get("first_s")
-        except (CmdopError, KeyError):
-            return None  # it runs there: that nobody knows when it printed first is no failure
-        return clock.boottime() - float(ago) if ago is not None else None
+        first = self.answer.get("printed_at")
+        if first is None:
+            try:
+                first = self.target.call("show", self.record.session, timeout=30.0)["output"].get("first_at")
+            except (CmdopError, KeyError):
+                return None  # it runs there: that nobody knows when it printed first is no failure
+        return self.receiver.here(float(first)) if first is not None else None

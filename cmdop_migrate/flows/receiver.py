@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
 
 CANCEL_TIMEOUT = 3.0  # it says something every half second
+SILENCE = 5.0  # as long as it waits for the session; once it has it, it may be busy
 
 
 class Target(Protocol):
@@ -28,7 +30,8 @@ class Target(Protocol):
 
 
 class Receiver:
-    """`restore --standby` there. `running_at`: CLOCK_BOOTTIME here when it said that the session runs."""
+    """`restore --standby` there. Each of its lines says when it was said, on its clock: the quickest one tells by how
+    much that clock differs from ours, and the time it took to come is all that this can be wrong by."""
 
     def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None]) -> None:
         self._target, self._words, self._progress = target, words, progress
@@ -37,8 +40,8 @@ class Receiver:
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
         self._cancelled = False
-        self.running_at: float | None = None
-        self.answered_at = 0.0
+        self._offset = math.inf
+        self._heard = clock.boottime()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def start(self, timeout: float) -> None:
@@ -58,15 +61,26 @@ class Receiver:
         if self._answer is not None:
             raise PeerFailed(f"{self._target.name} restored something else", "See: cmdop-migrate ls, there.")
 
-    def result(self, timeout: float) -> dict[str, Any]:
-        """What `restore` answered there."""
-        self._await(lambda: self._answer is not None, timeout, "answer")
+    def result(self, timeout: float, is_taken: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+        """What `restore` answered there. PeerLost also when it fell silent before it took the session: `is_taken` is
+        asked then, and must not wait."""
+
+        def watch() -> None:
+            quiet = clock.boottime() - self._heard
+            if quiet > SILENCE and not is_taken():
+                raise PeerLost(f"{self._target.name} fell silent {quiet:.0f} s ago", "Is it cut off?")
+
+        self._await(lambda: self._answer is not None, timeout, "answer", watch)
         assert self._answer is not None
         return self._answer
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def here(self, moment: float) -> float:
+        """A moment of its clock on ours; rather too late than too early."""
+        return moment + self._offset
 
     def cancel(self) -> None:
         """Nothing is to be restored there: we stop listening at its next word, and it leaves when it finds out. The
@@ -75,7 +89,9 @@ class Receiver:
         if self._thread.is_alive():
             self._thread.join(CANCEL_TIMEOUT)
 
-    def _await(self, is_there: Callable[[], bool], timeout: float, what: str) -> None:
+    def _await(
+        self, is_there: Callable[[], bool], timeout: float, what: str, watch: Callable[[], None] = lambda: None
+    ) -> None:
         until = clock.boottime() + timeout
         with self._changed:
             while not is_there():
@@ -83,6 +99,7 @@ class Receiver:
                     raise self._failure
                 if clock.boottime() > until:
                     raise PeerLost(f"{self._target.name} did not {what} within {timeout:.0f} s", "Is it overloaded?")
+                watch()
                 self._changed.wait(0.5)
 
     def _run(self) -> None:
@@ -93,19 +110,19 @@ class Receiver:
         except BaseException as error:  # noqa: BLE001 - a thread's end: whoever waits for it must be told
             failure = error
         with self._changed:
-            self.answered_at = clock.boottime()
             self._answer, self._failure = answer, failure
             self._changed.notify_all()
 
     def _hear(self, line: dict[str, Any]) -> None:
         if self._cancelled:
             raise PeerFailed(f"{self._target.name} is not needed any more", "")
+        self._heard = clock.boottime()
         said = line.get("progress")
         if not isinstance(said, dict):
             return
         phase = str(said.get("phase"))
-        if phase == "running" and self.running_at is None:
-            self.running_at = clock.boottime()
+        if isinstance(said.get("at"), float):
+            self._offset = min(self._offset, clock.boottime() - said["at"])
         if phase not in ("waiting", "ready", "ahead"):
             self._progress(f"{self._target.name}: {phase}")
         with self._changed:

@@ -119,6 +119,6 @@ class Standby:
     def _say(self, facts: dict[str, Any]) -> None:
         self._told_at = clock.boottime()
         try:
-            self._tell(facts)
+            self._tell({**facts, "at": self._told_at})
         except OSError as error:
             raise PeerLost("whoever was to hand the session over is gone", "Nothing was done here.") from error

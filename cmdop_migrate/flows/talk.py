@@ -11,7 +11,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TextIO, TypeVar, cast
 
-from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
 from cmdop_migrate.session import cgroup, inputs, screen, tree
@@ -343,9 +342,7 @@ def _output_bounds(records: Records, record: Record) -> dict[str, Any]:
         try:
             with Channel(records.socket(record.session)) as channel:
                 status = channel.ask(op="status", timeout=1.0)
-                first = status.get("first_output")
-                ago = round(clock.boottime() - first, 6) if first is not None else None
-                return {"start": status["start"], "end": status["end"], "first_s": ago}
+                return {"start": status["start"], "end": status["end"], "first_at": status.get("first_output")}
         except (HolderGone, TimedOut):
             pass
     ring = _saved_ring(records, record)

@@ -15,6 +15,7 @@ RAW = 0
 ZSTD = 1
 LEVEL = 1
 _WORTH = 16  # a sixteenth saved, or it is not worth a decompression on every restore
+_SAMPLES, _SAMPLE = 4, 1024
 
 
 class Codec:
@@ -23,14 +24,23 @@ class Codec:
     def __init__(self, level: int = LEVEL) -> None:
         self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=False, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
+        self._was_raw = False
 
     def pack(self, data: Buffer) -> tuple[int, Buffer]:
         """(codec, payload). RAW gives `data` itself back, not a copy."""
+        if self._was_raw and not self._may_shrink(data):
+            return RAW, data
         packed = self._compressor.compress(data)
-        size = len(data)
-        if len(packed) < size - size // _WORTH:
-            return ZSTD, packed
-        return RAW, data
+        self._was_raw = not _is_worth(len(packed), len(data))
+        return (RAW, data) if self._was_raw else (ZSTD, packed)
+
+    def _may_shrink(self, data: Buffer) -> bool:
+        """Random bytes come in long stretches: after one chunk of them, a look here and there tells of the next."""
+        step = len(data) // _SAMPLES
+        if step < 4 * _SAMPLE:
+            return True
+        sample = b"".join([data[at : at + _SAMPLE] for at in range(0, _SAMPLES * step, step)])
+        return _is_worth(len(self._compressor.compress(sample)), len(sample))
 
     def unpack(self, codec: int, payload: Buffer, size: int) -> Buffer:
         """Exactly `size` bytes, or ImageRefused; never allocates more than that."""
@@ -46,6 +56,10 @@ class Codec:
         if len(data) != size:
             raise ImageRefused(f"a chunk has {len(data)} bytes where {size} were promised", HINT)
         return data
+
+
+def _is_worth(packed: int, size: int) -> bool:
+    return packed < size - size // _WORTH
 
 
 HINT = "Run: cmdop-migrate checkpoints verify. Restore an older checkpoint if this one is damaged."

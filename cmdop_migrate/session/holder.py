@@ -263,9 +263,9 @@ class Holder(Keeper):
         except OSError as error:
             self.record.update(before)
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
-        self.handing, self.inputs.token = None, token
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
+        self.handing, self.inputs.token = None, token
         self.go_on()
         return {"re": "take_back"}
 

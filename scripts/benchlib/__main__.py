@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("fence", "images", "sessions")
+NAMES = ("fence", "images", "migrate", "sessions")
 
 
 def main() -> int:

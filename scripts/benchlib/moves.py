@@ -80,7 +80,7 @@ class Subject:
         return found
 
     def raw_dump(self) -> float:
-        took = rivals.dump(self.criu, self._target(), self.memory / "raw")
+        took = rivals.dump(self.criu, self.target(), self.memory / "raw")
         shutil.rmtree(self.memory / "raw")
         return took
 
@@ -89,7 +89,7 @@ class Subject:
         if places.kind == "s3":
             assert places.server is not None
             put = rivals.copier("up", places.server, places.bucket, "script.tar.zst")
-        done = rivals.script(self.criu, self._target(), self.memory, put, places.archive)
+        done = rivals.script(self.criu, self.target(), self.memory, put, places.archive)
         return {
             f"{key}_total": done.total,
             f"{key}_dump": done.dump,
@@ -149,7 +149,7 @@ class Subject:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [_stamp(row) for row in rows if row.get("event") == "memory_complete"]
 
-    def _target(self) -> rivals.Target:
+    def target(self) -> rivals.Target:
         path = self.host.state / "sessions" / self.session / "session.json"
         record = Record.from_json(json.loads(path.read_text()))
         group = self.host.group(self.session)

@@ -1,7 +1,8 @@
 """The program inside a benchmarked session: MIB of memory, half random, a quarter zero, a quarter text.
 
 Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
-and `pages` change 5 % of the memory, `digest` prints a digest of all of it.
+and `pages` change 5 % of the memory, `digest` prints a digest of all of it. With
+a second argument it makes a scattered change by itself every so many seconds.
 Stdlib only; it must run wherever Python does.
 """
 
@@ -77,8 +78,13 @@ def main() -> None:
     fill(view)
     print("ready", flush=True)
     number, listening = 0, True
+    every = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
+    due = time.monotonic() + every
     while True:
         number += 1
+        if every and time.monotonic() >= due:
+            change(view, "scattered")
+            due = time.monotonic() + every
         print(f"t {number} {time.time():.6f}", flush=True)
         if not listening:
             time.sleep(0.005)

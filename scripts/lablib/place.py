@@ -141,7 +141,8 @@ def end_group(group: str, within: float = 20.0) -> None:
     """SIGKILL to everything in it, frozen or not, and removes it with all groups below."""
     until = time.monotonic() + within
     while os.path.isdir(group):
-        cgroup.kill(group)
+        for below, _, _ in os.walk(group):  # one by one: before Linux 5.14 a group is not killed with those below it
+            cgroup.kill(below)
         if not cgroup.is_populated(group):
             for below, _, _ in os.walk(group, topdown=False):
                 with contextlib.suppress(OSError):

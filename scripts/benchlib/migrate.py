@@ -1,0 +1,171 @@
+"""A move between two hosts, cold and sent ahead, beside the sum of raw `criu dump`, a copy, and `criu restore`.
+
+The other host is driven over a real sshd on loopback; images go through the store. The copy beside it is `tar` through
+the same sshd (and, for comparison, a plain one in memory), of what CRIU dumped into memory-backed files.
+docs/benchmarks.md tells how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cmdop_migrate import config
+from cmdop_migrate.flows import tools
+from scripts.benchlib import common, rivals
+from scripts.benchlib.common import Bar, median, show
+from scripts.benchlib.moves import NAME, Subject
+from tests.hosts import CM
+from tests.moves import World, two
+from tests.servers import seaweed
+
+MEMORY = Path("/dev/shm")
+CHANGE_EVERY = 2.0  # seconds: 5 % of the memory of a session that is sent ahead
+Samples = dict[str, list[float]]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scripts/bench migrate", description=__doc__)
+    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
+    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
+    parser.add_argument("--quick", action="store_true", help="64 MiB, one round, a file store: does it run?")
+    parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
+    chosen = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        parser.error("sessions need root")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    sizes = [64] if chosen.quick else [int(one) for one in chosen.sizes.split(",")]
+    stores = ["file"] if chosen.quick else chosen.stores.split(",")
+    facts = {**common.machine(), "load_before": common.load()}
+    results: dict[tuple[str, int], Samples] = {}
+    for store in stores:
+        for size in sizes:
+            results[store, size] = _measure(store, size, 1 if chosen.quick else chosen.rounds)
+    facts["load_after"] = common.load()
+    found = bars(results)
+    report = {
+        "machine": facts,
+        "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
+        "bars": [bar.to_json() for bar in found],
+    }
+    if chosen.json and chosen.json != "-":
+        Path(chosen.json).write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report) if chosen.json == "-" else f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
+    return 0
+
+
+def bars(results: dict[tuple[str, int], Samples]) -> list[Bar]:
+    found = []
+    for (store, size), one in results.items():
+        where, raw = f"{store}, {size} MiB", one["raw_sum"]
+        for kind, limit in (("cold", 1.3), ("ahead", 0.5)):
+            if kind == "ahead" and size != max(size for _, size in results):
+                continue
+            value = median(one[f"{kind}_downtime"]) / median(raw)
+            best = min(one[f"{kind}_downtime"]) / min(raw)
+            found.append(Bar(f"{kind}: downtime", where, value, limit, "raw dump + copy by ssh + restore", best))
+    return found
+
+
+def tables(results: dict[tuple[str, int], Samples]) -> str:
+    head = (
+        "store, MiB",
+        "raw dump",
+        "copy",
+        "by ssh",
+        "raw restore",
+        "sum",
+        "cold",
+        "frozen",
+        "ahead",
+        "frozen",
+        "sent",
+    )
+    keys = ("raw_dump", "raw_copy", "raw_ssh", "raw_restore", "raw_sum", "cold_downtime", "cold_frozen")
+    rows = [
+        (
+            f"{store}, {size}",
+            *(show(one[key]) for key in (*keys, "ahead_downtime", "ahead_frozen")),
+            show(one["ahead_new"], "MiB"),
+        )
+        for (store, size), one in results.items()
+    ]
+    title = "Downtime of a move, seconds; `sent` are the MiB that went while it was frozen, after two rounds ahead"
+    return common.table(title, head, rows)
+
+
+def _measure(store: str, mib: int, rounds: int) -> Samples:
+    found: Samples = defaultdict(list)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+        memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY)))
+        places: dict[str, str] = {}
+        if store == "s3":
+            server = stack.enter_context(seaweed(folder))
+            places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
+        world = stack.enter_context(two(folder, ttl="15s", environ=places))
+        criu = tools.find_criu(config.load(environ=world.a.env()))
+        twin = rivals.Twin(criu, mib, memory)
+        stack.callback(twin.close)
+        rivals.warm(memory, 2 * mib)
+        for number in range(rounds):
+            with _session(world, Subject(world.a, criu, mib, memory, twin), 0.0) as subject:
+                raw = _raw(world, subject, memory)
+                cold = _move(world)
+            with _session(world, Subject(world.a, criu, mib, memory, twin), CHANGE_EVERY):
+                ahead = _move(world, "--pre-ship", "2")
+            for kind, one in (("cold", cold), ("ahead", ahead)):
+                raw |= {f"{kind}_downtime": one["downtime_s"], f"{kind}_frozen": one["frozen_s"]}
+                raw |= {f"{kind}_took": one["took_s"], f"{kind}_new": one["bytes"]["new"]}
+                raw |= {f"{kind}_phase_{name}": seconds for name, seconds in one["phases"].items()}
+            for key, value in raw.items():
+                found[key].append(value)
+            words = ", ".join(f"{key} {raw[key]:.2f}" for key in ("raw_sum", "cold_downtime", "ahead_downtime"))
+            print(f"{mib} MiB, {store}, round {number + 1}: {words}, load {common.load():.1f}", file=sys.stderr)
+    return found
+
+
+@contextmanager
+def _session(world: World, subject: Subject, change_every: float) -> Iterator[Subject]:
+    more = [str(change_every)] if change_every else []
+    subject.session = world.a.start(CM[0], str(rivals.PAYLOAD), str(subject.mib), *more, name=NAME)["session"]
+    world.a.cm_json("wait", NAME, "--for", r"^t 100 ", "--timeout", "120s", timeout=130)
+    yield subject
+    world.b.ok("kill", subject.session, "--signal", "KILL")
+
+
+def _raw(world: World, subject: Subject, memory: Path) -> dict[str, float]:
+    images, copy = memory / "raw", memory / "copy"
+    dump = rivals.dump(subject.criu, subject.target(), images)
+    began = time.monotonic()
+    shutil.copytree(images, copy)
+    plain = time.monotonic() - began
+    shutil.rmtree(copy)
+    copy.mkdir()
+    began = time.monotonic()
+    there = f"ssh {world.ssh_options} -p {world.sshd.port} root@127.0.0.1 tar -C '{copy}' -xf -"
+    subprocess.run(["bash", "-o", "pipefail", "-c", f"tar -C '{images}' -cf - . | {there}"], check=True)
+    by_ssh = time.monotonic() - began
+    for one in (images, copy):
+        shutil.rmtree(one)
+    restore = subject.twin.restore()
+    found = {"raw_dump": dump, "raw_copy": plain, "raw_ssh": by_ssh, "raw_restore": restore}
+    return found | {"raw_sum": dump + by_ssh + restore}
+
+
+def _move(world: World, *options: str) -> dict[str, Any]:
+    return world.a.cm_json("migrate", NAME, "--to", "host-b", *options, timeout=300)
