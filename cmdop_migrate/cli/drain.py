@@ -15,7 +15,7 @@ from cmdop_migrate.flows import drain as flow
 from cmdop_migrate.flows import stop as stopping
 from cmdop_migrate.flows import undrain as back
 from cmdop_migrate.flows.drains import Entry
-from cmdop_migrate.flows.evacuation import Said, Wanted
+from cmdop_migrate.flows.drainwish import Said, Wanted
 
 
 def _hosts(_ctx: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:

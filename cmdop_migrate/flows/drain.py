@@ -17,7 +17,8 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import loads, schedule, sessionfacts
 from cmdop_migrate.flows.drains import Drains
-from cmdop_migrate.flows.evacuation import Evacuation, Say, Wanted
+from cmdop_migrate.flows.drainwish import Say, Wanted
+from cmdop_migrate.flows.evacuation import Evacuation
 from cmdop_migrate.flows.schedule import Planned
 from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.session import draining

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import ENV_PREFIX
-from cmdop_migrate.errors import Usage
-from cmdop_migrate.flows import loads, peers, resume, schedule, sessionfacts, talk
+from cmdop_migrate.flows import loads, schedule, sessionfacts, talk
 from cmdop_migrate.flows.drains import Drain, Drains, Entry, State
+from cmdop_migrate.flows.drainwish import Said, Say, Wanted
 from cmdop_migrate.flows.loads import Unfit
 from cmdop_migrate.flows.moves import End, Moves
 from cmdop_migrate.flows.phases import Phases
-from cmdop_migrate.flows.schedule import Budget, Busy, Load, Planned
+from cmdop_migrate.flows.schedule import Busy, Load, Planned
 from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.flows.workers import Ended, Worker
 from cmdop_migrate.model import Record
@@ -29,60 +29,13 @@ from cmdop_migrate.session.records import Records
 LOOK_EVERY = 0.1
 LIST_EVERY = 1.0
 MOVE_TRIES = 2  # targets a session is tried on before it is parked
-BANDWIDTH_LEAST = 1 << 20
 OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
 ABANDON = 90.0  # … and then nobody waits for it any more
 UNDO = 3.0  # seconds until a move that is interrupted has ended
 PATIENCE = 120.0  # seconds for a session that is neither here nor away, when nothing else is to be done
 UNTOUCHED = ("begin", "plan", "stand-by", "pre-ship")  # steps of a move in which the session still runs
+UNSETTLED = ("starting", "restoring", "handing")  # phases of a session that is neither here nor away
 _log = log.get("drain")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """`hosts`: where to; none: all that are known. `deadline`: seconds from now; None: no limit. `park`: move
-    nothing."""
-
-    hosts: tuple[str, ...] = ()
-    deadline: float | None = None
-    park: bool = False
-    parallel: int = 2
-    bandwidth: int | None = None
-    memory: int | None = None
-
-    def check(self) -> None:
-        if self.deadline is not None and self.deadline <= 0:
-            raise Usage("--deadline 0 leaves no time for anything", "Give it some, for example --deadline 10m.")
-        if not 1 <= self.parallel <= schedule.PARALLEL_MAX:
-            raise Usage(f"--parallel {self.parallel} is out of range", f"Between 1 and {schedule.PARALLEL_MAX}.")
-        if self.bandwidth is not None and self.bandwidth < BANDWIDTH_LEAST:
-            raise Usage("--bandwidth is too little to send anything", "At least 1MiB, a second.")
-        if self.park and self.hosts:
-            raise Usage("--park moves nothing, --to says where", "Give one of the two.")
-
-    @property
-    def limit(self) -> float:
-        return self.deadline if self.deadline is not None else math.inf
-
-    def allows(self, load: Load) -> Load:
-        return replace(load, stays="as asked") if self.park else load
-
-    def budget(self) -> Budget:
-        memory = self.memory if self.memory is not None else loads.memory_here() // 2
-        return Budget(self.parallel, self.bandwidth, memory)
-
-
-@dataclass(frozen=True)
-class Said:
-    """Progress: what became of a session, or that it began (`going`); who is under way, how many wait."""
-
-    entry: Entry
-    seconds: float
-    under_way: tuple[str, ...]
-    waiting: int
-
-
-Say = Callable[[Said], None]
 
 
 @dataclass(frozen=True)
@@ -119,18 +72,20 @@ class Evacuation:
         self.done: dict[str, Entry] = {}
         self.listed_at = -math.inf
         self.unsettled: list[Record] = []
+        self.resuming: Worker | None = None
         self.idle_since = clock.boottime()
-        live = [one for one in records.all() if one.phase in ("live", "handing")]
-        self.asked, self.unfit = loads.targets(records, hosts, live[0]) if live else ([], [])
+        here = [one for one in records.all() if one.phase in ("live", *UNSETTLED)]
+        self.asked, self.unfit = loads.targets(records, hosts, here[0]) if here else ([], [])
         self.targets = {one.name: one for one in self.asked}
 
     def run(self) -> None:
         self.phases.reach("flagged")
-        self._resume()
+        if any(not one.told for one in self.moves.all()):  # moves that were cut off, by whomever
+            self.resuming = Worker(self.flags, ["resume"])
         while True:
             self._collect()
             unsettled = self._list()
-            if not self.jobs and (self._is_over() or not (self.waiting or unsettled)):
+            if not self.jobs and (self._is_over() or not (self.waiting or unsettled or self.resuming)):
                 break
             if not self._is_over():
                 while self._start():
@@ -159,15 +114,6 @@ class Evacuation:
         """Nothing more is begun."""
         return bool(self.stop.times) or clock.boottime() >= self.ends_at
 
-    def _resume(self) -> None:
-        """Moves that were cut off, by whomever; those another command is at are waited for in `_list`."""
-        if not any(not one.told for one in self.moves.all()):
-            return
-        with peers.pool(self.records.config) as pool:
-            _, failed = resume.resume(self.records, None, lambda name: peers.partner(self.records, pool, name))
-        for move, error in failed:
-            _log.info("the move of %s to %s: %s", move.name, move.target, error.message)
-
     def _list(self) -> list[Record]:
         """Takes up who runs here and is not seen to. -> those that are neither here nor away: just starting, moved by
         another command, or not decided by the agent yet."""
@@ -186,11 +132,10 @@ class Evacuation:
         for one in rest:
             if one.phase == "live":
                 self.waiting[one.session] = self.wanted.allows(loads.load(self.records, one, measured))
-        going = {one.session for one in self.made.of("going")} - taken
-        for entry in self.made.of("going"):
-            if entry.session in going and entry.session not in self.waiting:
+        for entry in self.made.of("going") if self.resuming is None else []:  # else it may still change
+            if entry.session not in taken and entry.session not in self.waiting:
                 self._look(entry)
-        self.unsettled = [one for one in rest if one.phase in ("starting", "restoring", "handing")]
+        self.unsettled = [one for one in rest if one.phase in UNSETTLED]
         if self.jobs or self.waiting:
             self.idle_since = clock.boottime()
         if clock.boottime() - self.idle_since > PATIENCE:
@@ -208,13 +153,14 @@ class Evacuation:
             Busy(job.load.memory, max(0.1, job.worker.began + job.planned.end_s - now), job.planned.target)
             for job in self.jobs
         ]
-        free = [one for one in self.waiting.values() if self._is_free(one.session)]
-        planned = schedule.schedule(free, list(self.targets.values()), self.budget, self.ends_at - now, busy)
-        first = next((one for one in planned if one.begin_s == 0.0 and one.how != "leave"), None)
-        if first is None:
-            return False
-        self._begin(first)
-        return True
+        left, targets = self.ends_at - now, list(self.targets.values())
+        for one in schedule.schedule(list(self.waiting.values()), targets, self.budget, left, busy):
+            if one.begin_s > 0.0 or one.how == "leave":
+                break
+            if self._is_free(one.load.session):
+                self._begin(one)
+                return True
+        return False
 
     def _is_free(self, session: str) -> bool:
         """No other command, left over from a drain that was killed, is at it."""
@@ -239,6 +185,10 @@ class Evacuation:
         self.phases.reach("begun")
 
     def _collect(self) -> None:
+        if self.resuming is not None and (told := self.resuming.ended()) is not None:
+            self.resuming = None
+            if not told.ok:
+                _log.info("not all that was cut off could be settled: %s", told.message)
         for job in list(self.jobs):
             ended = job.worker.ended()
             if ended is not None:
@@ -257,7 +207,9 @@ class Evacuation:
             self._end(Entry(load.session, load.name, state, target, job.planned.why, facts), seconds)
         elif record is None or record.phase != "live":
             if record is None or record.phase in ("exited", "parked"):
-                self._look(Entry(load.session, load.name, "going", target, job.planned.why), seconds)
+                parked = record is not None and record.phase == "parked"
+                why = job.planned.why or (f"not moved: {ended.message}" if parked else "")
+                self._look(Entry(load.session, load.name, "going", target, why), seconds)
         else:
             self._again(job, ended)
 
@@ -306,7 +258,7 @@ class Evacuation:
         now = clock.boottime()
         for job in self.jobs:
             latest = self.ends_at - UNDO - schedule.park_seconds(job.load, self.budget)
-            late = job.planned.target is not None and now > latest and self._step(job.load.session) in UNTOUCHED
+            late = job.planned.target is not None and now > latest and self._step(job) in UNTOUCHED
             if late or now > self.ends_at + OVERTIME or self.stop.times > 1:
                 job.worker.interrupt()
         if now > self.ends_at + ABANDON or self.stop.times > 2:
@@ -316,9 +268,10 @@ class Evacuation:
                 )
             self.jobs = []
 
-    def _step(self, session: str) -> str:
-        moves = [one for one in self.moves.open() if one.session == session]
-        return moves[-1].step if moves else UNTOUCHED[0]
+    def _step(self, job: Job) -> str:
+        """Of its move; of one that has ended, none of the steps."""
+        moves = [one for one in self.moves.all() if one.session == job.load.session and one.started >= job.worker.since]
+        return "end" if moves and moves[-1].end else moves[-1].step if moves else UNTOUCHED[0]
 
     def _say_what_is_left(self) -> None:
         why = "interrupted" if self.stop.times else "the deadline passed"

@@ -50,7 +50,7 @@ class Worker:
 
     def __init__(self, flags: Sequence[str], words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         package = str(Path(cmdop_migrate.__file__).parent.parent)
-        self.began, self.interrupted = clock.boottime(), False
+        self.began, self.since, self.interrupted = clock.boottime(), clock.walltime(), False
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read and closed at its end
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cmdop_migrate", *flags, "--json", *words],

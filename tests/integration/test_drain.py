@@ -190,3 +190,27 @@ def test_killed_and_run_again(world: World) -> None:
         fences.counts_on(world["host-b"], session)
         assert world.where(session) == ["host-b"]
     a.assert_clean(ended=True)
+
+
+def test_a_target_that_goes_away(tmp_path: Path) -> None:
+    with several(tmp_path, "host-a", "host-b", "host-c") as world:
+        a = world["host-a"]
+        for name in ("w1", "w2", "w3"):
+            fences.counter(a, name)
+        with draining(a, "--parallel", "2", **{TEST_STOP: "migrate:begin ship"}) as drain:
+            until(lambda: len(stopped(drain)) == 2, 30, "two moves stand still, one to each")
+            world.sshds["host-b"].stop()
+            while drain.poll() is None:
+                for child in stopped(drain):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.resume()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    drain.wait(0.2)
+            out, said = drain.communicate()
+        facts = json.loads(out)
+        assert drain.returncode == 0, (facts, said)
+        assert {one["to"] for one in facts["moved"]} == {"host-c"} and len(facts["moved"]) == 3, facts
+        for one in facts["moved"]:
+            fences.counts_on(world["host-c"], one["session"])
+            assert world.where(one["session"]) == ["host-c"]
+        a.assert_clean(ended=True)

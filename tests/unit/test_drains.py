@@ -1,0 +1,68 @@
+"""What a drain writes down, and who it keeps out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.flows.drains import KEPT, Drain, Drains, Entry
+from cmdop_migrate.flows.workers import Worker
+from cmdop_migrate.session import draining
+from tests.hosts import until
+
+
+def test_what_went_where_is_remembered(tmp_path: Path) -> None:
+    drains = Drains(tmp_path)
+    assert drains.last() is None and drains.find("") is None
+    made = drains.begin("host-a")
+    made = drains.save(made.with_entry(Entry("a" * 24, "w", "going", "host-b")))
+    made = drains.save(made.with_entry(Entry("a" * 24, "w", "moved", "host-b", facts={"token": 2})))
+    found = Drains(tmp_path).find(made.id)
+    assert found == made and [one.state for one in made.entries] == ["moved"]
+    assert made.of("moved")[0].to_json() == {"session": "a" * 24, "name": "w", "to": "host-b", "token": 2}
+
+
+def test_what_cannot_be_read_is_passed_over_and_old_ones_go(tmp_path: Path) -> None:
+    drains = Drains(tmp_path)
+    for _ in range(KEPT + 3):
+        last = drains.begin("host-a")
+    assert len(drains.all()) == KEPT
+    (tmp_path / "drains" / f"{last.id}.json").write_text("{")
+    (tmp_path / "drains" / "new.json").write_text(json.dumps({"version": 2}))
+    assert drains.find(last.id) is None and len(drains.all()) == KEPT - 1
+    assert isinstance(drains.last(), Drain)
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    drains = Drains(tmp_path)
+    with drains.alone(), pytest.raises(Blocked, match="already, by process"), Drains(tmp_path).alone():
+        pass
+    with drains.alone():
+        pass
+
+
+@pytest.mark.parametrize("text", ['{"drain": "x", "since": 1}', "{", "", '{"drain": 1}', "[]"])
+def test_a_flag_that_cannot_be_read_still_keeps_sessions_out(tmp_path: Path, text: str) -> None:
+    draining.refuse(tmp_path, "host-a")
+    assert draining.read(tmp_path) is None
+    (tmp_path / draining.NAME).write_text(text)
+    assert draining.read(tmp_path) is not None
+    with pytest.raises(Blocked, match="host-a is being drained"):
+        draining.refuse(tmp_path, "host-a")
+    draining.clear(tmp_path)
+    draining.clear(tmp_path)
+    draining.refuse(tmp_path, "host-a")
+
+
+def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Path) -> None:
+    flags = ("--state-dir", str(tmp_path / "s"), "--run-dir", str(tmp_path / "r"))
+    worker = Worker(flags, ("migrate", "x", "--to", "y"))
+    ended = until(worker.ended, 20)
+    assert ended is not None and not ended.ok and ended.code in ("session_not_found", "not_root") and ended.message
+    killed = Worker(flags, ("wait", "x"))
+    killed._process.kill()
+    ended = until(killed.ended, 20)
+    assert ended is not None and not ended.ok and "killed by signal 9" in ended.message
