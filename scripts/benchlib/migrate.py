@@ -32,7 +32,7 @@ from tests.moves import World, two
 from tests.servers import seaweed
 
 MEMORY = Path("/dev/shm")
-CHANGE_EVERY = 2.0  # seconds: 5 % of the memory of a session that is sent ahead
+CHANGE_EVERY = 25  # lines, of 5 ms and more: 5 % of the memory of a session that is sent ahead
 Samples = dict[str, list[float]]
 
 
@@ -123,7 +123,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
         stack.callback(twin.close)
         rivals.warm(memory, 2 * mib)
         for number in range(rounds):
-            with _session(world, Subject(world.a, criu, mib, memory, twin), 0.0) as subject:
+            with _session(world, Subject(world.a, criu, mib, memory, twin), 0) as subject:
                 raw = _raw(world, subject, memory)
                 cold = _move(world)
             with _session(world, Subject(world.a, criu, mib, memory, twin), CHANGE_EVERY):
@@ -140,7 +140,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
 
 
 @contextmanager
-def _session(world: World, subject: Subject, change_every: float) -> Iterator[Subject]:
+def _session(world: World, subject: Subject, change_every: int) -> Iterator[Subject]:
     more = [str(change_every)] if change_every else []
     subject.session = world.a.start(CM[0], str(rivals.PAYLOAD), str(subject.mib), *more, name=NAME)["session"]
     world.a.cm_json("wait", NAME, "--for", r"^t 100 ", "--timeout", "120s", timeout=130)

@@ -2,7 +2,8 @@
 
 Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
 and `pages` change 5 % of the memory, `digest` prints a digest of all of it. With
-a second argument it makes a scattered change by itself every so many seconds.
+a second argument it makes a scattered change by itself every so many lines: not
+by the clock, or it would begin with one each time it comes back.
 Stdlib only; it must run wherever Python does.
 """
 
@@ -78,13 +79,11 @@ def main() -> None:
     fill(view)
     print("ready", flush=True)
     number, listening = 0, True
-    every = float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
-    due = time.monotonic() + every
+    every = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     while True:
         number += 1
-        if every and time.monotonic() >= due:
+        if every and number % every == 0:
             change(view, "scattered")
-            due = time.monotonic() + every
         print(f"t {number} {time.time():.6f}", flush=True)
         if not listening:
             time.sleep(0.005)
