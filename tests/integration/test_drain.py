@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -219,3 +220,14 @@ def test_a_target_that_goes_away(tmp_path: Path) -> None:
             fences.counts_on(world["host-c"], one["session"])
             assert world.where(one["session"]) == ["host-c"]
         a.assert_clean(ended=True)
+
+
+def test_no_more_is_sent_than_the_bandwidth_allows(world: World) -> None:
+    a = world["host-a"]
+    held = "import os, time; held = os.urandom(6 << 20); print('ready', flush=True); time.sleep(1000)"
+    a.start(sys.executable, "-c", held, name="w")
+    a.wait_for("w", "ready")
+    facts = a.cm_json("drain", "--park", "--parallel", "1", "--bandwidth", "2MiB")
+    assert facts["parked"][0]["why"] == "as asked"
+    assert facts["took_s"] > 3.0  # 6 MiB that do not shrink
+    assert "drain" in a.ok("checkpoints", "ls")
