@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from cmdop_migrate import clock, units
+from cmdop_migrate import units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Partial, Usage
@@ -130,11 +130,8 @@ def _stand_by(records: Records, session: str, migration: str, wanted: incarnatio
     one = standby_flow.Standby(records, session, migration, render.beat)
     try:
         known = one.wait()
-
-        def say(text: str) -> None:
-            render.progress_line({"phase": text, "at": clock.boottime()})
-
-        return restore_flow.restore(records, session, wanted, say, known)
+        with standby_flow.Pulse(render.progress_line) as pulse:
+            return restore_flow.restore(records, session, wanted, pulse.say, known)
     finally:
         one.close()
 

@@ -68,9 +68,16 @@ def judge(copy: Copy, lease: LeaseRecord, own: str, move: Move) -> Verdict:
     is_last = move.checkpoint is not None and (lease.token == move.token or lease.checkpoint == move.checkpoint)
     if copy == "stands" and is_last:
         return Verdict.FREE
-    if copy == "gone" and lease.state == "free" and lease.token == move.token and move.checkpoint is not None:
+    if copy == "gone" and lease.state == "free" and is_newest(lease, move):
         return Verdict.FREE
     return Verdict.PARKED if lease.checkpoint is not None else Verdict.OVER
+
+
+def is_newest(lease: LeaseRecord, move: Move) -> bool:
+    """Whether what was about to be handed over is the last of the session: nobody had it after us, and we made no other
+    checkpoint of it since. Pure."""
+    known = (None, move.parent, move.checkpoint)
+    return move.checkpoint is not None and lease.token == move.token and lease.checkpoint in known
 
 
 @dataclass(frozen=True)
@@ -189,8 +196,7 @@ class Settling:
     def _park(self, lease: Held, before: LeaseRecord) -> Settled | float:
         """Nothing of it is here any more: the store has it, or nobody."""
         move = self._move
-        untouched = before.token == move.token  # nobody had it after us: the checkpoint made last is the newest
-        checkpoint = (move.checkpoint if untouched else None) or before.checkpoint or move.checkpoint
+        checkpoint = move.checkpoint if is_newest(before, move) else before.checkpoint or move.checkpoint
         if checkpoint is None:
             host_leases.let_go(self._leases, lease)
             return Settled(End.EXITED, lease.token, self._records.config.host)

@@ -1,4 +1,4 @@
-"""Sessions that stand still here because whoever was moving them is gone: the agent decides, by their leases."""
+"""Moves whose command is gone: the agent decides about sessions that stand still here, by their leases."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ class Handovers:
 
     def step(self) -> bool:
         """One look at each. -> whether there is any."""
-        standing = {one.session for one in self._records.all() if one.phase == "handing"}
-        moves = [one for one in self._moves.open() if one.session in standing] if standing else []
+        open_moves = self._moves.open()
+        phases = {one.session: one.phase for one in self._records.all()} if open_moves else {}
+        # Also those that run: their move came to nothing, and whoever asks later must not take it for unfinished.
+        moves = [one for one in open_moves if phases.get(one.session) in ("handing", "live")]
         self._watched = {one.id: self._watched[one.id] for one in moves if one.id in self._watched}
         for move in moves:
             with self._moves.lock(move.session) as is_ours:
                 if is_ours:
                     self._settle(move)
-        return bool(standing)
+        return "handing" in phases.values()
 
     def _settle(self, move: Move) -> None:
         move = self._moves.find(move.id)  # again: with the lock held

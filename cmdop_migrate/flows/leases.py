@@ -35,6 +35,11 @@ def open_store(config: Config, fresh: bool = False) -> LeaseStore:
     return open_lease(config.lease, not fresh and _read(proof) == config.lease, lambda: _note(proof, config.lease))
 
 
+def must_be_tried(config: Config) -> bool:
+    """Whether the next to write to the lease store tries its word first."""
+    return config.lease.startswith("s3:") and _read(config.run_dir / PROOF) != config.lease
+
+
 def _read(proof: Path) -> str | None:
     try:
         return proof.read_text(encoding="utf-8")

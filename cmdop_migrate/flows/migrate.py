@@ -165,7 +165,8 @@ class _Migration:
 
     def _on_hand_over(self, manifest: Manifest) -> None:
         self.receiver.check()
-        self.move = self.moves.save(replace(self.move, step="hand over", checkpoint=manifest.checkpoint))
+        named = replace(self.move, checkpoint=manifest.checkpoint, parent=manifest.parent)
+        self.move = self.moves.save(replace(named, step="hand over"))
         self.phases.reach("hand-over")
 
     def _undo_ship(self) -> None:

@@ -34,7 +34,7 @@ class End(StrEnum):
 @dataclass(frozen=True)
 class Move:
     """One migration. `token`: of the incarnation that moves. `checkpoint`: what the target restores, once it is whole
-    in the store. `told`: somebody was told how it ended."""
+    in the store; `parent`: the one before it. `told`: somebody was told how it ended."""
 
     id: str
     session: str
@@ -45,6 +45,7 @@ class Move:
     started: float
     step: str = "begin"
     checkpoint: str | None = None
+    parent: str | None = None
     ahead: tuple[str, ...] = ()
     error: str | None = None
     end: End | None = None

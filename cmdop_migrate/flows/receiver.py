@@ -11,7 +11,7 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
 
 CANCEL_TIMEOUT = 3.0  # it says something every half second
-SILENCE = 5.0  # as long as it waits for the session; once it has it, it may be busy
+SILENCE = 5.0
 
 
 class Target(Protocol):
@@ -65,10 +65,16 @@ class Receiver:
         """What `restore` answered there. PeerLost also when it fell silent before it took the session: `is_taken` is
         asked then, and must not wait."""
 
+        quiet, heard, looked = 0.0, self._heard, clock.boottime()
+
         def watch() -> None:
-            quiet = clock.boottime() - self._heard
+            nonlocal quiet, heard, looked
+            now = clock.boottime()
+            # No more than a second at a time: when it was us who slept, what it said meanwhile is still to be read.
+            quiet = quiet + min(1.0, now - looked) if self._heard == heard else 0.0
+            heard, looked = self._heard, now
             if quiet > SILENCE and not is_taken():
-                raise PeerLost(f"{self._target.name} fell silent {quiet:.0f} s ago", "Is it cut off?")
+                raise PeerLost(f"{self._target.name} has been silent for {quiet:.0f} s", "Is it cut off?")
 
         self._await(lambda: self._answer is not None, timeout, "answer", watch)
         assert self._answer is not None
@@ -123,7 +129,7 @@ class Receiver:
         phase = str(said.get("phase"))
         if isinstance(said.get("at"), float):
             self._offset = min(self._offset, clock.boottime() - said["at"])
-        if phase not in ("waiting", "ready", "ahead"):
+        if phase not in ("waiting", "ready", "ahead", "working"):
             self._progress(f"{self._target.name}: {phase}")
         with self._changed:
             self._said.append(said)

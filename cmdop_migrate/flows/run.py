@@ -63,6 +63,8 @@ def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) ->
 
 def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agentlock.Agent) -> Record:
     config = records.config
+    if leases.must_be_tried(config):
+        agent.ready()  # it tries it, for us too
     store, phases = leases.open_store(config), Phases("run")
     if hostname.is_taken(store, records):
         agent.ready()  # it waits for a dead one's name

@@ -7,6 +7,7 @@ restored. Whoever started us can take that back only by winning the lease. When 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,7 @@ from cmdop_migrate.storage.base import Store
 LOOK_EVERY = 0.02
 AWAY = 0.2
 BEAT = 0.5
+WORKING = "working"
 PATIENCE = 3600.0
 MIGRATION = "migration"  # the fact of a manifest that says what it was made for
 _log = log.get("standby")
@@ -122,3 +124,34 @@ class Standby:
             self._tell({**facts, "at": self._told_at})
         except OSError as error:
             raise PeerLost("whoever was to hand the session over is gone", "Nothing was done here.") from error
+
+
+class Pulse:
+    """What a restore says, and, from its first word on, every half second that this host and the way to it are alive.
+    Not before: whoever says that first word was forked, and there must be no thread then."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def say(self, phase: str) -> None:
+        with self._lock:
+            self._tell({"phase": phase, "at": clock.boottime()})
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+            self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT):
+            with self._lock:
+                self._tell({"phase": WORKING, "at": clock.boottime()})

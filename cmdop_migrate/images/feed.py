@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 from array import array
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from cmdop_migrate.images import layout
@@ -37,6 +38,10 @@ class PageFeed:
         self._submit = submit
         self._check = check
         self._size = size
+        # Full ones rest here as long as there are others: whoever gives us pages stands still until all are here, and
+        # needs the cores more than we do.
+        self._resting: deque[tuple[bytearray, list[Extent]]] = deque()
+        self._rest = max(0, buffers * 3 // 4 - 1)
         self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one back is still in the cache
         self._unmade = buffers
         self._buffer: bytearray | None = None
@@ -76,6 +81,7 @@ class PageFeed:
         """Everything is there: send what is left."""
         self._settle()
         self._send()
+        self._wake(0)
 
     def _settle(self) -> None:
         """Enter the bytes of the view that was handed out last."""
@@ -117,7 +123,14 @@ class PageFeed:
                 refs = array("I", bytes(4 * window_count(vaddr, size)))
                 batch.append(Extent(dst, vaddr, size, flags, True, offset, refs))
                 self.extents[dst].append(batch[-1])
-        self._submit(buffer, batch, self._free.put)
+        self._resting.append((buffer, batch))
+        self._wake(self._rest)
+
+    def _wake(self, most: int) -> None:
+        """Until at most so many rest, the oldest first."""
+        while len(self._resting) > most:
+            buffer, batch = self._resting.popleft()
+            self._submit(buffer, batch, self._free.put)
 
     def _get(self) -> bytearray:
         if self._unmade:
@@ -126,6 +139,8 @@ class PageFeed:
             except queue.Empty:
                 self._unmade -= 1
                 return bytearray(self._size)
+        if self._free.empty():
+            self._wake(self._rest // 2)
         while True:
             self._check()
             try:

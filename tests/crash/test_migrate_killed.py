@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from cmdop_migrate.flows.phases import TEST_STOP
+from cmdop_migrate.session import cgroup
 from tests.crash.witness import Witness, show
 from tests.etcds import etcd
 from tests.hosts import CM, Host, open_files, processes, until
@@ -96,32 +97,30 @@ class Cell:
             raise AssertionError(f"{self.step}: the command hangs") from None
         assert b"Traceback" not in out + err, (out + err).decode()
 
-    def look(self) -> str:
-        """Where it is, by `resume`; and it is there, whole, and nowhere else."""
+    def look(self, end: str) -> str:
+        """It is where `resume` said, whole, and nowhere else."""
         a, b, session = self.world.a, self.world.b, self.one.session
-        (found,) = a.cm_json("resume", session)["migrations"]
-        self.end = str(found["ended"])
+        self.end = end
         there = Witness(b, self.one.name, session)
         if self.end == "parked":
             assert self.world.where(session) == []
             a.cm_json("restore", session, "--wait", "30s")
-            self.one.assert_runs()
+            self.one.assert_counts()
         elif self.end == "on_source":
-            self.one.assert_runs()
+            self.one.assert_counts()
             assert self.world.where(session) == ["host-a"]
         elif self.end == "on_target" and not b.pids(session):
             # It ran there already when that host died: what was handed over is what there is of it.
             a.cm_json("restore", session, "--wait", "30s")
-            self.one.assert_runs()
+            self.one.assert_counts()
             self.end = ARRIVED
         elif self.end == "on_target":
-            there.assert_runs()
+            there.assert_counts()
             assert self.world.where(session) == ["host-b"]
         else:
-            assert self.world.where(session) == [] and self.one.state == "exited"
+            assert self.world.where(session) == [] and self.one.record()["phase"] == "exited"
         for host in (a, b):
-            if host.pids(session):
-                host.ok("kill", session, "--signal", "KILL")
+            cgroup.kill(host.group(session))
         return self.end
 
 
@@ -172,10 +171,10 @@ def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed
         strike(made)
         for cell in made:
             cell.finish()
-        settled(world.a)
+        ends = settled(world.a)
         rows = [("step", "killed", "ended")]
         for cell in made:
-            rows.append((cell.step, victim, cell.look()))
+            rows.append((cell.step, victim, cell.look(ends[cell.one.session])))
     show(f"migrate, {victim} killed at every step", rows, print)
     assert not (wrong := [row for row in rows[1:] if row[2] not in allowed(row[0])]), wrong
     world.a.assert_clean(ended=True)
@@ -183,8 +182,8 @@ def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed
     assert not (world.b.state / "ahead").exists() or not os.listdir(world.b.state / "ahead")
 
 
-def settled(host: Host) -> None:
-    """`resume`, until it knows of all."""
+def settled(host: Host) -> dict[str, str]:
+    """`resume`, until it knows of all -> where each is."""
 
     def ask() -> bool:
         done = host.cm("--json", "resume", timeout=120)
@@ -195,6 +194,9 @@ def settled(host: Host) -> None:
     until(ask, 90, "resume knows where each is")
     moves = [json.loads(one.read_text()) for one in (host.state / "migrations").glob("*.json")]
     assert all(one["end"] and one["told"] for one in moves), moves
+    (found,) = host.cm_json("resume", moves[0]["id"])["migrations"]
+    assert found["ended"] == moves[0]["end"]  # and says it again to who asks
+    return {one["session"]: one["end"] for one in moves}
 
 
 LIVES = {"on_source", "on_target", "parked"}

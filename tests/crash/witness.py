@@ -74,6 +74,9 @@ class Witness:
     def assert_runs(self) -> int:
         """It counts on, well past its next look at all of its memory; -> where it stands."""
         assert self.state == "running"
+        return self.assert_counts()
+
+    def assert_counts(self) -> int:
         first = len(self.numbers())
         until(lambda: len(self.numbers()) > first + 12, 20, f"{self.name} counts on from {first}")
         return first

@@ -11,7 +11,7 @@ from cmdop_migrate.flows.moves import Move
 from cmdop_migrate.lease.record import LeaseRecord
 
 OWN, OTHER = "host-a-boot", "host-b-boot"
-MOVE = Move("m", "s", "work", "host-a", "host-b", token=3, started=0.0, checkpoint="c2")
+MOVE = Move("m", "s", "work", "host-a", "host-b", token=3, started=0.0, checkpoint="c2", parent="c1")
 HELD = LeaseRecord("s", 3, "held", "host-a", OWN, 15.0, 4, "c1", "0" * 16)
 PARKED = replace(HELD, state="parked", checkpoint="c2")
 TAKEN = replace(PARKED, token=4, state="held", host="host-b", instance=OTHER, renewals=0)
@@ -37,6 +37,8 @@ TAKEN = replace(PARKED, token=4, state="held", host="host-b", instance=OTHER, re
         ("gone", replace(HELD, instance=OTHER), Verdict.WATCH),  # ours, of before a reboot
         ("gone", PARKED, Verdict.PARKED),
         ("gone", replace(HELD, state="free", checkpoint=None), Verdict.FREE),  # died, all of it captured
+        ("gone", replace(HELD, state="free"), Verdict.FREE),  # … with the checkpoint before it kept
+        ("gone", replace(HELD, state="free", checkpoint="c3"), Verdict.PARKED),  # it ran on, and made another
         ("gone", TAKEN, Verdict.WATCH),
         ("gone", replace(TAKEN, renewals=2), Verdict.THERE),
         ("gone", replace(TAKEN, state="free", checkpoint=None), Verdict.OVER),
