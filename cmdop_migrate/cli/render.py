@@ -96,7 +96,8 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
 
     def show(text: str) -> None:
         if shown:
-            print(f"\r\x1b[K{text} …" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
+            cut = text[: shutil.get_terminal_size().columns - 3]  # a line that wraps could not be taken back
+            print(f"\r\x1b[K{cut} …" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     try:
         yield show

@@ -1,6 +1,7 @@
 """A store to which no more than so many bytes a second are sent.
 
-What is sent waits its turn: each object begins when those before it would be through at that rate. Nothing else waits.
+What is sent waits its turn: each object goes when it and those before it would be through at that rate, so that by any
+moment no more was sent than the rate allows, even of a single object. Nothing else waits.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from cmdop_migrate.storage.base import Data, ObjectInfo, Store
 
 
 class Turns:
-    """When each may begin. Pure, but for the clock given."""
+    """When each may go. Pure, but for the clock given."""
 
     def __init__(self, rate: int, now: Callable[[], float] = boottime) -> None:
         self._rate, self._now = rate, now
@@ -22,12 +23,11 @@ class Turns:
         self._lock = threading.Lock()
 
     def wait_for(self, size: int) -> float:
-        """Seconds from now until that many bytes may begin; they are counted from then on."""
+        """Seconds from now until that many bytes may go; they are counted."""
         with self._lock:
             now = self._now()
-            begin = max(now, self._free_at)
-            self._free_at = begin + size / self._rate
-            return begin - now
+            self._free_at = max(now, self._free_at) + size / self._rate
+            return self._free_at - now
 
 
 class LimitStore(Store):

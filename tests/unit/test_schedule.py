@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.flows import schedule
 from cmdop_migrate.flows.schedule import Budget, Busy, Load, Planned, Target
 
 MIB = 1 << 20
+ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 sizes = st.integers(0, 4096).map(lambda mib: mib * MIB)
 
 
@@ -47,6 +48,7 @@ some_times = st.just(math.inf) | st.floats(0.1, 300)
 some_busy = st.lists(st.builds(Busy, sizes, st.floats(0.1, 20), st.none() | st.just("host-b")), max_size=3)
 
 
+@ANY
 @given(some_loads(), some_targets, some_budgets, some_times, some_busy)
 def test_never_over_budget(
     loads: list[Load], targets: list[Target], budget: Budget, time_s: float, busy: list[Busy]
@@ -66,6 +68,7 @@ def test_never_over_budget(
         assert all(one.end_s - one.begin_s >= 0.99 * budget.pace * one.load.send / budget.share for one in begun)
 
 
+@ANY
 @given(some_loads(), some_targets, some_budgets, some_times)
 def test_each_is_moved_parked_or_left_with_its_reason(
     loads: list[Load], targets: list[Target], budget: Budget, time_s: float
@@ -84,6 +87,7 @@ def test_each_is_moved_parked_or_left_with_its_reason(
     assert [one.begin_s for one in planned] == sorted(one.begin_s for one in planned)
 
 
+@ANY
 @given(some_loads(), some_targets, some_budgets)
 def test_cheap_ones_go_first(loads: list[Load], targets: list[Target], budget: Budget) -> None:
     moved = [one for one in schedule.schedule(loads, targets, budget) if one.how == "move"]
@@ -91,6 +95,7 @@ def test_cheap_ones_go_first(loads: list[Load], targets: list[Target], budget: B
     assert costs == sorted(costs)
 
 
+@ANY
 @given(some_loads(), some_targets, some_budgets, st.floats(0.1, 300))
 def test_when_time_is_short_the_dear_ones_are_parked(
     loads: list[Load], targets: list[Target], budget: Budget, time_s: float
