@@ -88,7 +88,7 @@ def restore(
     allow_devices: bool,
     wait: float,
     standby: str | None,
-) -> None:
+) -> int | None:
     """Bring a parked session back.
 
     Without a name: the one that is parked. The name of a checkpoint goes back to it.
@@ -103,7 +103,7 @@ def restore(
     wanted = incarnation.Wanted(name, lazy, allow_devices, wait)
     if standby is not None and reference is not None:
         render.answer(_stand_by(records, reference, standby, wanted))
-        return
+        return None
     with _place(app, records, host) as target, render.progress(app.json) as show:
 
         def bring(one: str | None) -> dict[str, Any]:
@@ -113,17 +113,17 @@ def restore(
             return elsewhere.restore(records, one, wanted, target)
 
         if everything:
-            _restore_all(app, records, wanted, reference, bring)
-            return
+            return _restore_all(app, records, wanted, reference, bring)
         facts = bring(reference)
     if app.json:
         render.answer(facts)
-        return
+        return None
     render.hooks(False, facts["hooks"])
     render.line(f"{facts['name']}: running on {facts['host']} (token {facts['token']}), after {facts['took_s']:.2f} s")
     if facts["carried"]:
         render.line(f"  {len(facts['carried'])} files of its old host came along")
     render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
+    return None
 
 
 def _stand_by(records: Records, session: str, migration: str, wanted: incarnation.Wanted) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _restore_all(
     wanted: incarnation.Wanted,
     reference: str | None,
     bring: Callable[[str], dict[str, Any]],
-) -> None:
+) -> int | None:
     if reference is not None or wanted.fork is not None:
         raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
     done, failed = [], []
@@ -163,16 +163,20 @@ def _restore_all(
             done.append(bring(record.session))
         except CmdopError as error:
             failed.append({"session": record.session, "name": record.name, "error": error.message})
-    if app.json:
-        render.answer({"restored": done, "failed": failed})
-    for one in [] if app.json else done:
-        render.hooks(False, one["hooks"])
-        render.line(f"{one['name']}: running")
+    partial = None
     if failed:
         names = ", ".join(f"{one['name']} ({one['error']})" for one in failed)
-        raise Partial(
-            f"{len(done)} restored, {len(failed)} not: {names}", "They are still parked; restore them one by one."
-        )
+        words = f"{len(done)} restored, {len(failed)} not: {names}"
+        partial = Partial(words, "They are still parked; restore them one by one.")
+    if app.json:
+        render.answer({"restored": done, "failed": failed} | ({"error": render.error_facts(partial)} if partial else {}))
+        return partial.exit if partial else None
+    for one in done:
+        render.hooks(False, one["hooks"])
+        render.line(f"{one['name']}: running")
+    if partial:
+        raise partial
+    return None
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import signal
 import stat
@@ -128,7 +129,9 @@ def test_references(host: Host) -> None:
         path.rename(path.with_suffix(".away"))
     done = host.cm("--json", "restore", "--all")
     assert done.returncode == 10, done
-    assert b"restored" in done.stdout and b"a (" in done.stdout + done.stderr, done
+    answer = json.loads(done.stdout)  # one object, whatever happened
+    assert [one["name"] for one in answer["restored"]] == ["b"] and [one["name"] for one in answer["failed"]] == ["a"]
+    assert answer["error"]["exit"] == 10 and "a (" in answer["error"]["message"]
     for path in manifests.iterdir():
         path.rename(path.with_suffix(""))
     assert record.read_text() == text
