@@ -151,6 +151,9 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     a.assert_clean(ended=True)
     facts = a.cm_json("undrain", "--bring-back")
     assert sorted(one["name"] for one in facts["restored"]) == ["parks", "stays"]
+    facts = a.cm_json("drain", "--deadline", "5s")  # no time for more than that
+    assert lists(facts) == {"moved": [], "parked": ["parks", "stays"], "failed": [], "left": []}, facts
+    facts = a.cm_json("undrain", "--bring-back")
     for one in facts["restored"]:
         fences.counts_on(a, one["session"])
 
