@@ -28,6 +28,7 @@ from cmdop_migrate.session.records import Records
 
 LOOK_EVERY = 0.1
 LIST_EVERY = 1.0
+ASKING = 3  # the part of the time that hosts have to say whether they take sessions
 MOVE_TRIES = 2  # targets a session is tried on before it is parked
 OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
 ABANDON = 90.0  # … and then nobody waits for it any more
@@ -75,7 +76,7 @@ class Evacuation:
         self.resuming: Worker | None = None
         self.idle_since = clock.boottime()
         here = [one for one in records.all() if one.phase in ("live", *UNSETTLED)]
-        self.asked, self.unfit = loads.targets(records, hosts, here[0]) if here else ([], [])
+        self.asked, self.unfit = loads.targets(records, hosts, here[0], wanted.limit / ASKING) if here else ([], [])
         self.targets = {one.name: one for one in self.asked}
 
     def run(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, Usage
 from cmdop_migrate.flows import peers, plan, schedule, sessionfacts
@@ -57,22 +59,39 @@ def names(config: Config, given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def targets(records: Records, hosts: Sequence[str], sample: Record) -> tuple[list[Target], list[Unfit]]:
-    """All of them asked at once. Usage when one is this host itself under another name."""
+def targets(
+    records: Records, hosts: Sequence[str], sample: Record, patience: float = math.inf
+) -> tuple[list[Target], list[Unfit]]:
+    """All of them asked at once; one that has not answered after `patience` seconds is not waited for. Usage when one
+    is this host itself under another name."""
     if not hosts:
         return [], []
     peers.own_facts(records)  # makes the key there must be, once
-    with peers.pool(records.config) as pool, ThreadPoolExecutor(len(hosts)) as threads:
-        found = list(threads.map(lambda name: _ask(records, pool, name, sample), hosts))
-    return [one for one in found if isinstance(one, Target)], [one for one in found if isinstance(one, Unfit)]
+    found: dict[str, Target | Unfit | Usage] = {}
+    with peers.pool(records.config) as pool:
+
+        def ask(name: str) -> None:
+            found[name] = _ask(records, pool, name, sample)
+
+        asking = [threading.Thread(target=ask, args=(name,), daemon=True) for name in hosts]
+        for one in asking:
+            one.start()
+        until = clock.boottime() + patience
+        for one in asking:
+            one.join(None if patience == math.inf else max(0.0, until - clock.boottime()))
+        answers = [found.get(name, Unfit(name, f"{name}: no answer within {patience:.1f} s")) for name in hosts]
+    for answer in answers:
+        if isinstance(answer, Usage):
+            raise answer
+    return [one for one in answers if isinstance(one, Target)], [one for one in answers if isinstance(one, Unfit)]
 
 
-def _ask(records: Records, pool: Pool, name: str, sample: Record) -> Target | Unfit:
+def _ask(records: Records, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
     try:
         peer = peers.partner(records, pool, name)
         facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
-    except Usage:
-        raise
+    except Usage as error:
+        return error
     except CmdopError as error:
         return Unfit(name, error.message)
     fatal = [one.message for one in facts.needs if one.fatal]

@@ -143,7 +143,8 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     assert "being drained" in error["message"]
     world.sshds["host-b"].start()
     slow = world.dir / "cm-host-b"
-    slow.write_text(slow.read_text().replace("\n", '\ncase " $* " in *" --standby "*) sleep 60;; esac\n', 1))
+    hangs = f'case " $* " in *" --standby "*) echo $$ >> {world.dir}/hang; exec sleep 60;; esac'
+    slow.write_text(slow.read_text().replace("\n", f"\n{hangs}\n", 1))
     stubborn.write_text("#!/bin/sh\nexit 0\n")
     facts = a.cm_json("drain", "--to", "host-b", "--deadline", "20s")  # the target never gets ready
     assert lists(facts) == {"moved": [], "parked": ["stays"], "failed": [], "left": []}
@@ -151,8 +152,14 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     a.assert_clean(ended=True)
     facts = a.cm_json("undrain", "--bring-back")
     assert sorted(one["name"] for one in facts["restored"]) == ["parks", "stays"]
+    facts = a.cm_json("drain", "--deadline", "5s")  # no time for more than that
+    assert lists(facts) == {"moved": [], "parked": ["parks", "stays"], "failed": [], "left": []}, facts
+    facts = a.cm_json("undrain", "--bring-back")
     for one in facts["restored"]:
         fences.counts_on(a, one["session"])
+    for pid in (world.dir / "hang").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def test_two_at_once_and_a_polite_end(world: World) -> None:
