@@ -169,7 +169,8 @@ def _restore_all(
         words = f"{len(done)} restored, {len(failed)} not: {names}"
         partial = Partial(words, "They are still parked; restore them one by one.")
     if app.json:
-        render.answer({"restored": done, "failed": failed} | ({"error": render.error_facts(partial)} if partial else {}))
+        trouble = {"error": render.error_facts(partial)} if partial else {}
+        render.answer({"restored": done, "failed": failed, **trouble})
         return partial.exit if partial else None
     for one in done:
         render.hooks(False, one["hooks"])

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.preflight import cpu, processes
@@ -64,7 +64,7 @@ HOSTS = st.builds(
 
 
 @given(HOSTS)
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_host_facts_come_back_as_they_went(facts: HostFacts) -> None:
     assert HostFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
