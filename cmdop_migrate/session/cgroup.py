@@ -128,6 +128,9 @@ def kill(path: str) -> None:
                 os.kill(pid, 9)
             except ProcessLookupError:
                 continue
+    except OSError as error:
+        if error.errno != errno.ENODEV:  # it went between being opened and being written to
+            raise
 
 
 def pager(path: str) -> str:
