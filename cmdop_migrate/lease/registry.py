@@ -6,14 +6,17 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.lease.base import Register
-from cmdop_migrate.lease.etcdhttp import PORT, EtcdPlace
 from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.storage.registry import s3_place
+
+if TYPE_CHECKING:
+    from cmdop_migrate.lease.etcdhttp import EtcdPlace
 
 FORMS = "sqlite:///file, s3://bucket/prefix?endpoint=http://host:port, etcd://host:port,host:port/prefix?ca=/file"
 _PREFIX = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -56,6 +59,8 @@ def _file(url: str) -> Path:
 
 def etcd_place(url: str) -> EtcdPlace:
     """What an `etcd://` address says."""
+    from cmdop_migrate.lease.etcdhttp import EtcdPlace  # HTTP and TLS: not for those who need neither
+
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
@@ -77,6 +82,8 @@ def etcd_place(url: str) -> EtcdPlace:
 
 
 def _member(text: str, url: str) -> tuple[str, int]:
+    from cmdop_migrate.lease.etcdhttp import PORT
+
     found = _MEMBER.fullmatch(text)
     port = int(found["port"] or PORT) if found else 0
     if found is None or not 0 < port < 65536:

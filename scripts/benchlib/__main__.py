@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("fence", "images", "migrate", "sessions")
+NAMES = ("fence", "images", "lease", "migrate")
 
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
-        print(f"usage: scripts/bench {'|'.join(NAMES)} [--help]", file=sys.stderr)
+        print(f"usage: scripts/bench sessions|{'|'.join(NAMES)} [--help]", file=sys.stderr)
         return 2
     found = importlib.import_module(f"scripts.benchlib.{sys.argv[1]}")
     return int(found.main(sys.argv[2:]))
