@@ -190,7 +190,7 @@ def test_killed_and_run_again(world: World) -> None:
         both = until(lambda: len(found := stopped(first)) == 2 and found, 30, "two moves stand still")
         first.kill()
         first.communicate()
-        one, other = both  # type: ignore[misc]
+        one, other = both  # type: ignore[misc]  # two of them, by the call before
         os.kill(one.pid, signal.SIGKILL)  # cut off
         with draining(a) as second:
             until(lambda: len(list(a.state.glob("drains/*.json"))) == 1, 5)

@@ -177,7 +177,7 @@ def test_agent_memory(quick: Host, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_systemd_unit() -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
-    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case: the documented way
     unit.read(PROJECT / "scripts" / "systemd" / "cmdop-migrate-agent.service")
     service = unit["Service"]
     assert service["KillMode"] == "process" and service["Restart"] == "always"
