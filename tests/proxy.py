@@ -47,8 +47,8 @@ class Proxy:
 
     def block(self) -> None:
         """From now on nothing gets through, and new connections are refused at once: the store is away."""
-        self._blocked = True
         with self._lock:
+            self._blocked = True  # whoever is being let in looks at it under the same lock
             held = list(self._sockets)
         for one in held:
             _reset(one)
@@ -75,10 +75,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        with self._lock:
-            held = list(self._sockets)
-        for one in held:
-            _reset(one)
+        self.block()
         self._thread.join(5)
 
     def _accept(self) -> None:
@@ -96,7 +93,12 @@ class Proxy:
                 _reset(client)
                 continue
             with self._lock:
+                blocked = self._blocked
                 self._sockets |= {client, server}
+            if blocked:
+                _reset(client)
+                _reset(server)
+                continue
             threading.Thread(target=self._pump, args=(client, server, "up"), daemon=True).start()
             threading.Thread(target=self._pump, args=(server, client, "down"), daemon=True).start()
 
@@ -123,6 +125,8 @@ class Proxy:
     def _through(self, way: Way, data: bytes) -> tuple[bytes, _Trap | None]:
         """What is handed on, and the trap that springs after it."""
         with self._lock:
+            if self._blocked:
+                raise ConnectionResetError
             trap = self._traps.get(way)
             if trap is None:
                 return data, None

@@ -29,7 +29,7 @@ from cmdop_migrate.session.records import Records
 LOOK_EVERY = 0.1
 LIST_EVERY = 1.0
 ASKING = 3  # the part of the time that hosts have to say whether they take sessions
-MOVE_TRIES = 2  # targets a session is tried on before it is parked
+MOVE_TRIES = 2  # moves of a session that may fail, to another target where there is one, before it is parked
 OVERTIME = 30.0  # seconds after the deadline for what is under way; then it is undone
 ABANDON = 90.0  # … and then nobody waits for it any more
 UNDO = 3.0  # seconds until a move that is interrupted has ended
@@ -164,7 +164,10 @@ class Evacuation:
         return False
 
     def _is_free(self, session: str) -> bool:
-        """No other command, left over from a drain that was killed, is at it."""
+        """No other command, left over from a drain that was killed, is at it; nor `resume`, which settles what that
+        left behind."""
+        if self.resuming is not None and any(one.session == session and not one.end for one in self.moves.all()):
+            return False
         with self.moves.lock(session) as is_ours:
             if not is_ours:
                 return False
@@ -233,11 +236,13 @@ class Evacuation:
         if ended.code in ("peer_failed", "host_key_refused", "peer_differs") and target in self.targets:
             del self.targets[target]
             self.unfit = [*self.unfit, Unfit(target, ended.message)]
-        refused = load.refused | {target}
-        elsewhere = ended.status in (4, 9) and len(refused) < MOVE_TRIES and self.targets.keys() - refused
+        tried = load.tried + 1
+        others = self.targets.keys() - load.refused - {target}
+        refused = load.refused | {target} if others else load.refused  # the only one is asked again: things pass
+        can = ended.status in (4, 9) and not job.worker.interrupted
+        again = can and tried < MOVE_TRIES and self.targets.keys() - refused
         why = "no time to move it" if job.worker.interrupted else f"not moved: {ended.message}"
-        stays = "" if elsewhere else why
-        self.waiting[load.session] = replace(load, refused=refused, stays=stays)
+        self.waiting[load.session] = replace(load, refused=refused, tried=tried, stays="" if again else why)
 
     def _look(self, entry: Entry, seconds: float = 0.0) -> None:
         """What became of one that was begun and is not here any more."""

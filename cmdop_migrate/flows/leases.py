@@ -193,7 +193,7 @@ class TakeOver:
             expected = self._manifest.checkpoint
             if seen.record.state == "held" and self._is_own(seen.record):
                 self._end_own(who, seen.record.token)
-                continue
+                continue  # parked again, or ended: which `acquire` tells apart
             observed = seen.observation
             answer = self._leases.acquire(
                 *who, expect_checkpoint=expected, observation=observed, above=self._manifest.token
@@ -208,11 +208,20 @@ class TakeOver:
 
     def _end_own(self, who: tuple[str, str, str, float], token: int) -> None:
         """What a restore here that was cut off has left. It may have run: it is ended, and the next one has a token of
-        its own."""
-        answer = self._leases.acquire(*who, expect_checkpoint=self._manifest.checkpoint, resume_token=token)
-        ended = self._leases.park(answer, self._manifest.checkpoint) if isinstance(answer, Held) else answer
-        if not isinstance(ended, Ended):
-            raise fenced(self._name, ended)
+        its own. One that came to its own end here, of which the agent has not told yet, is not brought back."""
+        answer: Held | Ended | Lost | Waiting = self._leases.acquire(
+            *who, expect_checkpoint=self._manifest.checkpoint, resume_token=token
+        )
+        if isinstance(answer, Held):
+            over = self._came_to_its_end(token)
+            answer = self._leases.release(answer) if over else self._leases.park(answer, self._manifest.checkpoint)
+        if not isinstance(answer, Ended):
+            raise fenced(self._name, answer)
+
+    def _came_to_its_end(self, token: int) -> bool:
+        own = self._records.load(self._session)
+        over = own is not None and own.phase == "exited" and own.exit is not None and own.exit.code is not None
+        return over and own is not None and own.token == token
 
     def _take_unknown(self, who: tuple[str, str, str, float]) -> Held:
         """No lease store knows it: this one is new, or not the one its old host used. The images' store decides then,

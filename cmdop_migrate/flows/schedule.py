@@ -28,8 +28,8 @@ How = Literal["move", "park", "leave"]
 @dataclass(frozen=True)
 class Load:
     """One session. `memory`, `files`: its bytes; `send`: those the store does not have yet, about; `work_s`: seconds to
-    dump and upload them, without a limit to the bandwidth. `refused`: targets that it could not go to; `stays`: why it
-    is not to be moved at all."""
+    dump and upload them, without a limit to the bandwidth. `refused`: targets that it could not go to; `tried`: moves
+    of it that failed; `stays`: why it is not to be moved at all."""
 
     session: str
     name: str
@@ -38,6 +38,7 @@ class Load:
     send: int
     work_s: float
     refused: frozenset[str] = frozenset()
+    tried: int = 0
     stays: str = ""
 
 

@@ -53,16 +53,25 @@ class Pool:
             kept = self._open.get(target)
             if kept is not None and kept.is_active():
                 return kept
-            via = self.transport(target.via, accept) if target.via else None
-            try:
-                made = connect(target, self.known, self._home, self.limits, via, accept)
-            except PeerFailed:
-                if via is not None and target.via is not None and not self._answers(via):
-                    self.drop(target.via)  # it was the jump host that is gone
-                raise
+            made = self._connect(target, accept)
             with self._lock:
                 self._open[target] = made
             return made
+
+    def _connect(self, target: Target, accept: Accept) -> Transport:
+        """A kept connection to the jump host may have died without a word: that one is made anew, once."""
+        try:
+            return self._dial(target, accept)
+        except PeerFailed:
+            kept = self._open.get(target.via) if target.via else None
+            if target.via is None or kept is None or self._answers(kept):
+                raise
+            self.drop(target.via)
+            return self._dial(target, accept)
+
+    def _dial(self, target: Target, accept: Accept) -> Transport:
+        via = self.transport(target.via, accept) if target.via else None
+        return connect(target, self.known, self._home, self.limits, via, accept)
 
     def host_key(self, target: Target) -> ShownKey:
         """The key it has shown and proven."""

@@ -163,6 +163,22 @@ def test_who_chose_before_another_restored_it_is_refused_though_it_ended_since(h
     assert (status, answer["error"]["code"]) == (5, "fenced"), answer
 
 
+def test_what_has_ended_is_not_brought_back_though_its_agent_did_not_say_so_yet(host: Host) -> None:
+    one = Witness.start(host)
+    host.cm_json("checkpoint", one.name)
+    one.restore()
+    agent = host.agent_pid()
+    assert agent is not None
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        error = host.fails("restore", one.name, status=5, code="fenced")
+        assert "has ended" in error["message"], error
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    host.fails("restore", one.name, status=5, code="fenced")
+
+
 def test_running_and_restored_already_are_fenced(host: Host) -> None:
     one = Witness.start(host)
     first = host.cm_json("checkpoint", one.name)["checkpoint"]

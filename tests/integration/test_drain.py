@@ -198,7 +198,7 @@ def test_killed_and_run_again(world: World) -> None:
             out, said = second.communicate(timeout=120)
     assert second.returncode == 0, said
     facts = json.loads(out)
-    assert lists(facts) == {"moved": ["w1", "w2", "w3"], "parked": [], "failed": [], "left": []}
+    assert lists(facts) == {"moved": ["w1", "w2", "w3"], "parked": [], "failed": [], "left": []}, facts
     for session in sessions.values():
         fences.counts_on(world["host-b"], session)
         assert world.where(session) == ["host-b"]
