@@ -327,8 +327,8 @@ class Relay:
         )
 
     def _write(self, event: str, session: str, facts: dict[str, Any]) -> None:
-        """A flood must not fill the disk, nor a full disk end the relay."""
-        passed_over = self._lines.take(boottime())
+        """A flood of refusals must not fill the disk or hide others, nor a full disk end the relay."""
+        passed_over = self._lines.take(f"{event} {facts['code']}", boottime()) if "code" in facts else 0
         if passed_over is None:
             return
         more = {"passed_over": passed_over} if passed_over else {}
