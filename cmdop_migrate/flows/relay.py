@@ -50,6 +50,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     _make_state_dir(config)
     figures = Figures()
     lease_store, issued = leases.open_store(config), relaytokens.open_issued(config)
+    issued.register.check()
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)

@@ -14,6 +14,7 @@ from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, encode
 
 POLICY_VIOLATION = 1008
+ROOM = 4 << 20
 
 
 class Connection:
@@ -37,14 +38,20 @@ class Connection:
         self._wake.set()
         return len(data)
 
-    def end(self, last: Frame, code: str) -> None:
+    def end(self, code: str, last: Frame | None = None) -> None:
         """Say this, and no more: what was under way to it is dropped."""
         if self.ended is None:
             self._waiting.clear()
             self.queued = 0
-            self.put(last)
+            if last is not None:
+                self.put(last)
             self.ended = code
             self._wake.set()
+
+    async def room(self) -> None:
+        """Whoever does not take what it asked for is not heard until it does: it could ask for more and more."""
+        while self.queued > ROOM and self.ended is None:
+            await asyncio.sleep(0.05)
 
     async def write(self) -> None:
         """Send until the connection is over."""

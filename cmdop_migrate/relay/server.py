@@ -44,7 +44,7 @@ from cmdop_migrate.relay.signals import (
 from cmdop_migrate.relay.switchboard import Switchboard
 from cmdop_migrate.relay.truth import Truth
 
-TICK = 0.25
+TICK = 0.5
 SILENT_BEATS = 3
 TOO_BIG = 1009
 _log = log.get("relay")
@@ -186,13 +186,15 @@ class Relay:
                 if connection.ended is not None:
                     break
                 self._hear(connection, message)
+                if connection.claims.kind == "client":
+                    await connection.room()
         except ConnectionClosed as closed:
             if closed.sent is not None and closed.sent.code == TOO_BIG:
                 self._refused("too_big", "a message that no frame can be", connection.address, connection.claims.name)
         finally:
             del self._connections[number]
             self._do(Left(number))
-            connection.end(Frame(Kind.BEAT), "closed")
+            connection.end("closed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(writer, 3)
 
@@ -225,7 +227,7 @@ class Relay:
                 connection = self._connections.get(conn)
                 if connection is not None and connection.ended is None:
                     self._refused(code, why, connection.address, connection.claims.name)
-                    connection.end(_refusal(code, why), code)
+                    connection.end(code, _refusal(code, why))
             case Ask(session, named):
                 self._start(self._ask(session, named))
             case Keep(session, name):
@@ -281,12 +283,9 @@ class Relay:
 
     def _look_for_slow(self) -> None:
         """Windows bound what one connection can cost, this bounds all: the worst goes first."""
-        while (held := sorted(self._connections.values(), key=lambda one: one.queued)) and (
-            sum(one.queued for one in held) > self._serving.queued
-        ):
-            self._act(End(held[-1].number, "slow", "too much was waiting for it"))
-            if held[-1].queued > self._serving.queued:
-                break
+        while sum(one.queued for one in self._connections.values()) > self._serving.queued:
+            worst = max(self._connections.values(), key=lambda one: one.queued)
+            self._act(End(worst.number, "slow", "too much was waiting for it"))
 
     async def _recheck_forever(self) -> None:
         """Whoever was revoked, or whose time is over, is put out; with nobody here the store is asked all the same."""
