@@ -7,6 +7,7 @@ import ipaddress
 import os
 import resource
 import signal
+from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
 from cmdop_migrate.relay.figures import Figures
 from cmdop_migrate.relay.server import Relay, Serving
 from cmdop_migrate.relay.truth import Truth
+
+TLS_BUFFER = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     serving = Serving(host, port, fleet, tls, wish.origins, wish.assets, wish.connections)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
     _more_files(wish.connections + 256)
+    _small_buffers()
 
     def ready(bound: int) -> None:
         events.emit("relay_started", None, listen=f"{host}:{bound}")
@@ -120,6 +124,13 @@ def _make_state_dir(config: Config) -> None:
         config.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise BadConfig(f"cannot make {config.state_dir}: {error.strerror}", "Set state_dir elsewhere.") from error
+
+
+def _small_buffers() -> None:
+    """asyncio gives each TLS connection a read buffer of 256 KiB, most of what one that is mostly quiet costs. It is
+    not made to be changed, so that where it cannot be, a relay only needs more memory."""
+    if isinstance(getattr(sslproto.SSLProtocol, "max_size", None), int):
+        setattr(sslproto.SSLProtocol, "max_size", TLS_BUFFER)  # noqa: B010 - it is not in the type stubs
 
 
 def _more_files(wanted: int) -> None:
