@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Usage
 from cmdop_migrate.events import Events
@@ -25,6 +26,7 @@ from cmdop_migrate.relay.server import Relay, Serving
 from cmdop_migrate.relay.truth import Truth
 
 TLS_BUFFER = 32 << 10
+OWN_FILES = 256  # not for connections
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,13 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)
-    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets, wish.connections)
+    most = min(wish.connections, _more_files(wish.connections + OWN_FILES) - OWN_FILES)
+    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets, most)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
-    _more_files(wish.connections + 256)
     _small_buffers()
 
     def ready(bound: int) -> None:
-        events.emit("relay_started", None, listen=f"{host}:{bound}")
+        _emit(events, "relay_started", listen=f"{host}:{bound}")
         facts = {"listen": host, "port": bound, "tls": tls is not None, "pin": pin}
         say({**facts, "identity": relaytokens.shown(fleet), "pid": os.getpid()})
 
@@ -77,7 +79,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
         truth.close()
         issued.register.close()
         lease_store.close()
-    events.emit("relay_stopped", None)
+    _emit(events, "relay_stopped")
 
 
 async def _until_told(relay: Relay, ready: Callable[[int], None]) -> None:
@@ -133,9 +135,18 @@ def _small_buffers() -> None:
         setattr(sslproto.SSLProtocol, "max_size", TLS_BUFFER)  # noqa: B010 - it is not in the type stubs
 
 
-def _more_files(wanted: int) -> None:
+def _more_files(wanted: int) -> int:
+    """As many open files as that, or as the system allows; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+
+
+def _emit(events: Events, event: str, **facts: object) -> None:
+    """A full disk is no reason not to serve."""
+    try:
+        events.emit(event, None, **facts)
+    except OSError as error:
+        log.get("relay").warning("cannot record %s: %s", event, error.strerror)

@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 
 from cmdop_migrate import log
 from cmdop_migrate.clock import boottime, walltime
-from cmdop_migrate.errors import Unreachable
+from cmdop_migrate.errors import Unreachable, Usage
 from cmdop_migrate.relay import admission, pages
 from cmdop_migrate.relay.admission import Refusal
 from cmdop_migrate.relay.connection import Connection
@@ -89,7 +89,7 @@ class Relay:
         quiet = logging.getLogger(f"{log.LOGGER}.relay.websockets")
         quiet.setLevel(logging.CRITICAL)  # a traceback for each stranger who speaks something else
         more: dict[str, Any] = {"ssl_handshake_timeout": serving.patience} if serving.tls else {}
-        async with serve(
+        listening = serve(
             self._handle,
             serving.host,
             serving.port,
@@ -105,7 +105,13 @@ class Relay:
             server_header=None,
             logger=quiet,
             **more,
-        ) as server:
+        )
+        try:
+            server = await listening
+        except OSError as error:
+            where = f"{serving.host}:{serving.port}"
+            raise Usage(f"cannot listen on {where}: {error.strerror}", "Give another with --listen.") from error
+        async with server:
             ready(_port(server))
             self._start(self._tick_forever())
             self._start(self._recheck_forever())
@@ -173,7 +179,11 @@ class Relay:
         self._door.admitted(socket)
         self._numbers += 1
         connection = Connection(self._numbers, socket, address, claims, boottime())
-        await self._converse(connection)
+        try:
+            await self._converse(connection)
+        except Exception:
+            _log.exception("the connection of %s broke down", claims.name)
+            raise  # which ends this connection, and no other
 
     async def _converse(self, connection: Connection) -> None:
         number = connection.number

@@ -215,6 +215,22 @@ def test_a_host_that_lost_its_lease_is_taken_out_though_nobody_came_instead(rela
     assert client.expect(Kind.STATUS).text("state") == "waiting"
 
 
+def test_a_relay_that_stood_still_does_not_route_by_what_it_knew(own_relay: ARelay) -> None:
+    """As after a laptop's suspend, or on a machine that swaps: the session has moved meanwhile."""
+    relay = own_relay
+    relay.hold(SESSION, "host-a", 1, ttl=1.0)
+    old, client = relay.dial(relay.host_credential("host-a")), relay.dial(relay.client_credential())
+    old.register()
+    assert relay.process is not None
+    relay.process.send_signal(signal.SIGSTOP)
+    client.open()
+    relay.hold(SESSION, "host-b", 2)
+    time.sleep(1.6)
+    relay.process.send_signal(signal.SIGCONT)
+    assert client.expect(Kind.STATUS).table() == {"state": "waiting", "host": None, "to": None, "token": 2}
+    assert old.expect(Kind.REFUSED).text("code") in ("fenced", "unavailable") and old.is_quiet()
+
+
 def test_a_move_as_a_client_sees_it(relay: ARelay, pair: Pair) -> None:
     session, old = a_session(relay, "web-7", token=1)
     client = relay.dial(relay.client_credential(sessions="web-*"))
