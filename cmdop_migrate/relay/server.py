@@ -47,6 +47,7 @@ from cmdop_migrate.relay.truth import Truth
 TICK = 0.5
 SILENT_BEATS = 3
 TOO_BIG = 1009
+GOODBYE = 3.0
 _log = log.get("relay")
 
 
@@ -117,8 +118,11 @@ class Relay:
             self._start(self._recheck_forever())
             await stop.wait()
             server.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.wait_closed(), 4)
+            try:
+                await asyncio.wait_for(server.wait_closed(), GOODBYE)
+            except TimeoutError:
+                for one in self._connections.values():
+                    one.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
