@@ -143,10 +143,12 @@ class ARelay:
     def url(self) -> str:
         return f"wss://{PLACE}:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         """On the same port as before, once it had one."""
         where = ("relay", "serve", "--json", "--listen", f"{PLACE}:{self.port}")
-        self.process = subprocess.Popen(self.at.argv(*where), env=self.at.env(), stdout=subprocess.PIPE, cwd="/")
+        self.process = subprocess.Popen(
+            self.at.argv(*where, *options), env=self.at.env(), stdout=subprocess.PIPE, cwd="/"
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the relay did not start: {self.process.wait(5)}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import http.client
 import os
 import random
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cmdop_migrate.flows import relaytokens
-from cmdop_migrate.relay import credentials
+from cmdop_migrate.relay import certificate, credentials
 from cmdop_migrate.relay.credentials import Claims, Credential, b64
 from cmdop_migrate.relay.frames import HEADER_SIZE, PAYLOAD_MAX, Frame, Kind, encode, with_credit
 from tests.hosts import until
@@ -429,6 +431,21 @@ def test_killed_and_restarted_hosts_and_clients_come_back(own_relay: ARelay) -> 
     assert host.register(token=5).kind is Kind.REGISTERED
     assert client.expect(Kind.STATUS).text("state") == "routed"
     assert host.expect(Kind.OPEN).session == SESSION
+
+
+def test_a_certificate_of_ones_own_and_a_page(own_relay: ARelay, tmp_path: Path) -> None:
+    relay = own_relay
+    relay.stop()
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("<title>sessions</title>")
+    other = certificate.self_signed(tmp_path / "other")
+    before = relay.facts["pin"]
+    relay.start("--cert", str(other), "--assets", str(tmp_path / "page"))
+    shown = ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate((PLACE, relay.port)))
+    assert relay.facts["pin"] == hashlib.sha256(shown).hexdigest() == certificate.pin_of(other) != before
+    status, body, headers = get(relay, "/")
+    assert (status, body) == (200, "<title>sessions</title>") and headers["Content-Type"].startswith("text/html")
+    relay.dial(relay.client_credential()).close()
 
 
 def test_it_ends_when_asked_and_says_goodbye(own_relay: ARelay) -> None:
