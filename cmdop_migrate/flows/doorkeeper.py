@@ -36,4 +36,7 @@ def let_through(role: Role, actor: str, message: dict[str, Any]) -> dict[str, An
 
 
 def refusal(message: dict[str, Any]) -> dict[str, Any]:
+    """What it hears instead of an answer; of what was typed nobody waits for one."""
+    if message.get("op") == "type":
+        return {"event": "refused", "bytes": len(message.get("data", "")), "why": "not_admitted"}
     return {"re": message.get("op"), "error": "not_admitted"}
