@@ -13,8 +13,9 @@ from typing import Any, TextIO, TypeVar, cast
 
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, inputs, screen, tree
+from cmdop_migrate.session import cgroup, screen, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
+from cmdop_migrate.session.journal import OLD
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
 
@@ -359,7 +360,7 @@ def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
     path = str(records.directory(record.session) / "inputs.jsonl")
     with ExitStack() as stack:
         files: list[TextIO] = []
-        for name in (path, path + inputs.OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
+        for name in (path, path + OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
             with suppress(FileNotFoundError):
                 files.append(stack.enter_context(open(name, encoding="utf-8")))
         if len(files) == 2 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):

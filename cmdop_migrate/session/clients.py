@@ -32,6 +32,7 @@ class Client:
         self.read_only = False
         self.attached = False
         self.blocked = False
+        self.refused, self.refused_at = 0, 0.0  # bytes that were refused and not yet said; when it was last
 
 
 class Clients:

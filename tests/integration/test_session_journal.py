@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.flows import talk
-from cmdop_migrate.session.inputs import ROTATE_AT
+from cmdop_migrate.session.journal import ROTATE_AT
 from tests import fences
 from tests.hosts import Host, pair
 
