@@ -98,7 +98,7 @@ class Writers:
         if self._keeper.stands_still:
             return {"re": "turn", "error": "checkpointing"}
         do, actor = str(message["do"]), str(message["actor"])
-        admin, timeout = message.get("admin") is True, float(str(message.get("timeout") or TURN_TIMEOUT))
+        admin, timeout = message.get("admin") is True, float(str(message.get("lasts") or TURN_TIMEOUT))
         to = message.get("to")
         before, now, dropped = self.turn.holder, time.monotonic(), 0
         was_frozen = self.turn.frozen
