@@ -9,6 +9,7 @@ import time
 
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.clients import Client
+from cmdop_migrate.session.inputs import Piece
 from cmdop_migrate.session.turn import Refused, Turn
 
 TYPE_CHECKING = False
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from cmdop_migrate.session.gate import Gate
     from cmdop_migrate.session.keeper import Keeper
 
-BURST = 1.0  # seconds: who goes on typing in vain is told once, then how much it was when it is over
+BURST = 1.0  # seconds: who goes on typing in vain is told once, and after a pause again, with all that was meanwhile
 TURN_TIMEOUT = 300.0
 Message = dict[str, object]
 
@@ -45,9 +46,9 @@ class Writers:
             self._refuse(client, len(data), "turn", f"{self.turn.holder} has the write turn")
             return
 
-        def settle(error: str, why: str, count: int) -> None:
+        def settle(piece: Piece, error: str, why: str) -> None:
             if error in ("turn", "gate"):
-                self._refuse(client, count, error, why)
+                self._refuse(client, len(piece.data), error, why)
 
         self._keeper.inputs.add(client.actor, data, self._keeper.master, settle)
 
@@ -62,9 +63,9 @@ class Writers:
         answers: list[Message] = []
         late = False
 
-        def settle(error: str, why: str, count: int) -> None:
-            self.refused += count
-            answer: Message = {"re": "send", "seq": keeper.inputs.journal.next - 1, "at": at}
+        def settle(piece: Piece, error: str, why: str) -> None:
+            self.refused += len(piece.data)
+            answer: Message = {"re": "send", "seq": piece.seq or keeper.inputs.journal.next, "at": at}
             if error:
                 answer = {"re": "send", "error": error, "why": why, "holder": self.turn.holder}
             if late:
