@@ -20,6 +20,7 @@ COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
 LINE_LIMIT = 4096
 QUEUE_LIMIT = 256 << 10
 STEP = 4096
+STEPS = 4  # at a time: whoever seizes the turn meanwhile must not wait for a paste
 ALLOWED = "allowed"
 _LINES = b"\r\n"
 _CTRL_C, _CTRL_D, _CTRL_O, _CTRL_U = 3, 4, 15, 21
@@ -140,8 +141,10 @@ class Inputs:
         self._secret = bool(staged["secret"])
 
     def flush(self, master: int) -> None:
-        """Writes what the terminal takes now; the rest waits, in order."""
-        while self._queue and self.asked is None:
+        """Writes what the terminal takes now, up to a bound; the rest waits, in order."""
+        steps = STEPS
+        while self._queue and self.asked is None and steps:
+            steps -= 1
             piece = self._queue[0]
             modes = Modes(master)
             data = bytes(piece.data[:STEP])
