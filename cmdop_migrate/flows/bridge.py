@@ -215,7 +215,7 @@ class Bridge:
     def _answered(self, message: Message) -> list[Act]:
         for number, one in enumerate(self._asked):
             if one.get("op") == message["re"]:
-                if message.get("error") == BUSY and one["op"] == "send":
+                if message.get("error") == BUSY:
                     # It stands still, to be moved or saved. Then it is said there, or here a moment later.
                     self._put_off = one
                     return [Again(AGAIN)]

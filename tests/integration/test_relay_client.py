@@ -94,7 +94,9 @@ def test_a_revoked_credential_is_put_out(world: Linked) -> None:
 
 def test_a_slow_client_is_told_what_it_lost_and_keeps_nobody_waiting(world: Linked) -> None:
     file = world.credential()
-    flood = "import sys, time; time.sleep(2)\nfor n in range(400000): print(f'line {n:06d} ' + 'x' * 40)\ntime.sleep(1000)"
+    flood = (
+        "import sys, time; time.sleep(2)\nfor n in range(400000): print(f'line {n:06d} ' + 'x' * 40)\ntime.sleep(1000)"
+    )
     session = world.a.start("python3", "-c", flood, name="flood")["session"]
     world.routed(session, file)
     with world.line(file, session) as slow, world.line(file, session) as quick:
@@ -152,7 +154,14 @@ def test_someone_without_rights_here(world: Linked, tmp_path: Path) -> None:
             os.chown(path, 65534, 65534)
         # It may read the files of this Python, wherever they are, and has no other right.
         caps = "-all,+dac_read_search"
-        user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", f"--inh-caps={caps}", f"--ambient-caps={caps}"]
+        user = [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            f"--inh-caps={caps}",
+            f"--ambient-caps={caps}",
+        ]
         env = world.env() | {"CMDOP_MIGRATE_RELAY_CREDENTIAL": str(copy), "CMDOP_MIGRATE_STATE_DIR": "/nonexistent"}
         words = [*user, *CM, "send", "plain", "echo me-$((2+3))", "--enter", "--json"]
         done = subprocess.run(words, env=env, capture_output=True, timeout=60, check=False, cwd="/")

@@ -260,7 +260,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
     def take_up(most: int) -> None:
         """The holder reads so many frames, and answers."""
         assert channel is not None
-        for kind, payload in frames(channel.up)[:most]:
+        for _kind, payload in frames(channel.up)[:most]:
             channel.up = channel.up[5 + len(payload) :]
             message = json.loads(payload)
             for answer in session.answer(message):
