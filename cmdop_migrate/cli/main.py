@@ -39,11 +39,14 @@ COMMANDS = {
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
     "relay": ("relay", "relay"),
+    "turn": ("turns", "turn"),
+    "inputs": ("turns", "inputs"),
     "events": ("talk", "events"),
     "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),
     "version": ("machine", "version"),
     "facts": ("plan", "facts"),
+    "link": ("relay", "link"),
 }
 
 

@@ -236,6 +236,7 @@ class Incarnation:
             "fresh_until": self.lease.fresh_until,
             "worker": list(self.criu.argv),
             "worker_fd": theirs.fileno(),
+            "carried": self.terminal["carried"] | ({"turn": None} if self.parent.wanted.fork else {}),
         }
         with ours:
             with theirs, self.phases.phase("holder"):
@@ -334,6 +335,7 @@ class Incarnation:
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
             "staged": self.terminal["staged"],
+            "streams": self.terminal["streams"],
         }
         self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]

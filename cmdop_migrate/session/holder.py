@@ -33,7 +33,7 @@ class Holder(Keeper):
             return  # it stands still anyway, and not for want of a renewal
         if not fenced:
             self.idle.touch()  # it could do nothing so far
-            if self.freezer is None:
+            if self.freezer is None and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.clients.tell_all(self.standing())
@@ -77,43 +77,40 @@ class Holder(Keeper):
             for kind, payload in self.clients.read(client):
                 try:
                     if kind == wire.INPUT:
-                        self.on_typed(client, payload)
+                        self.typed.take(client, payload)
                     else:
                         message = wire.parse_control(payload)
-                        self.clients.say(client, self.answer(client, message))
+                        answer = self.answer(client, message)
+                        if answer is not None:  # else it comes later
+                            self.clients.say(client, answer)
                         if message["op"] == "attach" and self.deadman.fenced:
                             self.clients.say(client, self.standing())
+                        if message["op"] == "attach" and self.writers.turn.holder is not None:
+                            self.clients.say(client, {"event": "turn", "do": "show", **self.writers.describe()})
                 except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
                     self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
                     self.clients.drop(client)
                     break
+        self.writers.forget_gone()
         if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
             if self.committing:
                 self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
             self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
-    def on_typed(self, client: Client, data: bytes) -> None:
-        if client.read_only:
-            return
-        self.idle.touch()
-        if self.stands_still:
-            self.hold_back(client, data)
-            return
-        self.inputs.add(client.actor, data, self.master)
-        self.feed_terminal()
-        if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
-            self.clients.block(client)
-
-    def answer(self, client: Client, message: Message) -> Message:
-        """One request, one answer."""
+    def answer(self, client: Client, message: Message) -> Message | None:
+        """One request, one answer; None when it comes later."""
         op = message["op"]
         if op == "attach":
             return self.on_attach(client, message)
+        if op == "type":
+            return self.typed.take_numbered(client, int(str(message["at"])), str(message["data"]).encode("latin-1"))
         if op == "resize":
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
             return {"re": op}
         if op == "send":
-            return self.on_send(message)
+            return self.typed.send(client, message)
+        if op == "turn":
+            return self.writers.answer(client, message)
         if op == "status":
             return {"re": op, **self.status()}
         if op == "fresh":
@@ -169,7 +166,11 @@ class Holder(Keeper):
         client.attached = bool(message.get("terminal"))
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
-        return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
+        if message.get("stream") is not None:
+            client.stream = str(message["stream"])
+            answer["applied"] = self.typed.streams.open(client.stream)
+        return {**answer, "modes": self.ring.modes.on()}
 
     def on_freeze(self, client: Client, only_idle: object = None) -> Message:
         """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
@@ -179,20 +180,22 @@ class Holder(Keeper):
         if not self.is_idle(only_idle):
             return {"re": "freeze", "error": "active"}
         if not cgroup.freeze(self.cgroup):
-            if self.deadman.may_run():
+            if self.deadman.may_run() and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
             return {"re": "freeze", "error": "stuck"}
         self.freezer = client
+        self.writers.stop()
         while self.read_all():
             pass
         files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
-        unwritten = self.inputs.unwritten().decode("latin-1")
         rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
         return {
             "re": "freeze",
             "pid": self.pid,
-            "unwritten": unwritten,
+            "unwritten": "",  # what waits is in `queued` with its authors; older hosts read this
             "staged": self.inputs.staged(),
+            "streams": self.typed.streams.save(),
+            **self.writers.save(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
@@ -219,11 +222,9 @@ class Holder(Keeper):
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
         self.idle.pass_over()
-        if self.deadman.may_run():
+        if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
-        held, self.held = self.held, []
-        for client, data in held:
-            self.inputs.add(client.actor, data, self.master)
+        self.typed.deliver_held()
         self.feed_terminal()
 
     def on_park(self, client: Client, checkpoint: str) -> Message:
@@ -233,7 +234,7 @@ class Holder(Keeper):
         self.parked, self.why = checkpoint, ""
         self.freezer = None
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "park"}
 
     def on_hand_over(self, client: Client, checkpoint: str) -> Message:
@@ -265,7 +266,7 @@ class Holder(Keeper):
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
-        self.handing, self.inputs.token = None, token
+        self.handing, self.inputs.token, self.since = None, token, self.ring.end
         self.go_on()
         return {"re": "take_back"}
 
@@ -275,29 +276,8 @@ class Holder(Keeper):
             return {"re": "moved", "error": "it is not being handed over"}
         self.superseded = str(message["why"])
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "moved"}
-
-    def refuse_held(self) -> None:
-        for one in {one for one, _ in self.held}:
-            self.clients.say(one, {"event": "refused", "bytes": sum(len(d) for c, d in self.held if c is one)})
-
-    def hold_back(self, client: Client, data: bytes) -> None:
-        self.held.append((client, data))
-        if sum(len(one) for _, one in self.held) > wire.MAX_PAYLOAD // 4:
-            self.clients.block(client)
-
-    def on_send(self, message: Message) -> Message:
-        data = str(message["data"]).encode("latin-1")
-        if self.stands_still:
-            return {"re": "send", "error": "checkpointing"}
-        if not self.inputs.has_room(len(data)):
-            return {"re": "send", "error": "full"}
-        self.idle.touch()
-        at = self.ring.end
-        seq = self.inputs.add(str(message["actor"]), data, self.master)
-        self.feed_terminal()
-        return {"re": "send", "seq": seq, "at": at}
 
     def is_idle(self, seconds: object) -> bool:
         """Nobody is attached, and for `seconds` nothing has happened. None: that does not matter."""
@@ -324,6 +304,10 @@ class Holder(Keeper):
             "end": self.ring.end,
             "idle": self.idle_for(),
             "holder": os.getpid(),
+            "turn": self.writers.describe(),
+            "gate": self.writers.gate.address if self.writers.gate else None,
+            "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
+            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
         }
 
 

@@ -21,8 +21,11 @@ from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.deadman import DeadMan
 from cmdop_migrate.session.idle import Idle
-from cmdop_migrate.session.inputs import Inputs, Journal
+from cmdop_migrate.session.inputs import Inputs
+from cmdop_migrate.session.journal import Journal
 from cmdop_migrate.session.ring import Ring
+from cmdop_migrate.session.typed import Typed
+from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
@@ -46,12 +49,12 @@ class Keeper(ABC):
         self.clients = Clients(self.epoll, self.ring)
         self.master = -1
         self.pid = 0
+        self.since = 0  # where the output of this incarnation begins
         self.idle = Idle(self.cgroup)
         self.printed_at = 0.0
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
-        self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, should it leave without a word
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
@@ -62,6 +65,8 @@ class Keeper(ABC):
         self.pager: launch.Pager | None = None
         until = order.get("fresh_until")
         self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
+        self.typed = Typed(self)
+        self.writers = Writers(self)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -93,9 +98,14 @@ class Keeper(ABC):
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew; its time is kept already."""
+        self.since = self.ring.end
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
+        self.typed.streams.load(restored.streams)
+        carried = self.order.get("carried")
+        if isinstance(carried, dict):
+            self.writers.load(carried)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
@@ -112,7 +122,8 @@ class Keeper(ABC):
     def loop(self) -> None:
         """Until the session has ended."""
         while self.exit_status is None:
-            timeout = -1.0 if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            times = [one for one in (self.kill_at, self.writers.deadline()) if one is not None]
+            timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
             for fd, events in self.epoll.poll(timeout):
                 if fd == self.master:
                     self.on_terminal(events)
@@ -124,8 +135,11 @@ class Keeper(ABC):
                     self.deadman.on_timer()
                 elif self.pager is not None and fd == self.pager.fileno():
                     self.on_pager()
+                elif self.writers.gate is not None and fd == self.writers.gate.fileno():
+                    self.writers.gate.on_output()
                 else:
                     self.on_client(fd, events)
+            self.writers.on_time()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.kill_at = None
                 cgroup.kill(self.cgroup)
@@ -154,8 +168,14 @@ class Keeper(ABC):
 
     @property
     def stands_still(self) -> bool:
-        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over."""
-        return self.freezer is not None or self.handing is not None
+        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over. Or it is being ended
+        here, to go on elsewhere: what went in now would be lost, and taken for applied."""
+        return self.freezer is not None or self.handing is not None or self.is_left
+
+    @property
+    def is_left(self) -> bool:
+        """This copy is of no more use."""
+        return self.parked is not None or bool(self.superseded)
 
     def feed_terminal(self) -> None:
         if self.stands_still:
@@ -166,7 +186,7 @@ class Keeper(ABC):
             self.epoll.modify(self.master, wanted)
         except OSError:
             return  # already unregistered: the session is ending
-        if not self.inputs.waiting:
+        if self.inputs.is_empty:
             self.clients.unblock()
 
     def on_signal(self) -> None:
@@ -182,6 +202,8 @@ class Keeper(ABC):
                 return
             if pid == self.pid:
                 self.exit_status = status
+            elif self.writers.gate is not None:
+                self.writers.gate.on_exit(pid, status)
 
     def on_pager(self) -> None:
         """The restorer has put all memory in place, or is gone before it had: then nothing may run on with holes."""

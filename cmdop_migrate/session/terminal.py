@@ -18,6 +18,14 @@ from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.ring import Modes
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+# What a session behind a relay may be up to, while nothing comes from it.
+AWAY = {
+    "moving": "moving to {to} …",
+    "parked": "parked in the store; it goes on when it is restored …",
+    "waiting": "no host has it just now; waiting …",
+    "away": "the relay does not answer; trying again …",
+}
+UNDONE = (("output", "of output"), ("input", "you typed"))
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,54 @@ def attach(channel: Channel, actor: str, read_only: bool, start: int | None, key
     if answer.get("error") == "range":
         raise Usage(f"no output has number {start} yet", f"Give a number from {answer['start']} to {answer['end']}.")
     with _Terminal(keyboard, display) as terminal:
-        return _Attachment(channel, terminal, answer, start, read_only).run()
+        return _Attachment(channel, terminal, answer, start, read_only, actor).run()
+
+
+def refusal(message: dict[str, Any]) -> str:
+    """What to tell a person whose input went nowhere."""
+    if message.get("why") == "turn":
+        return (
+            f"{message['holder']} has the write turn: {message['bytes']} bytes you typed went nowhere;"
+            " ask for it with: cmdop-migrate turn SESSION request"
+        )
+    if message.get("why") == "gate":
+        return f"the line was refused, and erased: {message['reason']}"
+    return f"{message['bytes']} bytes you typed came too late, and went nowhere"
+
+
+def turn_words(message: dict[str, Any], actor: str, seized: bool) -> str:
+    """What of a change of the turn concerns `actor`; `seized`: it stood still before."""
+    holder, before = message["holder"], message.get("before")
+    if message["frozen"]:
+        return f"it stands still: {holder} seized it"
+    words = "it goes on; " if seized else ""
+    if message["do"] == "show":
+        return f"{holder} has the write turn" if holder != actor else ""
+    if holder == actor != before:
+        return words + "you have the write turn"
+    if before == actor != holder:
+        return words + (f"{holder} has the write turn now" if holder else "your write turn is over")
+    return words.removesuffix("; ")
 
 
 class _Attachment:
     def __init__(
-        self, channel: Channel, terminal: _Terminal, answer: dict[str, Any], start: int | None, read_only: bool
+        self,
+        channel: Channel,
+        terminal: _Terminal,
+        answer: dict[str, Any],
+        start: int | None,
+        read_only: bool,
+        actor: str,
     ) -> None:
+        self.actor, self.seized = actor, False
         self.channel, self.terminal, self.read_only = channel, terminal, read_only
         self.live_from: int = answer["end"]
         self.seq: int = answer["start"] if start is None else start
         self.lost = 0
         self.replay: screen.Replay | None = screen.Replay()
         self.keys = screen.Keys()
+        self.noticed = False
         if start is None:
             terminal.show(screen.set_modes(answer["modes"]))
 
@@ -112,10 +155,41 @@ class _Attachment:
                 verb = "stands still" if message["event"] == "fenced" else "goes on"
                 self.terminal.show(f"\r\n[it {verb}: {message['why']}]\r\n".encode())
             elif message.get("event") == "refused":
-                self.terminal.show(b"\r\n[%d bytes you typed came too late, and went nowhere]\r\n" % message["bytes"])
+                self._say(refusal(message))
+            elif message.get("event") == "turn":
+                self._say(turn_words(message, self.actor, self.seized))
+                self.seized = bool(message["frozen"])
+            elif message.get("event") == "undone":
+                self._say_undone(message)
+            elif message.get("event") in AWAY:
+                self._notice(AWAY[message["event"]].format(to=message.get("to") or "another host"))
+            elif message.get("event") == "goes_on":
+                self._notice(None)
             elif message.get("event") == "exit":
+                self._notice(None)
                 return self._outcome("exited", message)
         return None
+
+    def _notice(self, text: str | None) -> None:
+        """Shows where the session is, while it is not here; None: it is back."""
+        full, (rows, cols) = screen.is_full_screen(self.terminal.modes), size_of(self.terminal.display)
+        if self.noticed:
+            self.terminal.show(screen.no_notice(full, rows))
+            if text is None and full:
+                self._repaint()
+        if text is not None:
+            self.terminal.show(screen.notice(text, full, rows, cols))
+        self.noticed = text is not None
+
+    def _say_undone(self, message: dict[str, Any]) -> None:
+        self._notice(None)
+        parts = [f"{message[key]} bytes {what}" for key, what in UNDONE if message.get(key)]
+        self.terminal.show(f"\r\n[{' and '.join(parts)} were undone with the host that died]\r\n".encode())
+
+    def _say(self, words: str) -> None:
+        if words:
+            plain = "".join(char for char in words if char.isprintable())  # names are whatever somebody called himself
+            self.terminal.show(f"\r\n[{plain}]\r\n".encode())
 
     def _show(self, seq: int, data: bytes) -> None:
         self.seq = seq + len(data)
@@ -130,11 +204,15 @@ class _Attachment:
         if self.replay is not None and self.seq >= self.live_from:
             self.terminal.show(self.replay.end())
             self.replay = None
-            if screen.is_full_screen(self.terminal.modes) and not self.read_only:
-                # A full-screen program paints itself anew when its window changes: change it, and back.
-                rows, cols = size_of(self.terminal.display)
-                self.channel.resize(max(1, rows - 1), cols)
-                self.channel.resize(rows, cols)
+            if screen.is_full_screen(self.terminal.modes):
+                self._repaint()
+
+    def _repaint(self) -> None:
+        """A full-screen program paints itself anew when its window changes: change it, and back."""
+        if not self.read_only:
+            rows, cols = size_of(self.terminal.display)
+            self.channel.resize(max(1, rows - 1), cols)
+            self.channel.resize(rows, cols)
 
     def _from_person(self) -> Outcome | None:
         data = os.read(self.terminal.keyboard, 4096)
