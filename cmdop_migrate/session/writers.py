@@ -163,6 +163,10 @@ class Writers:
             del self._waiters[actor]
             self.turn.withdraw(actor)
 
+    def counts(self) -> dict[str, int]:
+        """Bytes: that wait for the terminal or the gate, and what went nowhere in this incarnation."""
+        return {"waiting": self._keeper.inputs.count, "refused": self.refused, "dropped": self.dropped}
+
     def describe(self) -> Message:
         left = self.turn.left(time.monotonic())
         return {
