@@ -77,10 +77,10 @@ class Clients:
         client.unsent += wire.control(message)
         self.pump(client)
 
-    def tell_all(self, message: dict[str, object]) -> None:
-        """To everyone who follows the output."""
+    def tell_all(self, message: dict[str, object], most: int = MAX_UNSENT) -> None:
+        """To everyone who follows the output, and has not got more than `most` bytes to read already."""
         for client in list(self._all.values()):
-            if client.cursor is not None:
+            if client.cursor is not None and len(client.unsent) <= most:
                 self.say(client, message)
 
     def pump_all(self) -> None:

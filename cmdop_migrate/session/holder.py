@@ -307,7 +307,7 @@ class Holder(Keeper):
             "turn": self.writers.describe(),
             "gate": self.writers.gate.address if self.writers.gate else None,
             "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
-            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
+            "input": self.writers.counts(),
         }
 
 
