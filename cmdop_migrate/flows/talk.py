@@ -13,7 +13,7 @@ from typing import Any, TextIO, TypeVar, cast
 
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, inputs, screen, tree
+from cmdop_migrate.session import cgroup, inputs, openfiles, screen, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
@@ -108,6 +108,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
+        "open_files": [asdict(one) for one in openfiles.opened(group)],
         "files": [asdict(one) for one in tree.changed_files(stores)],
         "lease": {"holder": record.host, "token": record.token},
         "checkpoint": record.checkpoint,

@@ -1,0 +1,56 @@
+"""Mode 5: replay divergence cannot happen: nothing is replayed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.hosts import PROJECT, Host
+from tests.modes import record
+from tests.modes.conftest import Sign
+from tests.moves import World
+
+# Every source of divergence a replay stumbles over: randomness, clocks, pids, and effects that would happen twice.
+PROGRAM = """
+import os, random, sys, time
+state = (random.random(), time.time(), os.urandom(8).hex(), os.getpid())
+with open(sys.argv[1] + "/effects", "a") as log: print(state, file=log)
+print("ready", flush=True)
+for number, line in enumerate(sys.stdin, 1): print("state", number, hash(state), flush=True)
+"""
+PAGE = PROJECT / "docs/modes/5-replay.md"
+
+
+def test_state_is_moved_not_made_again(world: World, tmp_path: Path, sign: Sign) -> None:
+    a, b = world.a, world.b
+    session = a.start(sys.executable, "-c", PROGRAM, str(tmp_path), name="w", options=("--share", str(tmp_path)))[
+        "session"
+    ]
+    a.wait_for("w", "ready")
+    states = [ask(a, session, 1)]
+    first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    a.ok("migrate", "w", "--to", "host-b")
+    states.append(ask(b, session, 2))
+    b.ok("checkpoint", session)
+    error = a.fails("restore", first, status=5, code="fenced")
+    assert "has moved on" in error["message"], "no way back for this identity …"
+    a.ok("restore", session)
+    states.append(ask(a, session, 3))
+    assert len(set(states)) == 1, "the same state, though nothing of it could be computed again"
+    assert len((tmp_path / "effects").read_text().splitlines()) == 1, "what was done once was done once"
+    a.ok("restore", first, "--fork", "past")
+    assert ask(a, "past", 2) == states[0], "… a checkpoint can be branched, as it was then"
+
+    seen = record.phases(a, b)
+    listed = set(re.findall(r"^\| `([\w.]+)` \|", PAGE.read_text(), re.M))
+    named = {re.sub(r"^there\.|_\d+$", "", name) for names in seen.values() for name in names}
+    assert {"checkpointed", "restored", "migrated"} <= set(seen)
+    assert named <= listed, f"not in {PAGE.name}: {named - listed}"
+    assert not [name for name in named if re.search("replay|re-?execut|re-?run", name)]
+    sign(effects=1, state=states[0], phases=sorted(named))
+
+
+def ask(host: Host, session: str, number: int) -> str:
+    host.ok("send", session, "?", "--enter")
+    return str(host.wait_for(session, rf"state {number} (-?\d+)\r?\n")["matched"]).split()[2]
