@@ -38,6 +38,8 @@ COMMANDS = {
     "key": ("images", "key"),
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
+    "turn": ("turns", "turn"),
+    "inputs": ("turns", "inputs"),
     "events": ("talk", "events"),
     "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable, Usage
+from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted, SessionExited, TimedOut, Unreachable, Usage
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, inputs, openfiles, screen, tree
-from cmdop_migrate.session.channel import Channel, HolderGone, exited
+from cmdop_migrate.session import cgroup, openfiles, screen, tree
+from cmdop_migrate.session.channel import ANSWER_TIMEOUT, Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
 
@@ -63,6 +60,9 @@ def row(records: Records, record: Record) -> dict[str, Any]:
             note = "its holder does not answer"
     if status.get("busy") == "restoring":
         note = _stall(records, record) or "its memory is still coming"
+    turn = status.get("turn") or {}
+    if turn.get("frozen") and not note:
+        note = f"seized by {turn['holder']}"
     group = records.cgroup(record.session)
     return {
         "session": record.session,
@@ -77,6 +77,7 @@ def row(records: Records, record: Record) -> dict[str, Any]:
         "command": list(record.spec.command),
         "created": record.created,
         "note": note,
+        "turn": turn.get("holder"),
     }
 
 
@@ -105,6 +106,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "address": record.link.address if record.link else None,
         "shares": list(record.spec.shares),
         "hooks": [{"event": event, "path": path} for event, path in record.spec.hooks],
+        "gate": record.spec.gate or records.config.gate,
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
@@ -168,7 +170,9 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
     record, channel = open_channel(records, reference)
     with channel:
         try:
-            answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor)
+            asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line of it
+            patience = ANSWER_TIMEOUT + asks * records.config.gate_timeout
+            answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor, timeout=patience)
         except HolderGone:
             raise over(after_loss(records, record)) from None
     if answer.get("error") == "full":
@@ -176,6 +180,14 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
         raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)
     if answer.get("error") == "checkpointing":
         raise Blocked(f"session {record.name!r} is being checkpointed; nothing was sent", "Send it again in a moment.")
+    if answer.get("error") == "turn":
+        hint = f"Ask for it: cmdop-migrate turn {record.name} request --actor {actor} --wait 5m"
+        raise NotAdmitted(f"{answer['holder']} has the write turn of session {record.name!r}; nothing was sent", hint)
+    if answer.get("error") == "gate":
+        hint = f"The line was erased. What was asked and answered: cmdop-migrate inputs {record.name}"
+        raise NotAdmitted(f"session {record.name!r}: {answer['why']}", hint)
+    if answer.get("error"):
+        raise Blocked(f"session {record.name!r} does not read its terminal any more", "See: cmdop-migrate ls")
     return {"seq": answer["seq"], "at": answer["at"]}
 
 
@@ -353,24 +365,6 @@ def _output_bounds(records: Records, record: Record) -> dict[str, Any]:
 def exit_of(records: Records, session: str) -> dict[str, Any] | None:
     record = records.load(session)
     return asdict(record.exit) if record and record.exit else None
-
-
-def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
-    """The inputs that were committed, in order."""
-    path = str(records.directory(record.session) / "inputs.jsonl")
-    with ExitStack() as stack:
-        files: list[TextIO] = []
-        for name in (path, path + inputs.OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
-            with suppress(FileNotFoundError):
-                files.append(stack.enter_context(open(name, encoding="utf-8")))
-        if len(files) == 2 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
-            del files[1]
-        for file in reversed(files):
-            for line in file:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
 
 
 def until(read: Callable[[], T], done: Callable[[T], bool], seconds: float) -> T:

@@ -34,6 +34,7 @@ class Client:
         self.attached = False
         self.blocked = False
         self.lost = 0  # bytes that were no longer kept when it was ready for them
+        self.refused, self.refused_at = 0, 0.0  # bytes that were refused and not yet said; when it was last
 
 
 class Clients:

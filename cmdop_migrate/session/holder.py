@@ -33,7 +33,7 @@ class Holder(Keeper):
             return  # it stands still anyway, and not for want of a renewal
         if not fenced:
             self.idle.touch()  # it could do nothing so far
-            if self.freezer is None:
+            if self.freezer is None and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.clients.tell_all(self.standing())
@@ -81,13 +81,18 @@ class Holder(Keeper):
                         self.on_typed(client, payload)
                     else:
                         message = wire.parse_control(payload)
-                        self.clients.say(client, self.answer(client, message))
+                        answer = self.answer(client, message)
+                        if answer is not None:  # else it comes later
+                            self.clients.say(client, answer)
                         if message["op"] == "attach" and self.deadman.fenced:
                             self.clients.say(client, self.standing())
+                        if message["op"] == "attach" and self.writers.turn.holder is not None:
+                            self.clients.say(client, {"event": "turn", "do": "show", **self.writers.describe()})
                 except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
                     self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
                     self.clients.drop(client)
                     break
+        self.writers.forget_gone()
         if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
             if self.committing:
                 self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
@@ -100,13 +105,16 @@ class Holder(Keeper):
         if self.stands_still:
             self.hold_back(client, data)
             return
-        self.inputs.add(client.actor, data, self.master)
+        self.put_in(client, data)
+
+    def put_in(self, client: Client, data: bytes) -> None:
+        self.writers.put(client, data)
         self.feed_terminal()
         if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
             self.clients.block(client)
 
-    def answer(self, client: Client, message: Message) -> Message:
-        """One request, one answer."""
+    def answer(self, client: Client, message: Message) -> Message | None:
+        """One request, one answer; None when it comes later."""
         op = message["op"]
         if op == "attach":
             return self.on_attach(client, message)
@@ -114,7 +122,9 @@ class Holder(Keeper):
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
             return {"re": op}
         if op == "send":
-            return self.on_send(message)
+            return self.on_send(client, message)
+        if op == "turn":
+            return self.writers.answer(client, message)
         if op == "status":
             return {"re": op, **self.status()}
         if op == "fresh":
@@ -182,20 +192,21 @@ class Holder(Keeper):
         if not self.is_idle(only_idle):
             return {"re": "freeze", "error": "active"}
         if not cgroup.freeze(self.cgroup):
-            if self.deadman.may_run():
+            if self.deadman.may_run() and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
             return {"re": "freeze", "error": "stuck"}
         self.freezer = client
+        self.writers.stop()
         while self.read_all():
             pass
         files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
-        unwritten = self.inputs.unwritten().decode("latin-1")
         rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
         return {
             "re": "freeze",
             "pid": self.pid,
-            "unwritten": unwritten,
+            "unwritten": "",  # what waits is in `queued` with its authors; older hosts read this
             "staged": self.inputs.staged(),
+            **self.writers.save(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
@@ -222,11 +233,11 @@ class Holder(Keeper):
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
         self.idle.pass_over()
-        if self.deadman.may_run():
+        if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
         for client, data in held:
-            self.inputs.add(client.actor, data, self.master)
+            self.writers.put(client, data)
         self.feed_terminal()
 
     def on_park(self, client: Client, checkpoint: str) -> Message:
@@ -290,17 +301,16 @@ class Holder(Keeper):
         if sum(len(one) for _, one in self.held) > wire.MAX_PAYLOAD // 4:
             self.clients.block(client)
 
-    def on_send(self, message: Message) -> Message:
+    def on_send(self, client: Client, message: Message) -> Message | None:
         data = str(message["data"]).encode("latin-1")
         if self.stands_still:
             return {"re": "send", "error": "checkpointing"}
         if not self.inputs.has_room(len(data)):
             return {"re": "send", "error": "full"}
         self.idle.touch()
-        at = self.ring.end
-        seq = self.inputs.add(str(message["actor"]), data, self.master)
+        answer = self.writers.send(client, str(message["actor"]), data)
         self.feed_terminal()
-        return {"re": "send", "seq": seq, "at": at}
+        return answer
 
     def is_idle(self, seconds: object) -> bool:
         """Nobody is attached, and for `seconds` nothing has happened. None: that does not matter."""
@@ -327,6 +337,10 @@ class Holder(Keeper):
             "end": self.ring.end,
             "idle": self.idle_for(),
             "holder": os.getpid(),
+            "turn": self.writers.describe(),
+            "gate": self.writers.gate.address if self.writers.gate else None,
+            "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
+            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
         }
 
 

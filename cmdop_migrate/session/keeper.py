@@ -21,8 +21,10 @@ from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.deadman import DeadMan
 from cmdop_migrate.session.idle import Idle
-from cmdop_migrate.session.inputs import Inputs, Journal
+from cmdop_migrate.session.inputs import Inputs
+from cmdop_migrate.session.journal import Journal
 from cmdop_migrate.session.ring import Ring
+from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
@@ -62,6 +64,7 @@ class Keeper(ABC):
         self.pager: launch.Pager | None = None
         until = order.get("fresh_until")
         self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
+        self.writers = Writers(self)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -96,6 +99,9 @@ class Keeper(ABC):
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
+        carried = self.order.get("carried")
+        if isinstance(carried, dict):
+            self.writers.load(carried)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
@@ -112,7 +118,8 @@ class Keeper(ABC):
     def loop(self) -> None:
         """Until the session has ended."""
         while self.exit_status is None:
-            timeout = -1.0 if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            times = [one for one in (self.kill_at, self.writers.deadline()) if one is not None]
+            timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
             for fd, events in self.epoll.poll(timeout):
                 if fd == self.master:
                     self.on_terminal(events)
@@ -124,8 +131,11 @@ class Keeper(ABC):
                     self.deadman.on_timer()
                 elif self.pager is not None and fd == self.pager.fileno():
                     self.on_pager()
+                elif self.writers.gate is not None and fd == self.writers.gate.fileno():
+                    self.writers.gate.on_output()
                 else:
                     self.on_client(fd, events)
+            self.writers.on_time()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.kill_at = None
                 cgroup.kill(self.cgroup)
@@ -166,7 +176,7 @@ class Keeper(ABC):
             self.epoll.modify(self.master, wanted)
         except OSError:
             return  # already unregistered: the session is ending
-        if not self.inputs.waiting:
+        if self.inputs.is_empty:
             self.clients.unblock()
 
     def on_signal(self) -> None:
@@ -182,6 +192,8 @@ class Keeper(ABC):
                 return
             if pid == self.pid:
                 self.exit_status = status
+            elif self.writers.gate is not None:
+                self.writers.gate.on_exit(pid, status)
 
     def on_pager(self) -> None:
         """The restorer has put all memory in place, or is gone before it had: then nothing may run on with holes."""
