@@ -24,6 +24,14 @@ def one(host: Host, session: str, kind: str) -> Event:
     return found[0]
 
 
+def refused(host: Host, *args: str, code: str) -> str:
+    """What a command that is refused with this code says."""
+    done = host.cm("--json", *args)
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["exit"]) == (code, done.returncode) and done.returncode, error
+    return str(error["message"])
+
+
 def figure(host: Host, name: str) -> float:
     text = (host.run / "metrics.prom").read_text()
     (found,) = re.findall(rf"^cmdop_migrate_{name} (\S+)$", text, re.M)

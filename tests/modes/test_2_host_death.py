@@ -25,7 +25,7 @@ def test_moved_then_its_host_dies(world: World, sign: Sign) -> None:
     saved = b.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     at = len(fences.numbers(b, session))
     fences.die(b, session)
-    a.fails("restore", session, status=5, code="fenced")  # it may live: nobody heard it die
+    record.refused(a, "restore", session, code="fenced")  # it may live: nobody heard it die
     back = a.cm_json("restore", session, "--wait", "60s")
     assert (back["session"], back["host"], back["token"], back["checkpoint"]) == (session, "host-a", 3, saved)
     assert fences.counts_on(a, session) >= at - 10, "from the checkpoint on; what came after it died with B"
@@ -51,7 +51,7 @@ def test_without_a_checkpoint_identity_and_record_are_all_that_is_left(world: Wo
     shutil.rmtree(a.run)
     (row,) = [one for one in a.sessions() if one["session"] == session]
     assert row["state"] == "exited" and "holder died" in row["note"]
-    error = a.fails("restore", session, status=3, code="checkpoint_not_found")
+    words = record.refused(a, "restore", session, code="checkpoint_not_found")
     lost = record.one(a, session, "holder_lost")
     assert (lost["name"], lost["token"]) == ("gone", 1)
-    sign(left=row["note"], answer=error["message"])
+    sign(left=row["note"], answer=words)

@@ -14,12 +14,12 @@ def test_one_order_one_turn_and_a_seizure_that_holds(world: World, sign: Sign) -
     session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
     a.ok("turn", "w", "request", "--actor", "agent", "--timeout", "1h")
     a.ok("send", "w", "one", "--enter", "--actor", "agent")
-    a.fails("send", "w", "mine", "--enter", "--actor", "bob", status=12, code="not_admitted")
+    record.refused(a, "send", "w", "mine", "--enter", "--actor", "bob", code="not_admitted")
     a.ok("turn", "w", "seize", "--actor", "root")
-    a.fails("send", "w", "but I", "--enter", "--actor", "agent", status=12, code="not_admitted")
+    record.refused(a, "send", "w", "but I", "--enter", "--actor", "agent", code="not_admitted")
     a.ok("send", "w", "two", "--enter", "--actor", "root")
     a.ok("migrate", "w", "--to", "host-b")
-    error = b.fails("send", session, "and now", "--enter", "--actor", "agent", status=12, code="not_admitted")
+    words = record.refused(b, "send", session, "and now", "--enter", "--actor", "agent", code="not_admitted")
     b.ok("turn", session, "grant", "--actor", "root", "--to", "agent")
     b.ok("send", session, "three", "--enter", "--actor", "agent")
     b.wait_for(session, "did three")
@@ -40,4 +40,4 @@ def test_one_order_one_turn_and_a_seizure_that_holds(world: World, sign: Sign) -
     assert said == ["did one", "did two", "did three"], "what was refused never reached it"
     turns = [(one["host"], one["do"], one["holder"]) for host in (a, b) for one in record.events(host, session, "turn")]
     assert turns == [("host-a", "request", "agent"), ("host-a", "seize", "root"), ("host-b", "grant", "agent")]
-    sign(journal=told, refused=error["message"], chain="whole")
+    sign(journal=told, refused=words, chain="whole")
