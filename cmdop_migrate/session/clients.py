@@ -18,6 +18,7 @@ from cmdop_migrate.session.ring import Ring
 
 MAX_CLIENTS = 512
 MAX_UNSENT = 4 << 20
+READ_SIZE = 8 << 10  # in one go: input of one may be work, and others wait meanwhile
 
 
 class Client:
@@ -64,7 +65,7 @@ class Clients:
     def read(self, client: Client) -> list[tuple[int, bytes]]:
         """Whole frames that have arrived; drops the client at its end or on nonsense."""
         try:
-            data = client.sock.recv(64 << 10)
+            data = client.sock.recv(READ_SIZE)
             if data:
                 return client.decoder.feed(data)
         except BlockingIOError:
@@ -78,10 +79,10 @@ class Clients:
         client.unsent += wire.control(message)
         self.pump(client)
 
-    def tell_all(self, message: dict[str, object]) -> None:
-        """To everyone who follows the output."""
+    def tell_all(self, message: dict[str, object], most: int = MAX_UNSENT) -> None:
+        """To everyone who follows the output, and has not got more than `most` bytes to read already."""
         for client in list(self._all.values()):
-            if client.cursor is not None:
+            if client.cursor is not None and len(client.unsent) <= most:
                 self.say(client, message)
 
     def pump_all(self) -> None:

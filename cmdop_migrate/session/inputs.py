@@ -20,8 +20,8 @@ COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
 LINE_LIMIT = 4096
 QUEUE_LIMIT = 256 << 10
 STEP = 4096
+STEPS = 4  # at a time: whoever seizes the turn meanwhile must not wait for a paste
 ALLOWED = "allowed"
-Settle = Callable[[str, str, int], None]
 _LINES = b"\r\n"
 _CTRL_C, _CTRL_D, _CTRL_O, _CTRL_U = 3, 4, 15, 21
 _RAW_KILL = b"\x15\x05\x15"  # first for a pending quote or prefix key; then from the end of the line
@@ -62,7 +62,7 @@ def at(byte: int, staged: int, modes: Modes, gated: bool) -> tuple[bool, bool]:
 
 class Piece:
     """One actor's bytes on their way to the terminal. `settle`, if given, hears once what became of them: "" when they
-    are all in, else a code, why, and how many went nowhere."""
+    are all in, else a code and why; `data` is then what went nowhere."""
 
     def __init__(self, actor: str | None, data: bytes, secret: bool, settle: Settle | None = None) -> None:
         self.actor = actor  # None: was journalled before a checkpoint
@@ -72,7 +72,10 @@ class Piece:
     def done(self, error: str = "", why: str = "") -> None:
         if self.settle is not None:
             settle, self.settle = self.settle, None
-            settle(error, why, len(self.data))
+            settle(self, error, why)
+
+
+Settle = Callable[[Piece, str, str], None]
 
 
 class Inputs:
@@ -138,8 +141,10 @@ class Inputs:
         self._secret = bool(staged["secret"])
 
     def flush(self, master: int) -> None:
-        """Writes what the terminal takes now; the rest waits, in order."""
-        while self._queue and self.asked is None:
+        """Writes what the terminal takes now, up to a bound; the rest waits, in order."""
+        steps = STEPS
+        while self._queue and self.asked is None and steps:
+            steps -= 1
             piece = self._queue[0]
             modes = Modes(master)
             data = bytes(piece.data[:STEP])

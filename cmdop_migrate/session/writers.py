@@ -9,6 +9,7 @@ import time
 
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.clients import Client
+from cmdop_migrate.session.inputs import Piece
 from cmdop_migrate.session.turn import Refused, Turn
 
 TYPE_CHECKING = False
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     from cmdop_migrate.session.gate import Gate
     from cmdop_migrate.session.keeper import Keeper
 
-BURST = 1.0  # seconds: who goes on typing in vain is told once, then how much it was when it is over
+BURST = 1.0  # seconds: who goes on typing in vain is told once, and after a pause again, with all that was meanwhile
 TURN_TIMEOUT = 300.0
+NOTES = 100  # in the host's record, a minute
+BEHIND = 64 << 10  # bytes not read yet: such a client has no use for who had the turn meanwhile
 Message = dict[str, object]
 
 
@@ -29,6 +32,7 @@ class Writers:
         self.turn = Turn()
         self.gate: Gate | None = None
         self.refused = self.dropped = 0  # bytes, of this incarnation
+        self._noted_from, self._noted, self._unsaid = 0.0, 0, 0
         self._waiters: dict[str, Client] = {}  # who waits for the turn on an open connection
         order = keeper.order.get("gate")
         if isinstance(order, dict):
@@ -45,9 +49,9 @@ class Writers:
             self._refuse(client, len(data), "turn", f"{self.turn.holder} has the write turn")
             return
 
-        def settle(error: str, why: str, count: int) -> None:
+        def settle(piece: Piece, error: str, why: str) -> None:
             if error in ("turn", "gate"):
-                self._refuse(client, count, error, why)
+                self._refuse(client, len(piece.data), error, why)
 
         self._keeper.inputs.add(client.actor, data, self._keeper.master, settle)
 
@@ -62,9 +66,9 @@ class Writers:
         answers: list[Message] = []
         late = False
 
-        def settle(error: str, why: str, count: int) -> None:
-            self.refused += count
-            answer: Message = {"re": "send", "seq": keeper.inputs.journal.next - 1, "at": at}
+        def settle(piece: Piece, error: str, why: str) -> None:
+            self.refused += len(piece.data)
+            answer: Message = {"re": "send", "seq": piece.seq or keeper.inputs.journal.next, "at": at}
             if error:
                 answer = {"re": "send", "error": error, "why": why, "holder": self.turn.holder}
             if late:
@@ -135,8 +139,8 @@ class Writers:
         facts: Message = {"actor": actor, "holder": turn.holder, "before": before, "frozen": turn.frozen}
         facts["dropped"] = dropped
         keeper.inputs.journal.write({"time": round(time.time(), 3), "turn": do, **facts, "token": keeper.inputs.token})
-        keeper.note("turn", do=do, **facts)
-        keeper.clients.tell_all({"event": "turn", "do": do, **facts})
+        self._note("turn", do=do, **facts)
+        keeper.clients.tell_all({"event": "turn", "do": do, **facts}, BEHIND)
         keeper.feed_terminal()  # what waited behind what was dropped
         self._tell_waiter()
 
@@ -188,9 +192,22 @@ class Writers:
         authors = keeper.inputs.staged()["authors"]
         if not allowed or why:
             word = "gate_failed" if why.startswith("the gate failed") else "gate_refused"
-            keeper.note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
+            self._note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
         keeper.inputs.decide(allowed, why, keeper.master)
         keeper.feed_terminal()
+
+    def _note(self, event: str, **facts: object) -> None:
+        """To the host's record, which is everybody's: one session's actors must not push the others out of it. The
+        journal has all."""
+        now = time.monotonic()
+        if now - self._noted_from > 60:
+            self._noted_from, self._noted = now, 0
+        self._noted += 1
+        if self._noted <= NOTES:
+            self._keeper.note(event, **facts, **({"unsaid": self._unsaid} if self._unsaid else {}))
+            self._unsaid = 0
+        else:
+            self._unsaid += 1
 
     # Time, and the incarnation after this one
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.session.inputs import LINE_LIMIT, Inputs
+from cmdop_migrate.session.inputs import LINE_LIMIT, Inputs, Piece
 from cmdop_migrate.session.journal import Journal
 
 
@@ -30,7 +30,10 @@ class Desk:
         self.inputs.ask = lambda facts: self.asked.append(dict(facts))
 
     def type(self, actor: str, data: bytes) -> None:
-        self.inputs.add(actor, data, self.master, lambda *how: self.settled.append(how))
+        self.inputs.add(actor, data, self.master, self._settled)
+
+    def _settled(self, piece: Piece, error: str, why: str) -> None:
+        self.settled.append((error, why, len(piece.data)))
 
     def say(self, allowed: bool, why: str = "") -> None:
         self.inputs.decide(allowed, why, self.master)
