@@ -217,11 +217,13 @@ class Keeper(ABC):
         it gets of what was printed meanwhile, and what is no longer kept."""
         lost = max(0, self.ring.start - start)
         facts = {"actor": client.actor, "read_only": client.read_only, "pid": self.pid, "token": self.record["token"]}
-        self.note("attached", **facts, **{"from": start, "replayed": self.ring.end - start - lost, "lost": lost})
+        self.writers.note(
+            "attached", **facts, **{"from": start, "replayed": self.ring.end - start - lost, "lost": lost}
+        )
 
     def on_left(self, client: Client) -> None:
         facts = {"actor": client.actor, "pid": self.pid, "token": self.record["token"]}
-        self.note("detached", **facts, to=client.cursor, lost=client.lost)
+        self.writers.note("detached", **facts, to=client.cursor, lost=client.lost)
 
     def end(self, number: int, grace: float) -> None:
         """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
