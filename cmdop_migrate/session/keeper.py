@@ -216,10 +216,9 @@ class Keeper(ABC):
         """A terminal was attached, to be shown all from byte `start`. On record: it is the same process as before, what
         it gets of what was printed meanwhile, and what is no longer kept."""
         lost = max(0, self.ring.start - start)
+        shown = {"from": start, "replayed": self.ring.end - start - lost, "lost": lost}
         facts = {"actor": client.actor, "read_only": client.read_only, "pid": self.pid, "token": self.record["token"]}
-        self.writers.note(
-            "attached", **facts, **{"from": start, "replayed": self.ring.end - start - lost, "lost": lost}
-        )
+        self.writers.note("attached", **facts, **shown)
 
     def on_left(self, client: Client) -> None:
         facts = {"actor": client.actor, "pid": self.pid, "token": self.record["token"]}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from cmdop_migrate.session import wire
+from cmdop_migrate.session.writers import NOTES
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
 from tests.modes import record
@@ -66,3 +68,13 @@ def test_what_is_no_longer_kept_is_said(tmp_path: Path, sign: Sign) -> None:
         assert went[0]["lost"] == event["lost"]
         assert host.cm_json("output", "w", "--from", "0")["lost"] == event["lost"]
         sign(buffer=4096, replayed=event["replayed"], lost=event["lost"])
+
+
+def test_clients_without_end_do_not_push_others_out_of_the_record(host: Host) -> None:
+    session = host.start("sleep", "1000", name="w")["session"]
+    for _ in range(150):
+        with wire.connect(str(host.run / f"{session}.sock")) as sock:
+            sock.sendall(wire.control({"op": "attach", "actor": "eve", "terminal": True}))
+            sock.recv(1)
+    until(lambda: host.sessions()[0]["clients"] == 0, 10, "they are gone")
+    assert len(record.events(host, session, "attached", "detached")) == NOTES
