@@ -51,7 +51,8 @@ class Holder(Keeper):
             return {"re": "fresh", "error": "token"}
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
         self.idle.look()
-        return {"re": "fresh", "fenced": self.deadman.fenced}
+        idle = 0.0 if self.clients.attached() else self.idle_for()
+        return {"re": "fresh", "fenced": self.deadman.fenced, "idle": round(idle, 1)}
 
     def on_superseded(self, message: Message) -> Message:
         """Another incarnation took over: this one must not take another step."""
@@ -166,6 +167,8 @@ class Holder(Keeper):
         client.attached = bool(message.get("terminal"))
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
+        if client.attached:
+            self.on_joined(client, seq)
         answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
         if message.get("stream") is not None:
             client.stream = str(message["stream"])

@@ -139,7 +139,7 @@ class Writers:
         facts: Message = {"actor": actor, "holder": turn.holder, "before": before, "frozen": turn.frozen}
         facts["dropped"] = dropped
         keeper.inputs.journal.write({"time": round(time.time(), 3), "turn": do, **facts, "token": keeper.inputs.token})
-        self._note("turn", do=do, **facts)
+        self.note("turn", do=do, **facts)
         keeper.clients.tell_all({"event": "turn", "do": do, **facts}, BEHIND)
         keeper.feed_terminal()  # what waited behind what was dropped
         self._tell_waiter()
@@ -196,11 +196,11 @@ class Writers:
         authors = keeper.inputs.staged()["authors"]
         if not allowed or why:
             word = "gate_failed" if why.startswith("the gate failed") else "gate_refused"
-            self._note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
+            self.note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
         keeper.inputs.decide(allowed, why, keeper.master)
         keeper.feed_terminal()
 
-    def _note(self, event: str, **facts: object) -> None:
+    def note(self, event: str, **facts: object) -> None:
         """To the host's record, which is everybody's: one session's actors must not push the others out of it. The
         journal has all."""
         now = time.monotonic()
