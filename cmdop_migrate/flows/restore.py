@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +34,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record, new_session_id, session_name
-from cmdop_migrate.session import network, rtnetlink
+from cmdop_migrate.session import network
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
 
@@ -97,9 +96,6 @@ class _Restore:
         over = leases.TakeOver(host_leases, store, self.records, record, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
-        if record.link is not None:
-            # It loads while we fetch; else the restored tree would stand and wait for it.
-            threading.Thread(target=rtnetlink.prepare, name="load", daemon=True).start()
         directory = self.records.directory(record.session)
         lock = self.records.claim_parked(record)
         try:

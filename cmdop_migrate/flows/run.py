@@ -18,7 +18,7 @@ from cmdop_migrate.flows import agentlock, hooks, hostname, leases
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
-from cmdop_migrate.session import cgroup, hostview, network, rtnetlink, trusted
+from cmdop_migrate.session import cgroup, hostview, network, trusted
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
@@ -108,8 +108,6 @@ def _start(records: Records, record: Record, wish: Wish, fresh_until: float, age
         make_stores(records.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
-            if record.link is not None:
-                rtnetlink.prepare()  # while the holder boots
             return _see_through(starter, order["record"], agent)
         except BaseException:
             starter.abandon()  # the holder undoes what it made

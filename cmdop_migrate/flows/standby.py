@@ -25,7 +25,6 @@ from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.session import rtnetlink
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
 
@@ -55,7 +54,6 @@ class Standby:
         criu = tools.find_criu(self._config)
         store, ring = tools.open_store(self._config), tools.open_keys(self._config)
         agentlock.ensure(self._config)
-        rtnetlink.prepare()
         self._say({"phase": "ready"})
         Phases("restore").reach("standby")
         held = leases.open_store(self._config)

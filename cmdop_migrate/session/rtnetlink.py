@@ -1,32 +1,49 @@
-"""Interfaces, addresses and routes in our own or another network namespace: the one home of pyroute2.
+"""Interfaces, addresses and routes in our own or another network namespace, asked of the kernel by rtnetlink(7).
 
-The library takes longer to load than a session takes to start, so it is loaded
-by `prepare`, while something else is waited for. OSError carries the kernel's
-own reason.
+Six requests, written out. A library for all of netlink exists, but takes longer
+to load than a session takes to start (docs/decisions/0001-dependencies.md); the
+tests let it read what we have written. OSError carries the kernel's own reason.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable
+import socket
+import struct
+import threading
 from types import TracebackType
-from typing import Any
+
+from cmdop_migrate.session import syscalls
 
 LOOPBACK = 1  # the index of `lo`, in every namespace
+TIMEOUT = 10.0
+_ERROR = 2
+_NEW_LINK, _GET_LINK, _NEW_ADDRESS, _DEL_ADDRESS, _NEW_ROUTE = 16, 18, 20, 21, 24
+_REQUEST, _ACK, _REPLACE, _EXCLUSIVE, _CREATE = 0x1, 0x4, 0x100, 0x200, 0x400
+_IFNAME, _LINK_INFO, _NET_NS_PID = 3, 18, 19
+_INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
+_ADDRESS, _LOCAL = 1, 2
+_GATEWAY = 5
+_MAIN_TABLE, _STATIC, _UNICAST = 254, 4, 1
+_UP = 1
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, which flags
+_ADDR = struct.Struct("=BBBBI")  # family, prefix, flags, scope, index
+_ROUTE = struct.Struct("=BBBBBBBBI")  # family, to, from, tos, table, protocol, scope, type, flags
 
 
-def prepare() -> None:
-    """Loads what `Netlink` needs."""
-    import pyroute2  # noqa: F401 - for its side effect: the next import of it is free
+def attribute(kind: int, data: bytes) -> bytes:
+    """One attribute, padded to four bytes as the next one needs it."""
+    return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
 class Netlink:
     """Requests to the network namespace of `pid`, or our own. Use as a context manager."""
 
     def __init__(self, pid: int | None = None) -> None:
-        from pyroute2 import IPRoute, NetNS
-
-        self._link: Any = IPRoute() if pid is None else NetNS(f"/proc/{pid}/ns/net")
+        self._socket = _open() if pid is None else _open_in(pid)
+        self._number = 0
 
     def __enter__(self) -> Netlink:
         return self
@@ -34,36 +51,99 @@ class Netlink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._link.close()
+        self._socket.close()
 
     def add_veth(self, name: str, peer: str, pid: int) -> None:
         """FileExistsError when the name is taken, ProcessLookupError when `pid` is gone."""
-        self._ask(self._link.link, "add", kind="veth", ifname=name, peer={"ifname": peer, "net_ns_pid": pid})
+        other = _LINK.pack(0, 0, 0, 0, 0) + _name(peer) + attribute(_NET_NS_PID, struct.pack("=I", pid))
+        kind = attribute(_INFO_KIND, b"veth\0") + attribute(_INFO_DATA, attribute(_VETH_PEER, other))
+        self._ask(
+            _NEW_LINK,
+            _CREATE | _EXCLUSIVE,
+            _LINK.pack(0, 0, 0, 0, 0) + _name(name) + attribute(_LINK_INFO, kind),
+        )
 
     def index(self, name: str) -> int:
-        found: list[int] = self._link.link_lookup(ifname=name)
-        if not found:
-            raise FileNotFoundError(2, f"no interface {name}")
-        return found[0]
+        try:
+            found = self._ask(_GET_LINK, 0, _LINK.pack(0, 0, 0, 0, 0) + _name(name))
+        except OSError as error:
+            if error.errno != errno.ENODEV:
+                raise
+            raise FileNotFoundError(errno.ENOENT, f"no interface {name}") from error
+        number: int = _LINK.unpack_from(found)[2]
+        return number
 
     def raise_link(self, index: int) -> None:
-        self._ask(self._link.link, "set", index=index, state="up")
+        self._ask(_NEW_LINK, 0, _LINK.pack(0, 0, index, _UP, _UP))
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
         """Also when it is there already."""
-        self._ask(self._link.addr, "replace", index=index, address=address, prefixlen=prefix)
+        self._ask(_NEW_ADDRESS, _CREATE | _REPLACE, _address(index, address, prefix))
 
     def remove_address(self, index: int, address: str, prefix: int) -> None:
-        self._ask(self._link.addr, "del", index=index, address=address, prefixlen=prefix)
+        self._ask(_DEL_ADDRESS, 0, _address(index, address, prefix))
 
     def set_default_route(self, gateway: str) -> None:
-        self._ask(self._link.route, "replace", dst="default", gateway=gateway)
+        route = _ROUTE.pack(socket.AF_INET, 0, 0, 0, _MAIN_TABLE, _STATIC, 0, _UNICAST, 0)
+        self._ask(_NEW_ROUTE, _CREATE | _REPLACE, route + attribute(_GATEWAY, socket.inet_aton(gateway)))
 
-    @staticmethod
-    def _ask(request: Callable[..., object], verb: str, **arguments: object) -> None:
-        from pyroute2 import NetlinkError
+    def _ask(self, kind: int, flags: int, body: bytes) -> bytes:
+        """What the kernel answers besides that it is done; OSError when it is not."""
+        self._number += 1
+        header = _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _ACK | flags, self._number, 0)
+        self._socket.send(header + body)
+        answer = b""
+        while True:
+            data = self._socket.recv(64 << 10)
+            while data:
+                length, got, _, number, _ = _HEADER.unpack_from(data)
+                payload, data = data[_HEADER.size : length], data[length + -length % 4 :]
+                if number != self._number:
+                    continue
+                if got != _ERROR:
+                    answer = payload
+                    continue
+                code = -struct.unpack_from("=i", payload)[0]
+                if code:
+                    raise OSError(code, os.strerror(code))
+                return answer
 
+
+def _name(name: str) -> bytes:
+    return attribute(_IFNAME, name.encode() + b"\0")
+
+
+def _address(index: int, address: str, prefix: int) -> bytes:
+    packed = socket.inet_aton(address)
+    body = _ADDR.pack(socket.AF_INET, prefix, 0, 0, index)
+    return body + attribute(_LOCAL, packed) + attribute(_ADDRESS, packed)
+
+
+def _open() -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+    sock.settimeout(TIMEOUT)
+    return sock
+
+
+def _open_in(pid: int) -> socket.socket:
+    """A socket belongs to the namespace it is made in, for good: a thread goes there, makes it and ends."""
+    made: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def make() -> None:
         try:
-            request(verb, **arguments)
-        except NetlinkError as error:
-            raise OSError(error.code, os.strerror(error.code)) from error
+            there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                syscalls.setns(there, syscalls.NEWNET)
+                made.append(_open())
+            finally:
+                os.close(there)
+        except OSError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=make, name="netns")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
