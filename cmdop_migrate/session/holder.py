@@ -169,7 +169,9 @@ class Holder(Keeper):
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         if client.attached:
             self.on_joined(client, seq)
-        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end}
+        if message.get("token") is not None:
+            answer["since"] = self.typed.streams.since(int(str(message["token"])))
         if message.get("stream") is not None:
             client.stream = str(message["stream"])
             answer["applied"] = self.typed.streams.open(client.stream)
@@ -269,7 +271,8 @@ class Holder(Keeper):
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
-        self.handing, self.inputs.token, self.since = None, token, self.ring.end
+        self.handing, self.inputs.token = None, token
+        self.typed.streams.begin(token, self.ring.end)
         self.go_on()
         return {"re": "take_back"}
 
