@@ -99,16 +99,38 @@ class Holder(Keeper):
         if self.stands_still:
             self.hold_back(client, data)
             return
+        self.put_in(client, data)
+
+    def put_in(self, client: Client, data: bytes) -> None:
         self.inputs.add(client.actor, data, self.master)
         self.feed_terminal()
         if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
             self.clients.block(client)
+
+    def on_numbered(self, client: Client, at: int, data: bytes) -> Message:
+        """Typed input that may come twice. What comes while it stands still is not acknowledged: should the session go
+        on elsewhere, it is sent again to there."""
+        if client.read_only or client.stream is None or at < 0:
+            return {"event": "refused", "bytes": len(data), "why": "read-only" if client.read_only else "no stream"}
+        self.idle.touch()
+        applied = self.streams.open(client.stream)
+        if self.stands_still:
+            self.hold_back(client, data, at)
+            return {"event": "applied", "at": applied}
+        new = self.streams.new(client.stream, at, data)
+        if new is None:
+            return {"event": "refused", "bytes": len(data), "why": "gap", "at": applied}
+        if new:
+            self.put_in(client, new)
+        return {"event": "applied", "at": self.streams.apply(client.stream, len(new))}
 
     def answer(self, client: Client, message: Message) -> Message:
         """One request, one answer."""
         op = message["op"]
         if op == "attach":
             return self.on_attach(client, message)
+        if op == "type":
+            return self.on_numbered(client, int(str(message["at"])), str(message["data"]).encode("latin-1"))
         if op == "resize":
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
             return {"re": op}
@@ -169,7 +191,11 @@ class Holder(Keeper):
         client.attached = bool(message.get("terminal"))
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
-        return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end}
+        if message.get("stream") is not None:
+            client.stream = str(message["stream"])
+            answer["applied"] = self.streams.open(client.stream)
+        return {**answer, "modes": self.ring.modes.on()}
 
     def on_freeze(self, client: Client, only_idle: object = None) -> Message:
         """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
@@ -193,6 +219,7 @@ class Holder(Keeper):
             "pid": self.pid,
             "unwritten": unwritten,
             "staged": self.inputs.staged(),
+            "streams": self.streams.save(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
@@ -222,8 +249,11 @@ class Holder(Keeper):
         if self.deadman.may_run():
             cgroup.thaw(self.cgroup)
         held, self.held = self.held, []
-        for client, data in held:
-            self.inputs.add(client.actor, data, self.master)
+        for client, data, at in held:
+            if at is None:
+                self.inputs.add(client.actor, data, self.master)
+            else:
+                self.clients.say(client, self.on_numbered(client, at, data))
         self.feed_terminal()
 
     def on_park(self, client: Client, checkpoint: str) -> Message:
@@ -279,12 +309,14 @@ class Holder(Keeper):
         return {"re": "moved"}
 
     def refuse_held(self) -> None:
-        for one in {one for one, _ in self.held}:
-            self.clients.say(one, {"event": "refused", "bytes": sum(len(d) for c, d in self.held if c is one)})
+        """What is numbered is not: whoever typed it has not been told that it arrived, and sends it again."""
+        for one in {one for one, _, at in self.held if at is None}:
+            count = sum(len(data) for client, data, _ in self.held if client is one)
+            self.clients.say(one, {"event": "refused", "bytes": count})
 
-    def hold_back(self, client: Client, data: bytes) -> None:
-        self.held.append((client, data))
-        if sum(len(one) for _, one in self.held) > wire.MAX_PAYLOAD // 4:
+    def hold_back(self, client: Client, data: bytes, at: int | None = None) -> None:
+        self.held.append((client, data, at))
+        if sum(len(one) for _, one, _ in self.held) > wire.MAX_PAYLOAD // 4:
             self.clients.block(client)
 
     def on_send(self, message: Message) -> Message:
@@ -293,9 +325,15 @@ class Holder(Keeper):
             return {"re": "send", "error": "checkpointing"}
         if not self.inputs.has_room(len(data)):
             return {"re": "send", "error": "full"}
+        stream = message.get("stream")
+        if stream is not None and self.streams.open(str(stream)):
+            seq, at = self.streams.last(str(stream))  # it is in: only the answer was lost
+            return {"re": "send", "seq": seq, "at": at}
         self.idle.touch()
         at = self.ring.end
         seq = self.inputs.add(str(message["actor"]), data, self.master)
+        if stream is not None:
+            self.streams.apply(str(stream), len(data), seq, at)
         self.feed_terminal()
         return {"re": "send", "seq": seq, "at": at}
 

@@ -135,8 +135,9 @@ class Inputs:
         data = b"\0" * len(self._staged) if self._secret else bytes(self._staged)
         return {"data": data.decode("latin-1"), "authors": list(self._authors), "secret": self._secret}
 
-    def stage(self, staged: dict[str, object]) -> None:
+    def stage(self, staged: object) -> None:
         """What was `staged` before a checkpoint: the terminal has it, the journal does not yet."""
+        assert isinstance(staged, dict)
         authors = staged["authors"]
         assert isinstance(authors, list)
         self._staged[:] = str(staged["data"]).encode("latin-1")

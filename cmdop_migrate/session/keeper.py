@@ -23,6 +23,7 @@ from cmdop_migrate.session.deadman import DeadMan
 from cmdop_migrate.session.idle import Idle
 from cmdop_migrate.session.inputs import Inputs, Journal
 from cmdop_migrate.session.ring import Ring
+from cmdop_migrate.session.streams import Streams
 
 READ_SIZE = 64 << 10
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
@@ -41,6 +42,7 @@ class Keeper(ABC):
         self.dir, self.cgroup = str(order["dir"]), str(order["cgroup"])
         self.ring = self._ring()
         self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
+        self.streams = Streams()
         self.events = Events(os.path.dirname(os.path.dirname(self.dir)), str(record["host"]))
         self.epoll = select.epoll()
         self.clients = Clients(self.epoll, self.ring)
@@ -51,7 +53,8 @@ class Keeper(ABC):
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
-        self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
+        # Typed while frozen: delivered on waking, or refused. With its number in a stream, if it has one.
+        self.held: list[tuple[Client, bytes, int | None]] = []
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, should it leave without a word
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
@@ -96,6 +99,7 @@ class Keeper(ABC):
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
+        self.streams.load(restored.streams)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
