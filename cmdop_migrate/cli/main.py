@@ -38,6 +38,7 @@ COMMANDS = {
     "key": ("images", "key"),
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
+    "relay": ("relay", "relay"),
     "events": ("talk", "events"),
     "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.lease.base import Register
@@ -46,6 +46,16 @@ def open_register(url: str, proven: bool = False, on_proof: Callable[[], None] =
 
         return EtcdRegister(place_of_etcd)
     raise BadConfig(f"not a lease store: {_shown(url)!r}", _HINT)
+
+
+def sibling(url: str, name: str) -> str:
+    """The address of a register beside the leases, for what else must live as long and be as sure: a file beside
+    theirs, a prefix below theirs. Neither is ever taken for the other."""
+    if url.startswith("sqlite://"):
+        return f"{url}.{name}"
+    parts = urlsplit(url)
+    default = "/cmdop-migrate" if parts.scheme == "etcd" else ""
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/') or default}/{name}"))
 
 
 def _file(url: str) -> Path:

@@ -191,7 +191,7 @@ class Holder(Keeper):
         client.attached = bool(message.get("terminal"))
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
-        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end}
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
         if message.get("stream") is not None:
             client.stream = str(message["stream"])
             answer["applied"] = self.streams.open(client.stream)
@@ -295,7 +295,7 @@ class Holder(Keeper):
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
-        self.handing, self.inputs.token = None, token
+        self.handing, self.inputs.token, self.since = None, token, self.ring.end
         self.go_on()
         return {"re": "take_back"}
 

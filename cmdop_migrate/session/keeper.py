@@ -48,6 +48,7 @@ class Keeper(ABC):
         self.clients = Clients(self.epoll, self.ring)
         self.master = -1
         self.pid = 0
+        self.since = 0  # where the output of this incarnation begins
         self.idle = Idle(self.cgroup)
         self.printed_at = 0.0
         self.kill_at: float | None = None
@@ -96,6 +97,7 @@ class Keeper(ABC):
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew; its time is kept already."""
+        self.since = self.ring.end
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
