@@ -9,16 +9,23 @@ import { control, CONTROL, Decoder, latin1, OUTPUT, parseControl, parseOutput } 
 const UNAPPLIED_MAX = 64 << 10; // bytes under way that the session has not got yet
 const PENDING_MAX = 1 << 20; // and with those that wait behind them: a large paste
 const STEP = 4096; // bytes of input in one message: JSON may make six of one
-const GONE_ON = /^(moved|superseded|parked)/;
-const FINAL = new Set(["no_session", "exited", "not_admitted"]);
+// Codes after which there is nothing to try again, and what a person is told.
+const FINAL = {
+  no_session: () => "No such session for this credential.",
+  exited: () => "The session has ended.",
+  not_admitted: (why) => `Not admitted: ${why}.`,
+  sealed: (why) =>
+    `What came over the relay is not from a host of this fleet (${why}). Someone has put something else in its place.`,
+};
 
 export class Line {
   #relay; #session; #view; #size; #readOnly; #channel = null; #decoder = null; #closed = false;
   #backoff = new Backoff(); #retry = 0;
-  #next = null; #lowest = 0; #attached = false;
+  #next = null; #lowest = 0; #isNew = false; #attached = false;
   #stream = hex(crypto.getRandomValues(new Uint8Array(8))); #applied = 0; #sent = 0; #pending = new Uint8Array(0);
 
-  // `view`: {output(seq, data, isOld) -> promise, modes(list), state(facts), note(words), turn(facts), ended(words)}.
+  // `view`: {replay(end, modes): output up to that number is old; output(seq, data) -> promise when it is shown;
+  // state(facts), note(words), turn(facts), ended(words)}.
   constructor(relay, session, view, size, readOnly) {
     this.#relay = relay;
     this.#session = session;
@@ -88,6 +95,7 @@ export class Line {
   };
 
   #opened(host, token) {
+    this.#isNew = token !== this.#lowest && this.#lowest !== 0;
     this.#lowest = token;
     this.host = host;
     this.#attach();
@@ -99,11 +107,12 @@ export class Line {
   }
 
   #lost(code, why) {
+    const worked = this.#attached;
     this.#channel = null;
     this.#attached = false;
     if (this.#closed) return;
-    if (FINAL.has(code)) {
-      this.#end(code === "exited" ? "The session has ended." : `Not admitted: ${why}.`);
+    if (code in FINAL) {
+      this.#end(FINAL[code](why));
       return;
     }
     if (!this.#relay.isUp) {
@@ -111,7 +120,7 @@ export class Line {
       return; // "up" opens the next
     }
     this.#state(code === "moved" ? "moving" : "reconnecting", { why });
-    this.#retry = setTimeout(this.#open, code === "moved" ? 0 : this.#backoff.failed());
+    this.#retry = setTimeout(this.#open, worked ? 0 : this.#backoff.failed());
   }
 
   #end(words) {
@@ -130,6 +139,7 @@ export class Line {
   }
 
   #output(seq, data) {
+    if (!this.#attached) return undefined; // of an answer that is asked for again
     const fresh = data.subarray(Math.max(0, Math.min(data.length, this.#next - seq)));
     this.#next = seq + data.length;
     return fresh.length ? this.#view.output(this.#next - fresh.length, fresh) : undefined;
@@ -140,22 +150,25 @@ export class Line {
     else if (message.re === "turn" || message.event === "turn") this.#view.turn(message);
     else if (message.event === "applied") this.#onApplied(message.at);
     else if (message.event === "refused") this.#onRefused(message);
-    else if (message.event === "lost") {
-      this.#next = message.from + message.bytes;
-      this.#view.note(`${message.bytes} bytes of output were too much to keep`);
-    } else if (message.event === "fenced" || message.event === "unfenced") {
+    else if (message.event === "lost") this.#onLost(message);
+    else if (message.event === "moving") this.#state("moving", { to: message.to });
+    else if (message.event === "stays") this.#live();
+    else if (message.event === "fenced" || message.event === "unfenced") {
       this.#view.note(`it ${message.event === "fenced" ? "stands still" : "goes on"}: ${message.why}`);
-    } else if (message.event === "exit" && message.code !== null && !GONE_ON.test(message.reason)) {
-      this.#end(`The session has ended: ${message.reason}.`);
+    } else if (message.event === "exit") {
+      this.#onExit(message);
     } else if (message.error === "not_admitted" && message.re !== "turn") {
       this.#view.note("this credential may not do that");
     }
   }
 
-  #onAttach({ error, start, end, applied = 0, modes = [] }) {
-    if (error === "range") {
-      this.#view.note(`${this.#next - end} bytes of its output were undone with the host that died`);
-      this.#next = end;
+  #onAttach({ error, start, end, since = 0, applied = 0, modes = [] }) {
+    const kept = error === "range" ? end : since;
+    if (this.#next !== null && (error === "range" || this.#isNew) && kept < this.#next) {
+      // It was brought back from before what we have seen, and has gone another way since.
+      this.#view.note(`${this.#next - kept} bytes of its output were undone with the host that died`);
+      this.#next = kept;
+      this.#isNew = false;
       this.#attach();
       return;
     }
@@ -167,17 +180,37 @@ export class Line {
       this.#next = start;
       this.#view.replay(end, modes);
     }
-    if (applied < this.#applied) {
-      this.#view.note(`${this.#applied - applied} bytes you typed were undone with the host that died`);
-      this.#applied = applied; // what was not applied yet goes on from there
-    }
+    this.#undone(applied);
     this.#attached = true;
+    this.#isNew = false;
     this.#backoff.worked();
+    this.#sent = 0;
+    this.#live();
     this.#onApplied(applied);
-    this.#sent = this.#applied;
+  }
+
+  // Less of what was typed is there than we were told; what is left is numbered from there.
+  #undone(applied) {
+    if (applied >= this.#applied) return;
+    this.#view.note(`${this.#applied - applied} bytes you typed were undone with the host that died`);
+    this.#applied = applied;
+  }
+
+  #live() {
     this.#state("live", { host: this.host, token: this.#lowest });
-    this.#ask({ op: "turn", do: "show" });
-    this.#flush();
+  }
+
+  #onLost({ from, bytes }) {
+    if (!this.#attached) return;
+    this.#next = from + bytes;
+    this.#view.note(`${bytes} bytes of output were too much to keep`);
+  }
+
+  // It is over; or only here, and goes on elsewhere, or from the store.
+  #onExit({ code, reason, checkpoint }) {
+    if (checkpoint != null) this.#state("parked");
+    else if (code === null || reason.startsWith("superseded")) this.#state("moving");
+    else this.#end(`The session has ended: ${reason}.`);
   }
 
   #onApplied(at) {
@@ -189,7 +222,8 @@ export class Line {
 
   #onRefused({ why, at, bytes, holder, reason }) {
     if (why === "gap") {
-      this.#sent = Math.max(this.#applied, at);
+      this.#undone(at);
+      this.#sent = at;
       this.#flush();
     } else if (why === "turn") {
       this.#view.note(`${holder} has the write turn: what you typed went nowhere`);
