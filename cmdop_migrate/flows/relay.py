@@ -17,7 +17,7 @@ from cmdop_migrate.errors import BadConfig, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.flows import leases, relaytokens
 from cmdop_migrate.images import keys
-from cmdop_migrate.relay import certificate
+from cmdop_migrate.relay import certificate, pages
 from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
 from cmdop_migrate.relay.figures import Figures
 from cmdop_migrate.relay.server import Relay, Serving
@@ -53,7 +53,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)
-    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets, wish.connections)
+    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or pages.OWN, wish.connections)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
     _more_files(wish.connections + 256)
 
