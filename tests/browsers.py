@@ -1,9 +1,13 @@
 """A real Chromium without a window, driven over its own debugging protocol (CDP) on a pair of pipes.
 
-with a_browser(tmp_path, certificate) as browser:
+with a_browser(tmp_path, relay.port, certificate) as browser:
     page = browser.page(width=375, height=700)
-    page.go("https://127.0.0.1:7443/")
+    page.go(browser.url)
     page.wait("!!document.querySelector('#list li')")
+    browser.proxy.block()       # its network is gone
+
+It has a network of its own: sessions that come and go make interfaces, and a
+Chromium that sees those come and go drops all that it has under way.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from tests.hosts import until
+from tests.netns import NetHost
+from tests.proxy import Proxy
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 KEYS = {
@@ -46,23 +52,24 @@ class Gone(Exception):
 
 
 class Browser:
-    def __init__(self, place: Path, certificate: Path | None = None) -> None:
+    def __init__(self, place: Path, certificate: Path, net: NetHost, proxy: Proxy) -> None:
         """`certificate`: one that is believed although nobody known signed it, and no other."""
+        self.net, self.proxy = net, proxy
+        self.url = f"https://{net.gateway}:{proxy.port}/"
         found = program()
         assert found is not None, "no Chromium: scripts/setup --test"
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        trusted = [f"--ignore-certificate-errors-spki-list={_spki(certificate)}"] if certificate else []
         words = [
             found, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
             "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-proxy-server",
             "--disable-extensions", "--hide-scrollbars", f"--user-data-dir={place}", "--remote-debugging-pipe",
-            *trusted, "about:blank",
+            f"--ignore-certificate-errors-spki-list={_spki(certificate)}", "about:blank",
         ]  # fmt: skip
         # It reads from descriptor 3 and writes to 4; the shell puts them there, and is replaced.
         script = f'exec 3<&{theirs_in} 4>&{theirs_out}; exec "$@"'
         self._process = subprocess.Popen(
-            ["/bin/bash", "-c", script, "bash", *words],
+            [*net.enter, "/bin/bash", "-c", script, "bash", *words],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -202,10 +209,6 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", modifiers=modifiers,
                   **{name: value for name, value in facts.items() if name != "text"})  # fmt: skip
 
-    def offline(self, is_cut: bool) -> None:
-        conditions = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-        self.call("Network.emulateNetworkConditions", offline=is_cut, **conditions)
-
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
@@ -217,9 +220,11 @@ def _spki(certificate: Path) -> str:
 
 
 @contextlib.contextmanager
-def a_browser(place: Path, certificate: Path | None = None) -> Iterator[Browser]:
-    browser = Browser(place, certificate)
-    try:
-        yield browser
-    finally:
-        browser.close()
+def a_browser(place: Path, port: int, certificate: Path) -> Iterator[Browser]:
+    """One that can reach `port` of this machine, at `url`, and nothing else."""
+    with NetHost("10.213.19.", os.getpid() % 60) as net, Proxy(port, net.gateway) as proxy:
+        browser = Browser(place, certificate, net, proxy)
+        try:
+            yield browser
+        finally:
+            browser.close()

@@ -74,7 +74,7 @@ export class List {
       row.hidden = !text.includes(wanted);
       shown += !row.hidden;
     }
-    $("count").textContent = this.#sessions.length ? `${shown} of ${this.#sessions.length}` : "";
+    $("count").textContent = shown < this.#sessions.length ? `${shown} of ${this.#sessions.length}` : shown || "";
     $("nothing").hidden = shown > 0;
     $("nothing").textContent = this.#sessions.length
       ? "None of them matches." : "No session that this credential is for is known to the relay.";
