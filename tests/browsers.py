@@ -85,11 +85,12 @@ class Browser:
         self._reader.start()
 
     def page(self, width: int = 1200, height: int = 800, dark: bool = False) -> Page:
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        target = self.call("Target.createTarget", url="about:blank", newWindow=True)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.call(f"{domain}.enable")
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # of several, each is the one that is used
         page.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         page.call("Emulation.setEmulatedMedia", features=[scheme])

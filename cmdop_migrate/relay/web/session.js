@@ -20,7 +20,7 @@ export class Session {
     $("name").textContent = name;
     $("keys").hidden = readOnly;
     this.#terminal = new Terminal({
-      cursorBlink: true, scrollback: 10_000, disableStdin: readOnly, fontSize: innerWidth < 640 ? 12 : 14,
+      cursorBlink: true, lineHeight: 1.1, scrollback: 10_000, disableStdin: readOnly, fontSize: innerWidth < 640 ? 12 : 14,
       fontFamily: 'ui-monospace, "Cascadia Mono", "DejaVu Sans Mono", Menlo, Consolas, monospace',
     });
     this.#fit = new FitAddon();
