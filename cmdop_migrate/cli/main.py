@@ -44,6 +44,7 @@ COMMANDS = {
     "doctor": ("machine", "doctor"),
     "version": ("machine", "version"),
     "facts": ("plan", "facts"),
+    "link": ("relay", "link"),
 }
 
 

@@ -189,3 +189,17 @@ def _pin(text: str | None) -> str | None:
     if len(plain) != 64 or any(one not in "0123456789abcdef" for one in plain):
         raise Usage(f"not a SHA-256: {text!r}", "Give the 64 hex digits that `relay serve` prints.")
     return plain
+
+
+@click.command(hidden=True)
+@command
+def link(app: App) -> None:
+    """This host's connection to the relay; its agent runs it.
+
+    \b
+    Examples:
+      cmdop-migrate link
+    """
+    from cmdop_migrate.flows import linkserve
+
+    linkserve.serve(app.records(keeping=False))

@@ -235,7 +235,9 @@ class Bridge:
 
     def whereabouts(self, standing: Message) -> list[Act]:
         """Told to a client that watches, once."""
-        if self._attach is None or standing == self.standing:
+        before = self.standing or {}
+        is_less = standing["event"] == before.get("event") and standing.get("to") is None
+        if self._attach is None or is_less or standing == before:
             return []
         self.standing = standing
         return [ToClient(wire.control(standing))]

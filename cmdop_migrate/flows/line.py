@@ -65,6 +65,10 @@ class Line:
             self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(2.0)
 
+    def settle(self) -> None:
+        """Waits for the last word, after the channel has ended."""
+        self._thread.join(2.0)
+
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
@@ -98,9 +102,7 @@ class _Pipe:
 
 
 class _Talk:
-    def __init__(
-        self, url: str, credential: Credential, session: str, local: socket.socket, bridge: Bridge
-    ) -> None:
+    def __init__(self, url: str, credential: Credential, session: str, local: socket.socket, bridge: Bridge) -> None:
         self._url, self._credential, self._session = url, credential, session
         self._local, self._bridge = local, bridge
         self._connection: Connection | None = None
@@ -260,7 +262,7 @@ class _Talk:
                 except sealed.SealError as error:
                     raise _forged(error) from error
                 except wire.ProtocolError as error:
-                    raise Unexpected(f"the host speaks another protocol: {error}", "Is it of another version?") from error
+                    raise Unexpected(f"the host speaks otherwise: {error}", "Is it of another version?") from error
                 for kind, payload in heard:
                     self._do(self._bridge.from_holder(kind, payload))
                 self._shown.put_nowait((b"", pipe, len(frame.payload)))

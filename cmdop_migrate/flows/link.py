@@ -31,9 +31,12 @@ _log = log.get("link")
 
 
 class Link:
-    def __init__(self, records: Records, url: str, credential: Credential, sign: sealed.Sign, listed: Listed) -> None:
-        """`sign`: with the fleet's key."""
+    def __init__(
+        self, records: Records, url: str, credential: Callable[[], Credential], sign: sealed.Sign, listed: Listed
+    ) -> None:
+        """`credential`: as it is now. `sign`: with the fleet's key."""
         self._records, self._url, self._credential = records, url, credential
+        self._fleet = credential().fleet
         self._sign, self._listed = sign, listed
         self._watch = Watch()
         self._lookout = Lookout(records, self._watch)
@@ -45,7 +48,7 @@ class Link:
         backoff = Backoff()
         while True:
             try:
-                async with await dial(self._url, self._credential) as connection:
+                async with await dial(self._url, self._credential()) as connection:
                     backoff.worked()
                     _log.info("connected to %s as %s", self._url, connection.welcome.name)
                     await _Service(self, connection).run()
@@ -80,7 +83,7 @@ class Link:
 
     async def admit(self, frame: Frame, standing: Standing) -> Claims:
         """Whose OPEN this is. NotAdmitted, also when nobody can say whether it is."""
-        claims = credentials.verify_presented(self._credential.fleet, frame.text("claims"), frame.text("signature"))
+        claims = credentials.verify_presented(self._fleet, frame.text("claims"), frame.text("signature"))
         if claims.kind != "client" or not claims.covers(standing.session, standing.name):
             raise NotAdmitted("the credential is not for this session", "")
         why = await self.why_not(claims)
@@ -141,10 +144,10 @@ class _Service:
             await self._link.change(LOOK_EVERY)
 
     async def _leave(self, one: Leaving) -> None:
-        if one.state != "moving" and self._of(one.session):
-            # Its holder is telling its clients how it ended: that comes first. We will be here again.
-            if clock.boottime() < self._parting.setdefault(one.session, clock.boottime() + FAREWELL):
-                return
+        now = clock.boottime()
+        has_clients = one.state != "moving" and bool(self._of(one.session))
+        if has_clients and now < self._parting.setdefault(one.session, now + FAREWELL):
+            return  # its holder is telling them how it ended: that comes first, and we will be here again
         self._parting.pop(one.session, None)
         del self._known[one.session]
         facts = {"state": one.state, **({"to": one.to} if one.to else {})}

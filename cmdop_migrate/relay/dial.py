@@ -153,18 +153,20 @@ async def _admitted(socket: ClientConnection, credential: Credential) -> Connect
 async def _expect(socket: ClientConnection, kind: Kind) -> Frame:
     frame = await _receive(socket)
     if frame.kind is Kind.REFUSED:
-        raise refused(frame)
+        raise _refused(frame)
     if frame.kind is not kind:
         raise Lost(f"{frame.kind.name} where {kind.name} was expected")
     return frame
 
 
-def refused(frame: Frame) -> NotAdmitted:
+def _refused(frame: Frame) -> NotAdmitted | Lost:
     try:
-        why = frame.text("why", "") or frame.text("code", "")
+        code, why = frame.text("code", ""), frame.text("why", "")
     except frames.FrameError:
-        why = ""
-    return NotAdmitted(f"the relay refuses: {why or 'without a reason'}", "See: cmdop-migrate relay token list")
+        code, why = "", "without a reason"
+    if code == "not_admitted":
+        return NotAdmitted(f"the relay does not admit us: {why}", "See, on a host: cmdop-migrate relay token ls --all")
+    return Lost(f"it refuses for now: {why}")
 
 
 async def _receive(socket: ClientConnection) -> Frame:

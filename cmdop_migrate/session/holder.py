@@ -96,6 +96,9 @@ class Holder(Keeper):
         if client.read_only:
             return
         self.idle.touch()
+        if self.is_left:
+            self.clients.say(client, {"event": "refused", "bytes": len(data)})
+            return
         if self.stands_still:
             self.hold_back(client, data)
             return

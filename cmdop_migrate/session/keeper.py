@@ -160,8 +160,14 @@ class Keeper(ABC):
 
     @property
     def stands_still(self) -> bool:
-        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over."""
-        return self.freezer is not None or self.handing is not None
+        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over. Or it is being ended
+        here, to go on elsewhere: what went in now would be lost, and taken for applied."""
+        return self.freezer is not None or self.handing is not None or self.is_left
+
+    @property
+    def is_left(self) -> bool:
+        """This copy is of no more use."""
+        return self.parked is not None or bool(self.superseded)
 
     def feed_terminal(self) -> None:
         if self.stands_still:
