@@ -140,7 +140,7 @@ class Relay:
         return pages.text(words, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _metrics(self) -> pages.Page:
-        board, figures = self._board, self._figures
+        board, figures = self._board.bay, self._figures
         figures.set("hosts", len(board.hosts))
         figures.set("clients", len(board.clients))
         figures.set("connections", self._door.count)
