@@ -100,6 +100,11 @@ class Lookout:
                 found[session] = Standing(session, record.token, record.name, record.phase, to, reason)
         return found
 
+    def moved(self) -> list[moves.Move]:
+        """The last move of each session that went elsewhere from here, as of the last look."""
+        done = [move for _, move in self._moves.values() if move is not None and move.figures is not None]
+        return list({one.session: one for one in sorted(done, key=lambda one: one.started)}.values())
+
     def _record(self, session: str) -> Record | None:
         directory = self._records.directory(session)
         stamp = _stamp(directory / "session.json")
