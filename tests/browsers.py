@@ -51,6 +51,10 @@ class Gone(Exception):
     """The browser has ended."""
 
 
+class Failed(Exception):
+    """A script did."""
+
+
 class Browser:
     def __init__(self, place: Path, certificate: Path, net: NetHost, proxy: Proxy) -> None:
         """`certificate`: one that is believed although nobody known signed it, and no other."""
@@ -172,14 +176,22 @@ class Page:
         until(lambda: self.eval("document.readyState") == "complete", 15, f"{url} is loaded")
 
     def eval(self, script: str) -> Any:
-        """The value of an expression, awaited when it is a promise."""
+        """The value of an expression, awaited when it is a promise. Failed."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in answer, (script, answer["exceptionDetails"])
+        if "exceptionDetails" in answer:
+            raise Failed(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def wait(self, script: str, within: float = 15.0) -> Any:
+        """The first true value; a page that is being loaded has none."""
+
+        def read() -> Any:
+            with contextlib.suppress(Failed):
+                return self.eval(script)
+            return None
+
         try:
-            return until(lambda: self.eval(script), within, script)
+            return until(read, within, script)
         except AssertionError as error:
             raise AssertionError(f"{error}; the page: {self.text()[-2000:]!r}; {self.complaints}") from None
 

@@ -12,7 +12,7 @@ export class List {
     this.#relay = relay;
     relay.addEventListener("listing", ({ detail }) => this.#listed(detail));
     relay.addEventListener("up", () => this.#timer && relay.list());
-    $("filter").addEventListener("input", () => this.#filter());
+    for (const one of ["filter", "ended"]) $(one).addEventListener("input", () => this.#filter());
   }
 
   show() {
@@ -67,16 +67,18 @@ export class List {
 
   #filter() {
     const wanted = $("filter").value.trim().toLowerCase();
+    const ended = $("ended").checked;
+    const known = this.#sessions.filter((one) => ended || one.state !== "exited");
     let shown = 0;
     for (const one of this.#sessions) {
       const text = `${one.name} ${one.host ?? ""} ${one.state} ${one.session}`.toLowerCase();
       const row = this.#rows.get(one.session);
-      row.hidden = !text.includes(wanted);
+      row.hidden = !known.includes(one) || !text.includes(wanted);
       shown += !row.hidden;
     }
-    $("count").textContent = shown < this.#sessions.length ? `${shown} of ${this.#sessions.length}` : shown || "";
+    $("count").textContent = shown < known.length ? `${shown} of ${known.length}` : shown || "";
     $("nothing").hidden = shown > 0;
-    $("nothing").textContent = this.#sessions.length
+    $("nothing").textContent = known.length
       ? "None of them matches." : "No session that this credential is for is known to the relay.";
   }
 }

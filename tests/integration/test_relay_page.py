@@ -1,0 +1,212 @@
+"""The page that the relay serves, in a real browser: sign in, type, and go on typing while the session moves."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.browsers import CTRL, SHIFT, Browser, Page, a_browser
+from tests.hosts import Host, until
+from tests.relayed import Linked, linked
+
+# Says what it got: each line that went in, once.
+ECHO = "stty -echo; echo ready; while read -r line; do echo got-$line; done"
+ROWS = "[...document.querySelectorAll('.xterm-rows > div')].map((row) => row.textContent).join('\\n')"
+STATE = "document.getElementById('status').dataset.state"
+STATUS = "document.getElementById('status').textContent"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
+    with linked(tmp_path_factory.mktemp("linked")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def browser(world: Linked, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    certificate = world.relay.at.state / "relay" / "self-signed.pem"
+    with a_browser(tmp_path_factory.mktemp("browser"), world.relay.port, certificate) as made:
+        yield made
+
+
+@pytest.fixture
+def session(world: Linked) -> Iterator[str]:
+    """One that says what it got; known to the relay, and ended afterwards wherever it is."""
+    session = str(world.a.start("bash", "-c", ECHO, name="web")["session"])
+    world.a.wait_for("web", "ready")
+    world.routed(session, world.credential())
+    yield session
+    for host in (world.a, world.b):
+        for row in host.sessions():
+            host.cm("kill", row["session"], "--signal", "KILL")
+
+
+def sign_in(page: Page, browser: Browser, text: str) -> None:
+    page.go(browser.url)
+    page.wait("!document.getElementById('sign-in').hidden")
+    page.fill("#credential", text)
+    page.click("#sign-in-form button.main")
+
+
+def opened(browser: Browser, credential: Path, session: str, width: int = 1000, height: int = 700) -> Page:
+    """Signed in, and at the terminal of the session."""
+    page = browser.page(width, height)
+    sign_in(page, browser, credential.read_text())
+    page.click(f"#sessions a[href='#/s/{session}']")
+    page.wait(f"{STATE} === 'live'")
+    return page
+
+
+def got(host: Host, session: str) -> list[str]:
+    return re.findall(r"got-(\S+)", host.output(session))
+
+
+def shows(page: Page, text: str, within: float = 15.0) -> None:
+    page.wait(f"({ROWS}).includes({text!r})", within)
+
+
+def fits(page: Page) -> bool:
+    return bool(page.eval("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"))
+
+
+def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browser, session: str) -> None:
+    file = world.credential()
+    page = opened(browser, file, session)
+    shows(page, "ready")  # what it printed before we came
+    page.type("first\n")
+    shows(page, "got-first")
+    page.eval(
+        "globalThis.states = []; new MutationObserver(() => states.push(document.getElementById('status').textContent))"
+        ".observe(document.getElementById('status'), {childList: true})"
+    )
+    mover = threading.Thread(target=world.move, args=("web", True))
+    mover.start()
+    count = 0
+    while mover.is_alive():
+        page.type(f"n{count}\n")
+        count += 1
+    mover.join()
+    page.wait(f"{STATUS}.startsWith('on host-b')")
+    page.type("last\n")
+    shows(page, "got-last")
+    assert got(world.b, session) == ["first", *(f"n{number}" for number in range(count)), "last"]
+    assert count > 3 and page.eval("states.some((words) => words.startsWith('moving to host-b'))"), page.eval("states")
+
+    page.press("L", CTRL | SHIFT)  # back to the list, by the keyboard
+    row = "document.querySelector('#sessions li')"
+    page.wait(f"{row}?.querySelector('.host').textContent === 'host-b'")
+    page.wait(f"{row}.querySelectorAll('.phases i').length > 8")
+    words = page.eval(f"{row}.innerText")
+    assert "moved from host-a to host-b just now, stood still" in words and "running" in words, words
+    assert page.eval(f"{row}.querySelector('.token').textContent") == "2"
+
+    assert page.complaints == []
+    assert {urlsplit(one).netloc for one in page.requests} == {urlsplit(browser.url).netloc}
+    secret = file.read_text().strip()[5:60]
+    assert not [one for one in page.requests if secret in one]
+    assert page.eval("localStorage.length + document.cookie.length") == 0
+
+
+def test_a_cut_wire_and_a_relay_that_is_replaced(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(), session)
+    page.type("before\n")
+    shows(page, "got-before")
+    browser.proxy.block()
+    page.wait(f"{STATE} === 'reconnecting'")
+    page.type("while cut\n")
+    browser.proxy.unblock()
+    shows(page, "got-while")
+    world.restart_relay()
+    page.type("while away\n")
+    shows(page, "got-while away", 30)
+    page.wait(f"{STATE} === 'live'")
+    assert re.findall(r"got-(.+?)\s*\n", world.a.output(session)) == ["before", "while cut", "while away"]
+
+
+def test_who_may_only_read(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(role="read", actor="rita"), session)
+    shows(page, "ready")
+    page.type("nothing\n")
+    world.a.ok("send", "web", "something", "--enter")
+    shows(page, "got-something")
+    assert got(world.a, session) == ["something"]
+    assert "read-only" in page.eval(STATUS)
+    assert page.eval("document.getElementById('keys').hidden")
+    assert page.complaints == []
+
+
+def test_a_credential_that_is_not_good(world: Linked, browser: Browser, session: str) -> None:
+    page = browser.page()
+    error = "document.getElementById('sign-in-error').textContent"
+    sign_in(page, browser, "cmr1_nonsense")
+    page.wait(f"{error}.includes('damaged')")
+    file = world.credential(actor="mallory")
+    mallory = [one for one in world.a.cm_json("relay", "token", "ls")["tokens"] if one["name"] == "mallory"]
+    other = opened(browser, file, session)  # it is good so far
+    world.a.ok("relay", "token", "revoke", mallory[0]["id"])
+    other.wait(f"{error}.includes('revoked')")
+    sign_in(page, browser, file.read_text())
+    page.wait(f"{error}.includes('does not admit')")
+    for one in (page, other):
+        assert not one.eval("document.getElementById('sign-in').hidden")
+        assert one.eval("sessionStorage.length") == 0
+        assert one.complaints == []
+
+
+def test_a_session_one_has_no_credential_for_and_one_that_ended(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(sessions="web"), session)
+    world.a.ok("kill", "web", "--signal", "KILL")
+    page.wait(f"{STATE} === 'ended'")
+    assert "ended" in page.eval(STATUS)
+    page.eval("location.hash = '#/s/' + 'ab'.repeat(12)")
+    page.wait(f"{STATUS}.includes('No such session')")
+
+
+@pytest.mark.parametrize("width", [320, 375])
+def test_a_phone(world: Linked, browser: Browser, session: str, width: int) -> None:
+    page = browser.page(width, 640)
+    page.go(browser.url)
+    page.wait("!document.getElementById('sign-in').hidden")
+    assert fits(page)
+    page = opened(browser, world.credential(), session, width, 640)
+    shows(page, "ready")
+    assert fits(page)
+    assert page.eval("getComputedStyle(document.getElementById('keys')).display") == "flex"
+    outside = "[...document.querySelectorAll('button, a')].filter((one) => one.offsetParent && one.getBoundingClientRect()"
+    assert page.eval(f"{outside}.right > innerWidth).length") == 0
+    small = "[...document.querySelectorAll('#keys button')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
+    assert page.eval(f"{small}.map((one) => one.textContent)") == []
+    page.type("lin")
+    page.click("[data-key='ctrl']")
+    page.type("v")
+    page.click("[data-key='esc']")
+    page.type("\n")  # Ctrl-V takes the next as it is: the line is "lin", escape
+    until(lambda: got(world.a, session) == ["lin\x1b"], 10, "the keys arrive")
+    page.click("#back")
+    page.wait("document.querySelectorAll('#sessions li:not([hidden])').length === 1")
+    assert fits(page)
+    assert page.complaints == []
+
+
+def test_signing_out_forgets_everything(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(), session)
+    page.go(browser.url + "#/")
+    page.eval("location.reload()")
+    page.wait("!document.getElementById('list').hidden")  # this tab is still signed in
+    page.click("#sign-out")
+    page.wait("!document.getElementById('sign-in').hidden && document.getElementById('who').hidden")
+    assert page.eval("sessionStorage.length") == 0
+    assert page.eval("document.getElementById('credential').value") == ""
+
+
+def test_without_its_packages_the_page_says_how_to_get_them(browser: Browser) -> None:
+    page = browser.page()
+    page.call("Network.setBlockedURLs", urls=["*/vendor/*"])
+    page.go(browser.url)
+    page.wait("!document.getElementById('trouble').hidden")
+    assert "scripts/vendor-page" in page.text()
