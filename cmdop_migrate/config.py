@@ -43,6 +43,9 @@ class Config:
     subnet: str
     hooks_dir: Path
     hook_timeout: float
+    gate: str | None
+    gate_timeout: float
+    gate_on_error: str
     hosts: tuple[HostEntry, ...] = ()
     bandwidth: int | None = None
     relay_credential: Path = Path(DEFAULT_STATE_DIR, "relay.credential")
@@ -95,6 +98,27 @@ def _bandwidth(text: str) -> str:
     return text
 
 
+def gate(text: str) -> str:
+    """An executable of the host's, or an address."""
+    if text.startswith(("http://", "https://")) and len(text) > len("https://"):
+        return text
+    if not os.path.isabs(text):
+        raise Usage(f"neither an absolute path nor an address: {text!r}", "Write it like /etc/gate or https://….")
+    return os.path.normpath(text)
+
+
+def _gate_timeout(text: str) -> str:
+    if not 0 < units.duration(text) <= 60:
+        raise Usage(f"out of range: {text!r}", "More than nothing, and at most 60s: for so long nobody can type.")
+    return text
+
+
+def _on_error(text: str) -> str:
+    if text not in ("deny", "allow"):
+        raise Usage(f"not a choice: {text!r}", "Valid: deny, allow.")
+    return text
+
+
 def _subnet(text: str) -> str:
     import ipaddress
 
@@ -140,6 +164,9 @@ KEYS: dict[str, Setting] = {
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
     "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
     "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
+    "gate": Setting(None, gate, "an executable or http(s) address that is [asked](../actors.md) before a line goes in"),
+    "gate_timeout": Setting("5s", _gate_timeout, "how long the gate may take; then it has failed. At most 60s"),
+    "gate_on_error": Setting("deny", _on_error, "what becomes of a line when the gate fails: `deny` or `allow`"),
 }
 
 
@@ -186,6 +213,9 @@ def to_environment(config: Config) -> dict[str, str]:
         "bandwidth": f"{config.bandwidth}B" if config.bandwidth is not None else "",
         "hooks_dir": str(config.hooks_dir),
         "hook_timeout": f"{config.hook_timeout:g}s",
+        "gate": config.gate or "",
+        "gate_timeout": f"{config.gate_timeout:g}s",
+        "gate_on_error": config.gate_on_error,
     }
     return {CONFIG_ENV: os.devnull, **{ENV_PREFIX + key.upper(): value for key, value in values.items()}}
 
@@ -216,6 +246,9 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         subnet=must("subnet"),
         hooks_dir=Path(must("hooks_dir")),
         hook_timeout=units.duration(must("hook_timeout")),
+        gate=value("gate"),
+        gate_timeout=units.duration(must("gate_timeout")),
+        gate_on_error=must("gate_on_error"),
         hosts=hosts,
         bandwidth=units.size(limit) if (limit := value("bandwidth")) is not None else None,
         relay_credential=Path(must("relay_credential")),

@@ -47,6 +47,7 @@ class Spec:
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
     hooks: tuple[tuple[str, str], ...] = ()  # (event, executable on whatever host it is on)
+    gate: str | None = None  # who is asked before a line is committed, instead of the host's own
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,9 @@ def linked(directory: Path, ttl: str = "3s") -> Iterator[Linked]:
             for host in (world.a, world.b):
                 file = host.dir / "relay.credential"
                 host.extra |= {"CMDOP_MIGRATE_RELAY": relay.url, "CMDOP_MIGRATE_RELAY_CREDENTIAL": str(file)}
-                host.ok("relay", "token", "create", "--host", host.name, "--pin", relay.facts["pin"], "--out", str(file))
+                host.ok(
+                    "relay", "token", "create", "--host", host.name, "--pin", relay.facts["pin"], "--out", str(file)
+                )
             world.set_there()
             yield Linked(world, relay, directory)
         finally:

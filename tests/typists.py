@@ -73,7 +73,7 @@ class Typist:
         except (HolderGone, OSError, ValueError):
             if not self._over.is_set():
                 self.error = self.line.why or HolderGone()
-        except BaseException as error:  # noqa: BLE001 - said by `stop`
+        except BaseException as error:
             self.error = error
 
     def type(self, every: float) -> None:
@@ -81,7 +81,7 @@ class Typist:
             while not self._over.wait(every):
                 self.typed += 1
                 self.line.channel.type(b"%d\n" % self.typed)
-        except BaseException as error:  # noqa: BLE001 - said by `stop`
+        except BaseException as error:
             self.error = error
 
     @property

@@ -39,6 +39,8 @@ COMMANDS = {
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
     "relay": ("relay", "relay"),
+    "turn": ("turns", "turn"),
+    "inputs": ("turns", "inputs"),
     "events": ("talk", "events"),
     "hosts": ("hosts", "hosts"),
     "doctor": ("machine", "doctor"),

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     metavar="EVENT=PATH",
     help="The host's executable to be told of EVENT. Repeatable.",
 )
+@click.option("--gate", metavar="PATH|URL", help="Asked before a line goes in [the setting gate].")
 @click.option("-d", "--detach", is_flag=True, help="Start it and return.")
 @click.argument("argv", nargs=-1, required=True, metavar="-- CMD...")
 @command
@@ -169,6 +170,10 @@ def show(app: App, session: str) -> None:
     render.line(f"  output    bytes {facts['output']['start']} to {facts['output']['end']} are kept")
     for one in facts["hooks"]:
         render.line(f"  hook      {one['event']}: {one['path']}")
+    if facts["gate"]:
+        render.line(f"  gate      {facts['gate']}")
+    if facts["turn"]:
+        render.line(f"  turn      {facts['turn']}")
     render.line(f"  saved     {facts['checkpoint'] or 'no checkpoint'}")
     _section("processes", ("PID", "INSIDE", "USER", "STATE", "MEMORY", "COMMAND"), [
         (str(p["pid"]), str(p["inner_pid"]), p["user"], p["state"], units.show_size(p["rss"]), p["command"])

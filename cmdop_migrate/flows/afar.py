@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.errors import NotAdmitted, SessionExited, SessionNotFound, TimedOut, Usage
-from cmdop_migrate.flows import conversation, line
+from cmdop_migrate.flows import conversation, line, turns
 from cmdop_migrate.flows.conversation import Output
 from cmdop_migrate.relay import credentials
 from cmdop_migrate.relay.credentials import Credential
@@ -19,6 +19,7 @@ from cmdop_migrate.session import terminal
 from cmdop_migrate.session.channel import Channel, HolderGone
 
 _ID = re.compile(r"[0-9a-f]{24}")
+GATE_TIMEOUT = 5.0  # as hosts have it, unless they are told otherwise
 _WORDS = {
     "moving": "it is being moved",
     "parked": "it is parked in the store",
@@ -124,7 +125,12 @@ def attach(
 
 def send(where: Place, reference: str, data: bytes) -> dict[str, Any]:
     with _talking(where, reference) as (found, channel):
-        return conversation.send(channel, found.name, data, where.credential.claims.name)
+        try:
+            return conversation.send(channel, found.name, data, where.credential.claims.name, GATE_TIMEOUT)
+        except TimedOut as error:
+            raise TimedOut(
+                error.message, "It may have got it, or get it yet: look at its output before you repeat it."
+            ) from error
 
 
 def output(where: Place, reference: str, start: int | None) -> Output:
@@ -151,10 +157,6 @@ def wait(where: Place, reference: str, pattern: str | None, timeout: float, star
         return {"exited": farewell.get("code"), "reason": farewell.get("reason"), "seq": end}
 
 
-def ask(where: Place, reference: str, **request: Any) -> dict[str, Any]:
-    """One request of another kind, such as about the write turn."""
+def turn(where: Place, reference: str, asked: turns.Asked) -> dict[str, Any]:
     with _talking(where, reference) as (found, channel):
-        answer = channel.ask(**request)
-        if answer.get("error") == "not_admitted":
-            raise NotAdmitted(f"this credential may not do that to session {found.name!r}", "It takes another role.")
-        return answer
+        return turns.over(channel, found.session, found.name, asked)

@@ -65,6 +65,7 @@ class Bridge:
         self._attach: Message | None = None  # as it will be asked on the next channel
         self._is_answered = False  # ever: then the client must not see another answer
         self._is_attached = False  # on this channel
+        self._is_deaf = False  # it takes nothing that we type
         self._is_open = False
         self._next = 0  # of the output
         self._asked: list[Message] = []
@@ -99,6 +100,8 @@ class Bridge:
         return [self._say(message)] if self._is_open else []
 
     def _type(self, data: bytes) -> list[Act]:
+        if self._is_deaf:
+            return [ToClient(wire.control({"event": "refused", "bytes": len(data), "why": "not_admitted"}))]
         at = self._base + len(self._typed)
         self._typed += data
         return self._send_typed(at) if self._is_attached else []
@@ -172,6 +175,10 @@ class Bridge:
             wanted = self._attach.get("from")
             self._next = int(message["start"]) if wanted is None else max(int(wanted), 0)
             self._is_answered = self._is_attached = True
+            if "stream" in self._attach and "applied" not in message:
+                self._is_deaf = True
+                refused, self._typed = bytes(self._typed), bytearray()
+                return [ToClient(wire.control(message)), *(self._type(refused) if refused else [])]
             shown = {key: value for key, value in message.items() if key not in ("applied", "since")}
             return [ToClient(wire.control(shown)), *self._goes_on(), *self._send_typed(self._base)]
         since = int(message["end"] if message.get("error") == "range" else message.get("since", 0))
@@ -208,7 +215,7 @@ class Bridge:
     def _answered(self, message: Message) -> list[Act]:
         for number, one in enumerate(self._asked):
             if one.get("op") == message["re"]:
-                if message.get("error") == BUSY and one["op"] == "send":
+                if message.get("error") == BUSY:
                     # It stands still, to be moved or saved. Then it is said there, or here a moment later.
                     self._put_off = one
                     return [Again(AGAIN)]

@@ -315,7 +315,8 @@ class _Checkpoint:
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
         for name, data in contents.journal(self.directory):
             writer.add_blob(name, data)
-        terminal = {key: frozen[key] for key in ("unread", "unwritten", "staged", "streams", "rows", "cols")}
+        typed = ("unread", "unwritten", "staged", "streams", "turn", "queued", "journal")
+        terminal = {key: frozen[key] for key in (*typed, "rows", "cols")}
         writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
         writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())

@@ -22,7 +22,10 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.session import streams
 from cmdop_migrate.session.connections import Connection
-from cmdop_migrate.session.inputs import LINE_LIMIT, OLD
+from cmdop_migrate.session.inputs import LINE_LIMIT, QUEUE_LIMIT
+from cmdop_migrate.session.journal import OLD
+from cmdop_migrate.session.turn import Refused, Turn
+from cmdop_migrate.session.wire import MAX_PAYLOAD
 
 _HINT = "cmdop-migrate makes no such image. Was it made by a newer version?"
 SPARE = 32 << 20
@@ -86,7 +89,8 @@ def terminal(image: Image) -> dict[str, Any]:
             found[key].encode("latin-1")
         found["staged"] = _staged(found.get("staged"))
         found["streams"] = _streams(found.get("streams"))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        found["carried"] = _carried(found)
+    except (Refused, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
     return dict(found)
 
@@ -105,6 +109,22 @@ def _streams(found: Any) -> streams.Saved:
     table = streams.Streams()
     table.load({} if found is None else found)
     return table.save()
+
+
+def _carried(found: dict[str, Any]) -> dict[str, Any]:
+    """Who may write, what waits to be written, and where the journal stood; older images do not say."""
+    turn = Turn()
+    if found.get("turn") is not None:
+        turn.load(found["turn"], 0.0)
+    queued = [(actor, str(data), bool(secret)) for actor, data, secret in found.get("queued", [])]
+    if not all(actor is None or isinstance(actor, str) for actor, _, _ in queued):
+        raise ValueError("not a name")
+    if sum(len(data.encode("latin-1")) for _, data, _ in queued) > QUEUE_LIMIT + MAX_PAYLOAD:
+        raise ValueError("more input than any session keeps")
+    journal = found.get("journal")
+    if journal is not None:
+        journal = {"next": int(journal["next"]), "head": str(journal["head"])[:128]}
+    return {"turn": turn.save(0.0), "queued": [list(one) for one in queued], "journal": journal}
 
 
 def outside(image: Image) -> list[Connection]:

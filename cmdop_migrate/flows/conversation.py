@@ -9,7 +9,7 @@ from typing import Any
 
 from cmdop_migrate.errors import Blocked, NotAdmitted, Usage
 from cmdop_migrate.session import screen
-from cmdop_migrate.session.channel import Channel, HolderGone
+from cmdop_migrate.session.channel import ANSWER_TIMEOUT, Channel, HolderGone
 
 SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
 
@@ -22,9 +22,11 @@ class Output:
     lost: int
 
 
-def send(channel: Channel, name: str, data: bytes, actor: str) -> dict[str, Any]:
+def send(channel: Channel, name: str, data: bytes, actor: str, gate_timeout: float) -> dict[str, Any]:
     """One input, whole. HolderGone when the session ends before it is answered."""
-    answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor)
+    asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line of it
+    patience = ANSWER_TIMEOUT + asks * gate_timeout
+    answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor, timeout=patience)
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + name
         raise Blocked(f"session {name!r} has too much unread input; nothing was sent", hint)
@@ -32,6 +34,14 @@ def send(channel: Channel, name: str, data: bytes, actor: str) -> dict[str, Any]
         raise Blocked(f"session {name!r} is being checkpointed; nothing was sent", "Send it again in a moment.")
     if answer.get("error") == "not_admitted":
         raise NotAdmitted(f"this credential may not type into session {name!r}", "It takes the role execute.")
+    if answer.get("error") == "turn":
+        hint = f"Ask for it: cmdop-migrate turn {name} request --actor {actor} --wait 5m"
+        raise NotAdmitted(f"{answer['holder']} has the write turn of session {name!r}; nothing was sent", hint)
+    if answer.get("error") == "gate":
+        hint = f"The line was erased. What was asked and answered: cmdop-migrate inputs {name}"
+        raise NotAdmitted(f"session {name!r}: {answer['why']}", hint)
+    if answer.get("error"):
+        raise Blocked(f"session {name!r} does not read its terminal any more", "See: cmdop-migrate ls")
     return {"seq": answer["seq"], "at": answer["at"]}
 
 

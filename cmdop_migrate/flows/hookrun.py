@@ -1,4 +1,4 @@
-"""One hook: whether it may be run at all, and one run of it, bounded in time and output."""
+"""One hook: one run of it, if it may be run at all, bounded in time and output."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import os
 import select
 import signal
-import stat
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
+
+from cmdop_migrate.session import trusted
 
 TAIL = 2048  # of what it prints, so much is kept
 SHOWN = 200  # … and so much of its last line is told in an error
@@ -39,35 +39,10 @@ class Outcome:
         return {**asdict(self), "ok": self.ok}
 
 
-def refusal(path: str) -> str:
-    """Why this file must not be run as root; empty when it may. Whoever can write it, or put another in its place,
-    would be root."""
-    if not os.path.isabs(path):
-        return "not an absolute path"
-    real = Path(os.path.realpath(path))
-    try:
-        info = real.stat()
-        open_to_others = [above for above in real.parents if _is_open(above.stat())]
-    except OSError as error:
-        return f"{error.strerror}"
-    if not stat.S_ISREG(info.st_mode):
-        return "not a file"
-    if not info.st_mode & 0o100:
-        return "not executable"
-    if info.st_uid != 0 or info.st_mode & 0o022:
-        return "others than root may write it"
-    return f"others than root may write in {open_to_others[0]}" if open_to_others else ""
-
-
-def _is_open(info: os.stat_result) -> bool:
-    """In a sticky directory, such as /tmp, nobody replaces what is another's."""
-    return info.st_uid != 0 or bool(info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX)
-
-
 def run(event: str, path: str, facts: Mapping[str, object], timeout: float, more: Mapping[str, str]) -> Outcome:
     """Runs `path` with `facts` as JSON on its standard input, as a process group of its own that is killed when the
     time is over. It gets none of our descriptors, and of our environment nothing but `more`."""
-    problem = refusal(path)
+    problem = trusted.refusal(path)
     if problem:
         return Outcome(event, path, None, 0.0, f"not run: {problem}")
     began = time.monotonic()

@@ -25,7 +25,7 @@ from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.flows import hookrun
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.model import Record, Spec
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.session import cgroup, trusted
 from cmdop_migrate.session.records import Records
 
 PRE_FREEZE, POST_THAW, POST_RESTORE = "pre-freeze", "post-thaw", "post-restore"
@@ -39,7 +39,7 @@ def parse(text: str) -> tuple[str, str]:
     event, _, path = text.partition("=")
     if event not in EVENTS or not path:
         raise Usage(f"not a hook: {text!r}", "Write it like --hook pre-freeze=/path. Events: " + ", ".join(EVENTS))
-    problem = hookrun.refusal(path)
+    problem = trusted.refusal(path)
     if problem:
         raise Usage(f"hook {path}: {problem}", "Give an executable that root owns and nobody else may write.")
     return event, path

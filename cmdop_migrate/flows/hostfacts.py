@@ -16,14 +16,14 @@ from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
-from cmdop_migrate.flows import common, doctor, hookrun, leases, tools
+from cmdop_migrate.flows import common, doctor, leases, tools
 from cmdop_migrate.images import keys
 from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare
 from cmdop_migrate.lease.identity import identity
 from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.preflight import checks, cpu, facts
 from cmdop_migrate.preflight.hostfacts import Ask, HostFacts, Need, Port, Service, Standing, Wanting
-from cmdop_migrate.session import draining, tree
+from cmdop_migrate.session import draining, tree, trusted
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage import registry
 
@@ -60,7 +60,7 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         listening=_listening({one.port for one in ask.ports}) if ask.ports else (),
         addresses=_addresses() if ask.ports else frozenset(),
         directories=frozenset(path for path in ask.directories if os.path.isdir(path)),
-        hooks=frozenset(path for path in ask.hooks if not hookrun.refusal(path)),
+        hooks=frozenset(path for path in ask.hooks if not trusted.refusal(path)),
         keys=frozenset(ring),
         key=ring[0] if ring else None,
         standing=standing,

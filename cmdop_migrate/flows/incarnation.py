@@ -236,6 +236,7 @@ class Incarnation:
             "fresh_until": self.lease.fresh_until,
             "worker": list(self.criu.argv),
             "worker_fd": theirs.fileno(),
+            "carried": self.terminal["carried"] | ({"turn": None} if self.parent.wanted.fork else {}),
         }
         with ours:
             with theirs, self.phases.phase("holder"):

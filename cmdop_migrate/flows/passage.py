@@ -139,7 +139,7 @@ class Passage:
         claims = self.way.claims
         if kind == wire.INPUT and doorkeeper.may_type(claims.role):
             return wire.typed(content)
-        message: dict[str, Any] = {"op": "type"}
+        message: dict[str, Any] = {"op": "type", "data": content}
         if kind == wire.CONTROL:
             message = wire.parse_control(content)
             passed = doorkeeper.let_through(claims.role, claims.name, message)

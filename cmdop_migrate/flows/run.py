@@ -11,13 +11,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cmdop_migrate import clock
+from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.flows import agentlock, hooks, hostname, leases
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
-from cmdop_migrate.session import cgroup, hostview, network
+from cmdop_migrate.session import cgroup, hostview, network, trusted
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
@@ -42,6 +43,7 @@ class Wish:
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
     hooks: tuple[str, ...] = ()
+    gate: str | None = None
     rows: int = 24
     cols: int = 80
 
@@ -159,7 +161,15 @@ def holder_order(config: Config, records: Records, record: Record) -> dict[str, 
         "hidden": hidden,
         "resolv": resolv,
         "binds": [[share, False] for share in record.binds],
+        "gate": _gate_order(config, record.spec),
     }
+
+
+def _gate_order(config: Config, spec: Spec) -> dict[str, Any] | None:
+    address = spec.gate or config.gate
+    if address is None:
+        return None
+    return {"address": address, "timeout": config.gate_timeout, "on_error": config.gate_on_error}
 
 
 def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
@@ -200,7 +210,9 @@ def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
     _check_size(wish.command, values)
     env = tuple((key, value) for key, value in values.items() if value is not None)
     cwd = os.path.abspath(wish.cwd) if wish.cwd is not None else _here()
-    return Spec(wish.command, cwd, user, env, wish.net, tuple(shares), _hooks(wish.hooks, shares))
+    return Spec(
+        wish.command, cwd, user, env, wish.net, tuple(shares), _hooks(wish.hooks, shares), _gate(wish.gate, shares)
+    )
 
 
 def _hooks(given: tuple[str, ...], shares: list[str]) -> tuple[tuple[str, str], ...]:
@@ -209,6 +221,19 @@ def _hooks(given: tuple[str, ...], shares: list[str]) -> tuple[tuple[str, str], 
         if any(is_under(os.path.realpath(path), share) for share in shares):
             raise Usage(f"hook {path} is in a directory shared with the session", "Put it where only the host writes.")
     return found
+
+
+def _gate(given: str | None, shares: list[str]) -> str | None:
+    if given is None:
+        return None
+    address = settings.gate(given)
+    if address.startswith("/"):
+        problem = trusted.refusal(address)
+        if problem:
+            raise Usage(f"gate {address}: {problem}", "Give an executable that root owns and nobody else may write.")
+        if any(is_under(os.path.realpath(address), share) for share in shares):
+            raise Usage(f"gate {address} is in a directory shared with the session", "Put it elsewhere.")
+    return address
 
 
 def _here() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         name=record.name,
         host=record.host,
         token=record.token,
-        state=talk.state_of(record, status, cgroup.is_frozen(group)),
+        state=talk.state_of(record, status, cgroup.is_frozen(group) and not _is_seized(status)),
         private_net=record.link is not None,
         tree=dumpable.tree(group, record),
         memory=memory(pids),
@@ -64,12 +65,22 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         ports=_ports(group) if record.link is None else (),
         layers=record.layers,
         shares=record.binds,
-        hooks=tuple(sorted({path for _, path in record.spec.hooks})),
+        hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
         unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
         nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
         mounts=_mounts(record),
         measured=measured(records),
     )
+
+
+def _is_seized(status: Mapping[str, Any]) -> bool:
+    """It stands still because somebody wants it so, and will on the other host: that is no obstacle."""
+    return bool((status.get("turn") or {}).get("frozen"))
+
+
+def _own_gate(record: Record) -> set[str]:
+    gate = record.spec.gate
+    return {gate} if gate is not None and gate.startswith("/") else set()
 
 
 def memory(pids: list[int]) -> int:

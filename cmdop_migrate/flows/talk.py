@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable
 from cmdop_migrate.flows import conversation
 from cmdop_migrate.flows.conversation import Output
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, inputs, tree
+from cmdop_migrate.session import cgroup, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
@@ -56,6 +53,9 @@ def row(records: Records, record: Record) -> dict[str, Any]:
             note = "its holder does not answer"
     if status.get("busy") == "restoring":
         note = _stall(records, record) or "its memory is still coming"
+    turn = status.get("turn") or {}
+    if turn.get("frozen") and not note:
+        note = f"seized by {turn['holder']}"
     group = records.cgroup(record.session)
     return {
         "session": record.session,
@@ -70,6 +70,7 @@ def row(records: Records, record: Record) -> dict[str, Any]:
         "command": list(record.spec.command),
         "created": record.created,
         "note": note,
+        "turn": turn.get("holder"),
     }
 
 
@@ -98,6 +99,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "address": record.link.address if record.link else None,
         "shares": list(record.spec.shares),
         "hooks": [{"event": event, "path": path} for event, path in record.spec.hooks],
+        "gate": record.spec.gate or records.config.gate,
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
@@ -160,7 +162,7 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
     record, channel = open_channel(records, reference)
     with channel:
         try:
-            return conversation.send(channel, record.name, data, actor)
+            return conversation.send(channel, record.name, data, actor, records.config.gate_timeout)
         except HolderGone:
             raise over(after_loss(records, record)) from None
 
@@ -274,24 +276,6 @@ def _output_bounds(records: Records, record: Record) -> dict[str, Any]:
 def exit_of(records: Records, session: str) -> dict[str, Any] | None:
     record = records.load(session)
     return asdict(record.exit) if record and record.exit else None
-
-
-def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
-    """The inputs that were committed, in order."""
-    path = str(records.directory(record.session) / "inputs.jsonl")
-    with ExitStack() as stack:
-        files: list[TextIO] = []
-        for name in (path, path + inputs.OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
-            with suppress(FileNotFoundError):
-                files.append(stack.enter_context(open(name, encoding="utf-8")))
-        if len(files) == 2 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
-            del files[1]
-        for file in reversed(files):
-            for line in file:
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    continue
 
 
 def until(read: Callable[[], T], done: Callable[[T], bool], seconds: float) -> T:

@@ -5,7 +5,7 @@
     live, but under another token than registered   REGISTER anew
     handing over to another host                    LEAVE moving, to that host
     exited: "moved to host-b", superseded           LEAVE moving
-    parked                                          LEAVE parked
+    parked, or died with its holder                 LEAVE parked: from its last checkpoint, if any, it may come back
     exited, or gone                                 LEAVE exited
 
 Reading is kept apart from judging: `changes` is pure.
@@ -29,6 +29,7 @@ Stamp = tuple[int, int, int]
 State = Literal["moving", "parked", "exited"]
 SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session stands still here
 # As handover.note_moved and the holder's on_superseded write it down.
+DIED = "its holder died"
 _MOVED = re.compile(r"(?:moved to|superseded by token \d+ on) (?P<to>\S+)")
 
 
@@ -69,6 +70,8 @@ def _state(one: Standing | None) -> tuple[State, str | None]:
     if one.phase in ("handing", "starting", "restoring"):
         return "moving", one.to
     if one.phase == "parked":
+        return "parked", None
+    if one.reason == DIED:
         return "parked", None
     found = _MOVED.match(one.reason)
     return ("moving", found["to"]) if found else ("exited", None)

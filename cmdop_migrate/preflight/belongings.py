@@ -92,7 +92,7 @@ def _directories(move: Move) -> Iterable[Said]:
 def _hooks(move: Move) -> Iterable[Said]:
     for path in move.session.hooks:
         if path not in move.target.hooks:
-            yield Said("warn", f"hook {path} cannot be run on {move.target.host}: nothing is told there by it")
+            yield Said("warn", f"{path}, a hook or gate, cannot be run on {move.target.host}: it is not told there")
 
 
 def _name(move: Move) -> Iterable[Said]:

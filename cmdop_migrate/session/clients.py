@@ -17,6 +17,7 @@ from cmdop_migrate.session.ring import Ring
 
 MAX_CLIENTS = 512
 MAX_UNSENT = 4 << 20
+READ_SIZE = 8 << 10  # in one go: input of one may be work, and others wait meanwhile
 
 
 class Client:
@@ -33,6 +34,7 @@ class Client:
         self.read_only = False
         self.attached = False
         self.blocked = False
+        self.refused, self.refused_at = 0, 0.0  # bytes that were refused and not yet said; when it was last
 
 
 class Clients:
@@ -61,7 +63,7 @@ class Clients:
     def read(self, client: Client) -> list[tuple[int, bytes]]:
         """Whole frames that have arrived; drops the client at its end or on nonsense."""
         try:
-            data = client.sock.recv(64 << 10)
+            data = client.sock.recv(READ_SIZE)
             if data:
                 return client.decoder.feed(data)
         except BlockingIOError:

@@ -33,7 +33,7 @@ class Holder(Keeper):
             return  # it stands still anyway, and not for want of a renewal
         if not fenced:
             self.idle.touch()  # it could do nothing so far
-            if self.freezer is None:
+            if self.freezer is None and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.clients.tell_all(self.standing())
@@ -77,68 +77,40 @@ class Holder(Keeper):
             for kind, payload in self.clients.read(client):
                 try:
                     if kind == wire.INPUT:
-                        self.on_typed(client, payload)
+                        self.typed.take(client, payload)
                     else:
                         message = wire.parse_control(payload)
-                        self.clients.say(client, self.answer(client, message))
+                        answer = self.answer(client, message)
+                        if answer is not None:  # else it comes later
+                            self.clients.say(client, answer)
                         if message["op"] == "attach" and self.deadman.fenced:
                             self.clients.say(client, self.standing())
+                        if message["op"] == "attach" and self.writers.turn.holder is not None:
+                            self.clients.say(client, {"event": "turn", "do": "show", **self.writers.describe()})
                 except (wire.ProtocolError, KeyError, TypeError, ValueError) as error:
                     self.clients.say(client, {"error": "protocol", "message": f"{type(error).__name__}: {error}"})
                     self.clients.drop(client)
                     break
+        self.writers.forget_gone()
         if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
             if self.committing:
                 self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
             self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
-    def on_typed(self, client: Client, data: bytes) -> None:
-        if client.read_only:
-            return
-        self.idle.touch()
-        if self.is_left:
-            self.clients.say(client, {"event": "refused", "bytes": len(data)})
-            return
-        if self.stands_still:
-            self.hold_back(client, data)
-            return
-        self.put_in(client, data)
-
-    def put_in(self, client: Client, data: bytes) -> None:
-        self.inputs.add(client.actor, data, self.master)
-        self.feed_terminal()
-        if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
-            self.clients.block(client)
-
-    def on_numbered(self, client: Client, at: int, data: bytes) -> Message:
-        """Typed input that may come twice. What comes while it stands still is not acknowledged: should the session go
-        on elsewhere, it is sent again to there."""
-        if client.read_only or client.stream is None or at < 0:
-            return {"event": "refused", "bytes": len(data), "why": "read-only" if client.read_only else "no stream"}
-        self.idle.touch()
-        applied = self.streams.open(client.stream)
-        if self.stands_still:
-            self.hold_back(client, data, at)
-            return {"event": "applied", "at": applied}
-        new = self.streams.new(client.stream, at, data)
-        if new is None:
-            return {"event": "refused", "bytes": len(data), "why": "gap", "at": applied}
-        if new:
-            self.put_in(client, new)
-        return {"event": "applied", "at": self.streams.apply(client.stream, len(new))}
-
-    def answer(self, client: Client, message: Message) -> Message:
-        """One request, one answer."""
+    def answer(self, client: Client, message: Message) -> Message | None:
+        """One request, one answer; None when it comes later."""
         op = message["op"]
         if op == "attach":
             return self.on_attach(client, message)
         if op == "type":
-            return self.on_numbered(client, int(str(message["at"])), str(message["data"]).encode("latin-1"))
+            return self.typed.take_numbered(client, int(str(message["at"])), str(message["data"]).encode("latin-1"))
         if op == "resize":
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
             return {"re": op}
         if op == "send":
-            return self.on_send(message)
+            return self.typed.send(client, message)
+        if op == "turn":
+            return self.writers.answer(client, message)
         if op == "status":
             return {"re": op, **self.status()}
         if op == "fresh":
@@ -197,7 +169,7 @@ class Holder(Keeper):
         answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
         if message.get("stream") is not None:
             client.stream = str(message["stream"])
-            answer["applied"] = self.streams.open(client.stream)
+            answer["applied"] = self.typed.streams.open(client.stream)
         return {**answer, "modes": self.ring.modes.on()}
 
     def on_freeze(self, client: Client, only_idle: object = None) -> Message:
@@ -208,21 +180,22 @@ class Holder(Keeper):
         if not self.is_idle(only_idle):
             return {"re": "freeze", "error": "active"}
         if not cgroup.freeze(self.cgroup):
-            if self.deadman.may_run():
+            if self.deadman.may_run() and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
             return {"re": "freeze", "error": "stuck"}
         self.freezer = client
+        self.writers.stop()
         while self.read_all():
             pass
         files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
-        unwritten = self.inputs.unwritten().decode("latin-1")
         rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
         return {
             "re": "freeze",
             "pid": self.pid,
-            "unwritten": unwritten,
+            "unwritten": "",  # what waits is in `queued` with its authors; older hosts read this
             "staged": self.inputs.staged(),
-            "streams": self.streams.save(),
+            "streams": self.typed.streams.save(),
+            **self.writers.save(),
             "rows": rows,
             "cols": cols,
             "end": self.ring.end,
@@ -249,14 +222,9 @@ class Holder(Keeper):
         launch.give_back(self.pid, self.master, self.unread)
         self.unread = b""
         self.idle.pass_over()
-        if self.deadman.may_run():
+        if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
-        held, self.held = self.held, []
-        for client, data, at in held:
-            if at is None:
-                self.inputs.add(client.actor, data, self.master)
-            else:
-                self.clients.say(client, self.on_numbered(client, at, data))
+        self.typed.deliver_held()
         self.feed_terminal()
 
     def on_park(self, client: Client, checkpoint: str) -> Message:
@@ -266,7 +234,7 @@ class Holder(Keeper):
         self.parked, self.why = checkpoint, ""
         self.freezer = None
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "park"}
 
     def on_hand_over(self, client: Client, checkpoint: str) -> Message:
@@ -308,37 +276,8 @@ class Holder(Keeper):
             return {"re": "moved", "error": "it is not being handed over"}
         self.superseded = str(message["why"])
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "moved"}
-
-    def refuse_held(self) -> None:
-        """What is numbered is not: whoever typed it has not been told that it arrived, and sends it again."""
-        for one in {one for one, _, at in self.held if at is None}:
-            count = sum(len(data) for client, data, _ in self.held if client is one)
-            self.clients.say(one, {"event": "refused", "bytes": count})
-
-    def hold_back(self, client: Client, data: bytes, at: int | None = None) -> None:
-        self.held.append((client, data, at))
-        if sum(len(one) for _, one, _ in self.held) > wire.MAX_PAYLOAD // 4:
-            self.clients.block(client)
-
-    def on_send(self, message: Message) -> Message:
-        data = str(message["data"]).encode("latin-1")
-        if self.stands_still:
-            return {"re": "send", "error": "checkpointing"}
-        if not self.inputs.has_room(len(data)):
-            return {"re": "send", "error": "full"}
-        stream = message.get("stream")
-        if stream is not None and self.streams.open(str(stream)):
-            seq, at = self.streams.last(str(stream))  # it is in: only the answer was lost
-            return {"re": "send", "seq": seq, "at": at}
-        self.idle.touch()
-        at = self.ring.end
-        seq = self.inputs.add(str(message["actor"]), data, self.master)
-        if stream is not None:
-            self.streams.apply(str(stream), len(data), seq, at)
-        self.feed_terminal()
-        return {"re": "send", "seq": seq, "at": at}
 
     def is_idle(self, seconds: object) -> bool:
         """Nobody is attached, and for `seconds` nothing has happened. None: that does not matter."""
@@ -365,6 +304,10 @@ class Holder(Keeper):
             "end": self.ring.end,
             "idle": self.idle_for(),
             "holder": os.getpid(),
+            "turn": self.writers.describe(),
+            "gate": self.writers.gate.address if self.writers.gate else None,
+            "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
+            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
         }
 
 

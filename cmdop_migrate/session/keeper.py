@@ -21,9 +21,11 @@ from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.deadman import DeadMan
 from cmdop_migrate.session.idle import Idle
-from cmdop_migrate.session.inputs import Inputs, Journal
+from cmdop_migrate.session.inputs import Inputs
+from cmdop_migrate.session.journal import Journal
 from cmdop_migrate.session.ring import Ring
-from cmdop_migrate.session.streams import Streams
+from cmdop_migrate.session.typed import Typed
+from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
@@ -42,7 +44,6 @@ class Keeper(ABC):
         self.dir, self.cgroup = str(order["dir"]), str(order["cgroup"])
         self.ring = self._ring()
         self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
-        self.streams = Streams()
         self.events = Events(os.path.dirname(os.path.dirname(self.dir)), str(record["host"]))
         self.epoll = select.epoll()
         self.clients = Clients(self.epoll, self.ring)
@@ -54,8 +55,6 @@ class Keeper(ABC):
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
-        # Typed while frozen: delivered on waking, or refused. With its number in a stream, if it has one.
-        self.held: list[tuple[Client, bytes, int | None]] = []
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, should it leave without a word
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
@@ -66,6 +65,8 @@ class Keeper(ABC):
         self.pager: launch.Pager | None = None
         until = order.get("fresh_until")
         self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
+        self.typed = Typed(self)
+        self.writers = Writers(self)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -101,7 +102,10 @@ class Keeper(ABC):
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
-        self.streams.load(restored.streams)
+        self.typed.streams.load(restored.streams)
+        carried = self.order.get("carried")
+        if isinstance(carried, dict):
+            self.writers.load(carried)
         self.feed_terminal()
         if restored.pager is not None:
             self.pager = restored.pager
@@ -118,7 +122,8 @@ class Keeper(ABC):
     def loop(self) -> None:
         """Until the session has ended."""
         while self.exit_status is None:
-            timeout = -1.0 if self.kill_at is None else max(0.0, self.kill_at - time.monotonic())
+            times = [one for one in (self.kill_at, self.writers.deadline()) if one is not None]
+            timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
             for fd, events in self.epoll.poll(timeout):
                 if fd == self.master:
                     self.on_terminal(events)
@@ -130,8 +135,11 @@ class Keeper(ABC):
                     self.deadman.on_timer()
                 elif self.pager is not None and fd == self.pager.fileno():
                     self.on_pager()
+                elif self.writers.gate is not None and fd == self.writers.gate.fileno():
+                    self.writers.gate.on_output()
                 else:
                     self.on_client(fd, events)
+            self.writers.on_time()
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.kill_at = None
                 cgroup.kill(self.cgroup)
@@ -178,7 +186,7 @@ class Keeper(ABC):
             self.epoll.modify(self.master, wanted)
         except OSError:
             return  # already unregistered: the session is ending
-        if not self.inputs.waiting:
+        if self.inputs.is_empty:
             self.clients.unblock()
 
     def on_signal(self) -> None:
@@ -194,6 +202,8 @@ class Keeper(ABC):
                 return
             if pid == self.pid:
                 self.exit_status = status
+            elif self.writers.gate is not None:
+                self.writers.gate.on_exit(pid, status)
 
     def on_pager(self) -> None:
         """The restorer has put all memory in place, or is gone before it had: then nothing may run on with holes."""

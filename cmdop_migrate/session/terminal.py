@@ -57,13 +57,47 @@ def attach(channel: Channel, actor: str, read_only: bool, start: int | None, key
     if answer.get("error") == "range":
         raise Usage(f"no output has number {start} yet", f"Give a number from {answer['start']} to {answer['end']}.")
     with _Terminal(keyboard, display) as terminal:
-        return _Attachment(channel, terminal, answer, start, read_only).run()
+        return _Attachment(channel, terminal, answer, start, read_only, actor).run()
+
+
+def refusal(message: dict[str, Any]) -> str:
+    """What to tell a person whose input went nowhere."""
+    if message.get("why") == "turn":
+        return (
+            f"{message['holder']} has the write turn: {message['bytes']} bytes you typed went nowhere;"
+            " ask for it with: cmdop-migrate turn SESSION request"
+        )
+    if message.get("why") == "gate":
+        return f"the line was refused, and erased: {message['reason']}"
+    return f"{message['bytes']} bytes you typed came too late, and went nowhere"
+
+
+def turn_words(message: dict[str, Any], actor: str, seized: bool) -> str:
+    """What of a change of the turn concerns `actor`; `seized`: it stood still before."""
+    holder, before = message["holder"], message.get("before")
+    if message["frozen"]:
+        return f"it stands still: {holder} seized it"
+    words = "it goes on; " if seized else ""
+    if message["do"] == "show":
+        return f"{holder} has the write turn" if holder != actor else ""
+    if holder == actor != before:
+        return words + "you have the write turn"
+    if before == actor != holder:
+        return words + (f"{holder} has the write turn now" if holder else "your write turn is over")
+    return words.removesuffix("; ")
 
 
 class _Attachment:
     def __init__(
-        self, channel: Channel, terminal: _Terminal, answer: dict[str, Any], start: int | None, read_only: bool
+        self,
+        channel: Channel,
+        terminal: _Terminal,
+        answer: dict[str, Any],
+        start: int | None,
+        read_only: bool,
+        actor: str,
     ) -> None:
+        self.actor, self.seized = actor, False
         self.channel, self.terminal, self.read_only = channel, terminal, read_only
         self.live_from: int = answer["end"]
         self.seq: int = answer["start"] if start is None else start
@@ -121,7 +155,10 @@ class _Attachment:
                 verb = "stands still" if message["event"] == "fenced" else "goes on"
                 self.terminal.show(f"\r\n[it {verb}: {message['why']}]\r\n".encode())
             elif message.get("event") == "refused":
-                self.terminal.show(b"\r\n[%d bytes you typed came too late, and went nowhere]\r\n" % message["bytes"])
+                self._say(refusal(message))
+            elif message.get("event") == "turn":
+                self._say(turn_words(message, self.actor, self.seized))
+                self.seized = bool(message["frozen"])
             elif message.get("event") == "undone":
                 self._say_undone(message)
             elif message.get("event") in AWAY:
@@ -148,6 +185,11 @@ class _Attachment:
         self._notice(None)
         parts = [f"{message[key]} bytes {what}" for key, what in UNDONE if message.get(key)]
         self.terminal.show(f"\r\n[{' and '.join(parts)} were undone with the host that died]\r\n".encode())
+
+    def _say(self, words: str) -> None:
+        if words:
+            plain = "".join(char for char in words if char.isprintable())  # names are whatever somebody called himself
+            self.terminal.show(f"\r\n[{plain}]\r\n".encode())
 
     def _show(self, seq: int, data: bytes) -> None:
         self.seq = seq + len(data)

@@ -13,6 +13,7 @@ import pytest
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import hookrun, hooks
 from cmdop_migrate.model import Spec
+from cmdop_migrate.session import trusted
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks belong to root")
 
@@ -36,34 +37,34 @@ def run(path: str, timeout: float = 10.0, **facts: object) -> hookrun.Outcome:
 
 def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str]) -> None:
     path = Path(hook("exit 0"))
-    assert hookrun.refusal(str(path)) == ""
+    assert trusted.refusal(str(path)) == ""
     for mode in (0o644, 0o655):
         path.chmod(mode)
-        assert hookrun.refusal(str(path)) == "not executable"
+        assert trusted.refusal(str(path)) == "not executable"
     for mode in (0o757, 0o775):
         path.chmod(mode)
-        assert hookrun.refusal(str(path)) == "others than root may write it"
+        assert trusted.refusal(str(path)) == "others than root may write it"
     path.chmod(0o755)
     os.chown(path, 65534, 0)
-    assert hookrun.refusal(str(path)) == "others than root may write it"
+    assert trusted.refusal(str(path)) == "others than root may write it"
     os.chown(path, 0, 0)
     link = path.with_name("link")
     link.symlink_to(path)
-    assert hookrun.refusal(str(link)) == ""
+    assert trusted.refusal(str(link)) == ""
     path.parent.chmod(0o777)
-    assert hookrun.refusal(str(link)) == f"others than root may write in {path.parent}"
+    assert trusted.refusal(str(link)) == f"others than root may write in {path.parent}"
     path.parent.chmod(0o1777)
-    assert hookrun.refusal(str(path)) == ""
+    assert trusted.refusal(str(path)) == ""
     below = path.parent / "open" / "below" / "hook"
     below.parent.mkdir(parents=True)
     below.write_text("#!/bin/sh")
     below.chmod(0o755)
     below.parent.parent.chmod(0o777)
-    assert hookrun.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
-    assert hookrun.refusal(str(path.parent)) == "not a file"
-    assert hookrun.refusal("hook") == "not an absolute path"
+    assert trusted.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
+    assert trusted.refusal(str(path.parent)) == "not a file"
+    assert trusted.refusal("hook") == "not an absolute path"
     path.unlink()
-    assert hookrun.refusal(str(link)) == "No such file or directory"
+    assert trusted.refusal(str(link)) == "No such file or directory"
     assert run(str(link)).problem == "not run: No such file or directory"
 
 

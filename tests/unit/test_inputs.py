@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import inputs as inputs_module
-from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs, Journal
+from cmdop_migrate.session import journal as journal_module
+from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs
+from cmdop_migrate.session.journal import Journal, digest
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
     assert again.write({"text": "c"}) == 3
     whole = path.read_text().splitlines()
     assert [json.loads(whole[0])["seq"], json.loads(whole[1])["seq"], whole[2]] == [1, 2, '{"seq":3,"te']
-    assert json.loads(whole[3]) == {"seq": 3, "text": "c"}
+    assert json.loads(whole[3]) == {"seq": 3, "text": "c", "prev": digest(whole[1].encode())}
 
 
 def test_a_full_disk_is_a_gap_and_no_end() -> None:
@@ -115,7 +116,7 @@ def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal
 
 
 def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs_module, "ROTATE_AT", 1000)
+    monkeypatch.setattr(journal_module, "ROTATE_AT", 1000)
     path, old = tmp_path / "j", tmp_path / "j.1"
     journal = Journal(str(path))
     for number in range(1, 101):
@@ -131,7 +132,7 @@ def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypat
 
 
 def test_a_journal_that_cannot_be_put_aside_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs_module, "ROTATE_AT", 100)
+    monkeypatch.setattr(journal_module, "ROTATE_AT", 100)
     path = tmp_path / "j"
     (tmp_path / "j.new").mkdir()
     journal = Journal(str(path))

@@ -63,8 +63,17 @@ def test_an_id_is_an_id(bad: str) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [None, [], {ONE: 3}, {ONE: [1, 2]}, {ONE: [1, 2, "3"]}, {ONE: [-1, 0, 0]}, {"x": [1, 2, 3]}, {ONE: [True, 0, 0]}]
-    + [{f"{number:016x}": [0, 0, 0] for number in range(LIMIT + 1)}],
+    [
+        None,
+        [],
+        {ONE: 3},
+        {ONE: [1, 2]},
+        {ONE: [1, 2, "3"]},
+        {ONE: [-1, 0, 0]},
+        {"x": [1, 2, 3]},
+        {ONE: [True, 0, 0]},
+        {f"{number:016x}": [0, 0, 0] for number in range(LIMIT + 1)},
+    ],
 )
 def test_an_image_that_says_something_else_is_refused(bad: object) -> None:
     with pytest.raises(ValueError):

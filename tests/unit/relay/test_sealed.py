@@ -144,7 +144,7 @@ def test_messages_come_once_in_order_and_whole() -> None:
 
 
 def test_one_direction_is_not_the_other() -> None:
-    client, host = joined()
+    client, _host = joined()
     with pytest.raises(SealError):
         client.open(client.seal(b"said by itself"))
 
