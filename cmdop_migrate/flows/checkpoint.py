@@ -96,7 +96,7 @@ def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progr
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
     record, channel = talk.open_channel(records, reference)
     attempt = _Checkpoint(records, record, channel, wanted, progress)
-    with hooks.after_thaw(records, record, attempt.told), channel:
+    with hooks.after_thaw(records, record, attempt.told, lambda: not attempt.commit.handed), channel:
         try:
             return attempt.run()
         except HolderGone as error:

@@ -37,6 +37,7 @@ class Commit:
         self._records, self._record, self._channel, self._phases = records, record, channel, phases
         self._leave_running, self._hand_over = leave_running, hand_over
         self.in_doubt = False  # it may be parked: nobody may thaw it on our word
+        self.handed = False  # whoever settles the move thaws it, if it stays, and tells so
 
     def run(self, manifest: Manifest) -> None:
         """Fenced, LeaseUnreachable: not committed, or (`in_doubt`) not known."""
@@ -64,8 +65,10 @@ class Commit:
         if self._hand_over is None:
             self._channel.ask(op="committing")
             return
+        self.handed = True
         answer = self._channel.ask(op="hand_over", checkpoint=manifest.checkpoint)
         if answer.get("error"):
+            self.handed = False
             words = f"session {self._record.name!r} cannot be handed over: {answer['error']}"
             raise Blocked(words, "It goes on here.")
 

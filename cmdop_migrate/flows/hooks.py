@@ -13,7 +13,7 @@ host's by name, then the session's. They get JSON on standard input.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -90,16 +90,19 @@ def before_freeze(records: Records, record: Record, goal: Goal, told: list[dict[
 
 
 @contextmanager
-def after_thaw(records: Records, record: Record, told: list[dict[str, Any]]) -> Iterator[None]:
-    """Whoever was `told` of a freeze hears that the session goes on here after all, for whatever reason."""
+def after_thaw(
+    records: Records, record: Record, told: list[dict[str, Any]], is_ours: Callable[[], bool]
+) -> Iterator[None]:
+    """Whoever was `told` of a freeze hears that the session goes on here after all, for whatever reason; unless it
+    `is_ours` no more to tell."""
     try:
         yield
     finally:
-        if told:
-            told += [one.to_json() for one in going_on(records, record.session)]
+        if told and is_ours():
+            told += [one.to_json() for one in _going_on(records, record.session)]
 
 
-def going_on(records: Records, session: str) -> list[Outcome]:
+def _going_on(records: Records, session: str) -> list[Outcome]:
     """Tells that the session goes on here, if it does. Frozen, another checkpoint has it, or it stands still until it
     is known whose it is: then whoever thaws it has to tell."""
     now = records.load(session)

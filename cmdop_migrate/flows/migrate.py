@@ -19,7 +19,7 @@ from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
-from cmdop_migrate.flows import checkpoint, handover, hooks, leases, plan, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, leases, plan, steps, talk, tools
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
@@ -177,8 +177,6 @@ class _Migration:
         assert self.settled is not None
         if self.settled.end is End.PARKED and self.receiver.is_alive:
             self.settled = self._left_to_target()
-        if self.settled.end is End.ON_SOURCE and self.shipped is not None and self.shipped.hooks:
-            hooks.going_on(self.records, self.record.session)
         self.move = self.moves.end(self.move, self.settled.end, told=True)
 
     def _end(self) -> None:

@@ -15,7 +15,13 @@ from typing import Any
 import psutil
 import pytest
 
+from cmdop_migrate import clock, config
+from cmdop_migrate.flows import drain as drain_flow
+from cmdop_migrate.flows import evacuation
+from cmdop_migrate.flows.drainwish import Wanted
+from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.session.records import Records
 from tests import fences
 from tests.drains import World, several
 from tests.hosts import CM, Host, until
@@ -203,6 +209,36 @@ def test_killed_and_run_again(world: World) -> None:
         fences.counts_on(world["host-b"], session)
         assert world.where(session) == ["host-b"]
     a.assert_clean(ended=True)
+
+
+def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both moves stand still, and hear nothing."""
+    a = world["host-a"]
+    sessions = {name: fences.counter(a, name) for name in ("w1", "w2")}
+    for key, value in a.env(**{TEST_STOP: "migrate:begin ship"}).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(evacuation, "OVERTIME", 1.0)
+    monkeypatch.setattr(evacuation, "ABANDON", 3.0)
+    records, began = Records(config.load()), clock.boottime()
+    wanted = Wanted(hosts=("host-b",), deadline=9.0, parallel=2)
+    facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)
+    assert 9.0 < clock.boottime() - began < 9.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"
+    assert lists(facts) == {"moved": [], "parked": [], "failed": [], "left": ["w1", "w2"]}, facts
+    assert {one["why"] for one in facts["left"]} == {"still under way; see: cmdop-migrate resume"}
+    assert not facts["deadline_kept"]
+    for one in psutil.Process().children():  # they were told to stop, and hear it now
+        if "migrate" in one.cmdline():
+            one.resume()
+            one.wait(30)
+    monkeypatch.delenv(TEST_STOP)
+    a.cm("resume")
+    for session in sessions.values():
+        assert world.where(session) == ["host-a"]
+        fences.counts_on(a, session)
+    facts = a.cm_json("drain", timeout=120)
+    assert lists(facts) == {"moved": ["w1", "w2"], "parked": [], "failed": [], "left": []}, facts
 
 
 def test_a_target_that_goes_away(tmp_path: Path) -> None:

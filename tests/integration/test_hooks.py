@@ -226,11 +226,17 @@ def test_migrate_is_told_on_both_sides_and_stopped_by_a_no(tmp_path: Path) -> No
         assert "not now" in error["message"] and "goes on here" in error["hint"]
         assert world.where(session) == ["host-a"] and len(facts(before)) == len(facts(thawed)) == 2
         refuse.unlink()
+        b.start("sleep", "1000", name="w")  # found out only when the session is there already
+        said = a.cm("--json", "migrate", "w", "--to", "host-b", "--accept", "name")
+        assert said.returncode == 4 and b"goes on here" in said.stdout, said
+        assert len(facts(before)) == len(facts(thawed)) == 3, "a move that is undone is told of too"
+        assert facts(thawed)[-1].items() >= {"session": session, "token": 2}.items(), facts(thawed)[-1]
+        b.ok("kill", "w")
         done = a.cm_json("migrate", "w", "--to", "host-b")
         told = [("pre-freeze", True), ("post-restore", True), ("post-restore", False)]
         assert [(one["event"], one["ok"]) for one in done["hooks"]] == told
         assert facts(before)[-1].items() >= {"reason": "migrate", "from": "host-a", "to": "host-b"}.items()
         (said,) = facts(after)
-        assert said.items() >= {"from": "host-a", "to": "host-b", "token": 2, "session": session}.items()
-        assert len(facts(thawed)) == 2, "it did not go on here"
+        assert said.items() >= {"from": "host-a", "to": "host-b", "token": 3, "session": session}.items()
+        assert len(facts(thawed)) == 3, "it did not go on here"
         fences.counts_on(b, session)

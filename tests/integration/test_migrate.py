@@ -203,3 +203,27 @@ def test_a_target_that_is_not_fit(world: World) -> None:
         world.set_there()
     fences.counts_on(a, session)
     assert not [one for one in a.events(session) if one["event"] == "checkpointed"]
+
+
+def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
+    """`plan` looks at the state directory; here its sessions lie on a smaller disk of their own."""
+    a, b = world.a, world.b
+    one = Witness.start(a, "w8", size=LARGE)
+    there = b.state / "sessions"
+    there.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(there)], check=True)
+    try:
+        a.ok("key", "show")  # makes one
+        assert a.cm_json("plan", "w8", "--to", "host-b")["ok"]
+        before = len(one.numbers())
+        said = a.cm("--json", "migrate", "w8", "--to", "host-b", timeout=120)
+        assert said.returncode == 4 and b"goes on here" in said.stdout, said
+        assert one.assert_runs() >= before
+        assert world.where(one.session) == ["host-a"]
+        assert world.resume() == []
+        assert not [left for left in there.iterdir() if any(left.iterdir())], "nothing is left there"
+    finally:
+        subprocess.run(["umount", str(there)], check=True)
+    a.cm_json("migrate", "w8", "--to", "host-b")
+    moved = Witness(b, "w8", one.session)
+    assert moved.assert_runs() >= before
