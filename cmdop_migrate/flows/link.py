@@ -43,6 +43,17 @@ class Link:
         self._watch = Watch()
         self._lookout = Lookout(records, self._watch)
         self._changed = asyncio.Event()
+        self.told: set[str] = set()  # moves that the relay, or the one before it, was told of
+
+    async def linger(self, seconds: float) -> None:
+        """Until a move that is just ending was told of, at most so long: whoever moved the last session away from here
+        measures a little longer than its agent has to do."""
+        end = clock.boottime() + seconds
+        while clock.boottime() < end:
+            self.look()
+            if not self._lookout.is_moving(self.told):
+                return
+            await asyncio.sleep(0.1)
 
     async def run(self) -> None:
         """For ever. NotAdmitted is waited out as well: who was revoked by mistake is admitted again."""
@@ -160,6 +171,7 @@ class _Service:
             phases = dict(list(one.figures["phases"].items())[:PHASES])
             facts |= {"to": one.target, "at": one.ended, "phases": phases}
             await self._connection.send(frames.with_table(Kind.MOVED, facts, one.session, one.figures["token"]))
+            self._link.told.add(one.id)
 
     async def _leave(self, one: Leaving) -> None:
         now = clock.boottime()

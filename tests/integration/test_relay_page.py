@@ -71,7 +71,9 @@ def shows(page: Page, text: str, within: float = 15.0) -> None:
 
 
 def fits(page: Page) -> bool:
-    return bool(page.eval("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth"))
+    return bool(
+        page.eval("document.documentElement.scrollWidth <= innerWidth && document.body.scrollWidth <= innerWidth")
+    )
 
 
 def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browser, session: str) -> None:
@@ -177,7 +179,9 @@ def test_a_phone(world: Linked, browser: Browser, session: str, width: int) -> N
     shows(page, "ready")
     assert fits(page)
     assert page.eval("getComputedStyle(document.getElementById('keys')).display") == "flex"
-    outside = "[...document.querySelectorAll('button, a')].filter((one) => one.offsetParent && one.getBoundingClientRect()"
+    outside = (
+        "[...document.querySelectorAll('button, a')].filter((one) => one.offsetParent && one.getBoundingClientRect()"
+    )
     assert page.eval(f"{outside}.right > innerWidth).length") == 0
     small = "[...document.querySelectorAll('#keys button')].filter((one) => one.scrollWidth > one.clientWidth + 1)"
     assert page.eval(f"{small}.map((one) => one.textContent)") == []

@@ -32,7 +32,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
             for name in ("frames", "sealed", "credential", "wire", "replay", "chart"):
                 made.eval(f"import('/{name}.js').then((found) => {{ globalThis.{name} = found; }})")
             made.eval("import('/vendor/libsodium-wrappers.mjs').then((found) => found.default.ready)")
-            made.eval("globalThis.bytes = (text) => Uint8Array.from(text.match(/../g) ?? [], (one) => parseInt(one, 16))")
+            made.eval(
+                "globalThis.bytes = (text) => Uint8Array.from(text.match(/../g) ?? [], (one) => parseInt(one, 16))"
+            )
             yield made
             assert made.complaints == []
 
@@ -174,7 +176,9 @@ def test_the_holders_frames_come_apart_at_any_cut(page: Page) -> None:
     stream = wire.control({"event": "exit", "code": 0}) + wire.output(PAST_2_32, b"\x00\xffab") + wire.control({})
     for step in (1, 4, 7, len(stream)):
         pieces = [stream[at : at + step].hex() for at in range(0, len(stream), step)]
-        page.eval(f"globalThis.decoder = new wire.Decoder(); globalThis.got = {js(pieces)}.flatMap((one) => decoder.feed(bytes(one)))")
+        page.eval(
+            f"globalThis.decoder = new wire.Decoder(); globalThis.got = {js(pieces)}.flatMap((one) => decoder.feed(bytes(one)))"
+        )
         assert page.eval("got.length") == 3
         assert page.eval("wire.parseControl(got[0][1])") == {"event": "exit", "code": 0}
         assert page.eval("[wire.parseOutput(got[1][1])[0], frames.hex(wire.parseOutput(got[1][1])[1])]") == [

@@ -185,6 +185,7 @@ export class Line {
     this.#isNew = false;
     this.#backoff.worked();
     this.#sent = 0;
+    this.#view.turn({ holder: null }); // who has it is told next, if somebody has
     this.#live();
     this.#onApplied(applied);
   }
