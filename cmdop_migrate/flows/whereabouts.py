@@ -110,9 +110,8 @@ class Lookout:
         known = [move for _, move in self._moves.values() if move is not None]
         recent = clock.walltime() - RECENT
         ended = [one for one in known if one.end is moves.End.ON_TARGET and (one.ended or 0.0) > recent]
-        return any(one.end is None and one.step in SHIPPING for one in known) or any(
-            one.id not in told for one in ended
-        )
+        is_open = any(one.end is None and one.step in SHIPPING for one in known)
+        return is_open or any(one.id not in told for one in ended)
 
     def moved(self) -> list[moves.Move]:
         """The last move of each session that went elsewhere from here, as of the last look."""

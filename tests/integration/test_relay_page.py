@@ -25,6 +25,9 @@ STATUS = "document.getElementById('status').textContent"
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
     with linked(tmp_path_factory.mktemp("linked")) as made:
         yield made
+        for host in (made.a, made.b):
+            for row in host.sessions():
+                host.cm("kill", row["session"], "--signal", "KILL")
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +37,18 @@ def browser(world: Linked, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
 
 
-@pytest.fixture
-def session(world: Linked) -> Iterator[str]:
-    """One that says what it got; known to the relay, and ended afterwards wherever it is."""
-    session = str(world.a.start("bash", "-c", ECHO, name="web")["session"])
-    world.a.wait_for("web", "ready")
+def started(world: Linked, name: str) -> str:
+    """One that says what it got, known to the relay."""
+    session = str(world.a.start("bash", "-c", ECHO, name=name)["session"])
+    world.a.wait_for(name, "ready")
     world.routed(session, world.credential())
-    yield session
-    for host in (world.a, world.b):
-        for row in host.sessions():
-            host.cm("kill", row["session"], "--signal", "KILL")
+    return session
+
+
+@pytest.fixture(scope="module")
+def session(world: Linked) -> str:
+    """For tests that leave it alone but for typing."""
+    return started(world, "web")
 
 
 def sign_in(page: Page, browser: Browser, text: str) -> None:
@@ -76,8 +81,9 @@ def fits(page: Page) -> bool:
     )
 
 
-def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browser, session: str) -> None:
-    file = world.credential()
+def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browser) -> None:
+    session = started(world, "mover")
+    file = world.credential(sessions="mover")
     page = opened(browser, file, session)
     shows(page, "ready")  # what it printed before we came
     page.type("first\n")
@@ -86,7 +92,7 @@ def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browse
         "globalThis.states = []; new MutationObserver(() => states.push(document.getElementById('status').textContent))"
         ".observe(document.getElementById('status'), {childList: true})"
     )
-    mover = threading.Thread(target=world.move, args=("web", True))
+    mover = threading.Thread(target=world.move, args=("mover", True))
     mover.start()
     count = 0
     while mover.is_alive():
@@ -120,23 +126,24 @@ def test_a_cut_wire_and_a_relay_that_is_replaced(world: Linked, browser: Browser
     shows(page, "got-before")
     browser.proxy.block()
     page.wait(f"{STATE} === 'reconnecting'")
-    page.type("while cut\n")
+    page.type("while-cut\n")
     browser.proxy.unblock()
-    shows(page, "got-while")
+    shows(page, "got-while-cut")
     world.restart_relay()
-    page.type("while away\n")
-    shows(page, "got-while away", 30)
+    page.type("while-away\n")
+    shows(page, "got-while-away", 30)
     page.wait(f"{STATE} === 'live'")
-    assert re.findall(r"got-(.+?)\s*\n", world.a.output(session)) == ["before", "while cut", "while away"]
+    assert got(world.a, session)[-3:] == ["before", "while-cut", "while-away"]
 
 
 def test_who_may_only_read(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(role="read", actor="rita"), session)
     shows(page, "ready")
+    before = got(world.a, session)
     page.type("nothing\n")
     world.a.ok("send", "web", "something", "--enter")
     shows(page, "got-something")
-    assert got(world.a, session) == ["something"]
+    assert got(world.a, session) == [*before, "something"]
     assert "read-only" in page.eval(STATUS)
     assert page.eval("document.getElementById('keys').hidden")
     assert page.complaints == []
@@ -160,25 +167,24 @@ def test_a_credential_that_is_not_good(world: Linked, browser: Browser, session:
         assert one.complaints == []
 
 
-def test_a_session_one_has_no_credential_for_and_one_that_ended(world: Linked, browser: Browser, session: str) -> None:
-    page = opened(browser, world.credential(sessions="web"), session)
-    world.a.ok("kill", "web", "--signal", "KILL")
+def test_a_session_that_ended_and_one_that_is_for_others(world: Linked, browser: Browser, session: str) -> None:
+    own = started(world, "short")
+    page = opened(browser, world.credential(sessions="short"), own)
+    world.a.ok("kill", "short", "--signal", "KILL")
     page.wait(f"{STATE} === 'ended'")
     assert "ended" in page.eval(STATUS)
-    page.eval("location.hash = '#/s/' + 'ab'.repeat(12)")
-    page.wait(f"{STATUS}.includes('No such session')")
+    for other in (session, "ab" * 12):
+        page.eval(f"location.hash = '#/s/{other}'")
+        page.wait(f"{STATUS}.includes('No such session')")
+        page.eval("location.hash = '#/'")
+        page.wait("!document.getElementById('list').hidden")
 
 
-@pytest.mark.parametrize("width", [320, 375])
-def test_a_phone(world: Linked, browser: Browser, session: str, width: int) -> None:
-    page = browser.page(width, 640)
-    page.go(browser.url)
-    page.wait("!document.getElementById('sign-in').hidden")
-    assert fits(page)
-    page = opened(browser, world.credential(), session, width, 640)
-    shows(page, "ready")
-    assert fits(page)
+def test_a_phone(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(sessions="web"), session, 320, 640)
+    before = got(world.a, session)
     assert page.eval("getComputedStyle(document.getElementById('keys')).display") == "flex"
+    assert fits(page)
     outside = (
         "[...document.querySelectorAll('button, a')].filter((one) => one.offsetParent && one.getBoundingClientRect()"
     )
@@ -190,18 +196,23 @@ def test_a_phone(world: Linked, browser: Browser, session: str, width: int) -> N
     page.type("v")
     page.click("[data-key='esc']")
     page.type("\n")  # Ctrl-V takes the next as it is: the line is "lin", escape
-    until(lambda: got(world.a, session) == ["lin\x1b"], 10, "the keys arrive")
+    until(lambda: got(world.a, session) == [*before, "lin\x1b"], 10, "the keys arrive")
     page.click("#back")
     page.wait("document.querySelectorAll('#sessions li:not([hidden])').length === 1")
     assert fits(page)
+    page.resize(375, 700)
+    assert fits(page)
     assert page.complaints == []
+    page.click("#sign-out")
+    page.wait("!document.getElementById('sign-in').hidden")
+    assert fits(page)
 
 
 def test_signing_out_forgets_everything(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(), session)
     page.go(browser.url + "#/")
-    page.eval("location.reload()")
-    page.wait("!document.getElementById('list').hidden")  # this tab is still signed in
+    page.eval("globalThis.before = true; location.reload()")
+    page.wait("!globalThis.before && !document.getElementById('list').hidden")  # this tab is still signed in
     page.click("#sign-out")
     page.wait("!document.getElementById('sign-in').hidden && document.getElementById('who').hidden")
     assert page.eval("sessionStorage.length") == 0
