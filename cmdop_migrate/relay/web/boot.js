@@ -5,6 +5,6 @@ try {
   await start();
 } catch (error) {
   console.error(error);
-  document.getElementById("trouble-why").textContent = `(${error.message})`;
+  document.getElementById("trouble-why").textContent = error.message;
   document.getElementById("trouble").hidden = false;
 }
