@@ -64,9 +64,9 @@ class Writers:
         late = False
 
         def settle(piece: Piece, error: str, why: str) -> None:
-            self.refused += len(piece.data)
             answer: Message = {"re": "send", "seq": piece.seq or keeper.inputs.journal.next, "at": at}
             if error:
+                self.refused += len(piece.data)
                 answer = {"re": "send", "error": error, "why": why, "holder": self.turn.holder}
             if late:
                 keeper.clients.say(client, answer)
