@@ -31,6 +31,7 @@ export class Session {
     this.#fit.fit();
     this.#keys = new Keys(this.#terminal, $("keys"), (text) => this.#type(text), signal);
     const size = { rows: this.#terminal.rows, cols: this.#terminal.cols };
+    $("turn-buttons").hidden = false;
     this.#turn({ holder: null });
     this.#line = new Line(relay, session, this, size, readOnly);
     this.#listen(signal);
@@ -118,6 +119,7 @@ export class Session {
 
   ended(words) {
     this.state({ state: "ended", words });
+    $("turn-buttons").hidden = true;
     this.#terminal.options.disableStdin = true;
     this.#terminal.options.cursorBlink = false;
   }
