@@ -225,3 +225,55 @@ def test_without_its_packages_the_page_says_how_to_get_them(browser: Browser) ->
     page.go(browser.url)
     page.wait("!document.getElementById('trouble').hidden")
     assert "scripts/vendor-page" in page.text()
+
+
+def test_a_large_paste_goes_in_whole_and_once(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(), session)
+    before = len(got(world.a, session))
+    lines = [f"p{number:05}" for number in range(12_000)]  # more than may be under way at once
+    page.eval(
+        "globalThis.pasted = new DataTransfer();"
+        f"pasted.setData('text/plain', Array.from({{length: {len(lines)}}}, (_, n) => 'p' + String(n).padStart(5, '0') + '\\n').join(''));"
+        "document.querySelector('.xterm-helper-textarea').dispatchEvent("
+        "new ClipboardEvent('paste', {clipboardData: pasted, bubbles: true, cancelable: true})); undefined"
+    )
+    shows(page, f"got-{lines[-1]}", 60)
+    assert got(world.a, session)[before:] == lines
+
+
+def test_the_turn_is_seen_asked_for_and_given_back(world: Linked, browser: Browser, session: str) -> None:
+    page = opened(browser, world.credential(), session)
+    turn = "document.getElementById('turn').textContent"
+    before = got(world.a, session)
+    world.a.ok("turn", "web", "request", "--actor", "bob")
+    page.wait(f"{turn} === 'bob has the turn'")
+    page.type("refused\n")
+    shows(page, "bob has the write turn")
+    world.a.ok("turn", "web", "release", "--actor", "bob")
+    page.wait(f"{turn} === ''")
+    page.click("[data-turn='request']")
+    page.wait(f"{turn} === 'You have the turn'")
+    page.eval("document.querySelector('.xterm-helper-textarea').focus()")
+    page.type("mine\n")
+    shows(page, "got-mine")
+    page.click("[data-turn='release']")
+    page.wait(f"{turn} === ''")
+    assert got(world.a, session) == [*before, "mine"]
+
+
+def test_a_full_screen_program_is_painted_anew(world: Linked, browser: Browser) -> None:
+    file = world.dir / "poem"
+    file.write_text("first line\nsecond line\n")
+    session = str(world.a.start("vim", "-u", "NONE", str(file), name="editor")["session"])
+    world.routed(session, world.credential())
+    page = opened(browser, world.credential(), session)
+    shows(page, "second line")
+    page.type("Ogreetings")
+    page.press("Escape")
+    page.type(":w\n")
+    shows(page, "greetings")
+    shows(page, "3 lines")  # written
+    again = opened(browser, world.credential(), session)
+    shows(again, "greetings")
+    shows(again, "second line")
+    assert again.complaints == []
