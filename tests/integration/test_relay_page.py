@@ -106,6 +106,7 @@ def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browse
     assert count > 3 and page.eval("states.some((words) => words.startsWith('moving to host-b'))"), page.eval("states")
 
     page.press("L", CTRL | SHIFT)  # back to the list, by the keyboard
+    page.wait("document.activeElement.textContent === 'mover'")
     row = "document.querySelector('#sessions li')"
     page.wait(f"{row}?.querySelector('.host').textContent === 'host-b'")
     page.wait(f"{row}.querySelectorAll('.phases i').length > 8")
@@ -210,9 +211,9 @@ def test_a_phone(world: Linked, browser: Browser, session: str) -> None:
 
 def test_signing_out_forgets_everything(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(), session)
-    page.go(browser.url + "#/")
     page.eval("globalThis.before = true; location.reload()")
-    page.wait("!globalThis.before && !document.getElementById('list').hidden")  # this tab is still signed in
+    page.wait(f"!globalThis.before && {STATE} === 'live'")  # this tab is still signed in, and where it was
+    page.wait("document.getElementById('name').textContent === 'web' && document.title.startsWith('web')")
     page.click("#sign-out")
     page.wait("!document.getElementById('sign-in').hidden && document.getElementById('who').hidden")
     assert page.eval("sessionStorage.length") == 0

@@ -108,6 +108,7 @@ class Page {
   }
 
   #route = () => {
+    const from = this.#session;
     const found = /^#\/s\/([0-9a-f]{24})$/.exec(location.hash);
     this.#session?.close();
     this.#session = null;
@@ -117,7 +118,7 @@ class Page {
       this.#session = new Session(this.#relay, found[1], this.#list.nameOf(found[1]));
     } else {
       show("list");
-      this.#list.show();
+      this.#list.show(from?.session);
     }
   };
 }

@@ -15,8 +15,10 @@ export class List {
     for (const one of ["filter", "ended"]) $(one).addEventListener("input", () => this.#filter());
   }
 
-  show() {
+  // `from`: the session one comes back from; the keyboard goes on there.
+  show(from) {
     this.hide();
+    this.#rows.get(from)?.querySelector(".name").focus();
     this.#relay.list();
     this.#timer = setInterval(() => document.hidden || this.#relay.list(), EVERY);
   }

@@ -9,15 +9,20 @@ import { follow } from "./theme.js";
 
 const $ = (id) => document.getElementById(id);
 const FULL_SCREEN = "alternate";
+const TITLE = document.title;
 
 export class Session {
   #terminal; #fit; #line; #keys; #replay; #claims; #facts = { state: "connecting" }; #over = new AbortController();
 
   constructor(relay, session, name) {
     const { signal } = this.#over;
+    this.session = session;
     this.#claims = relay.credential.claims;
     const readOnly = this.#claims.role === "read";
-    $("name").textContent = name;
+    this.#call(name);
+    // Who comes here by a link, or loads the page anew, has not seen the list.
+    relay.addEventListener("listing", ({ detail }) => this.#call(detail.find((one) => one.session === session)?.name), { signal });
+    relay.addEventListener("up", () => relay.list(), { signal });
     $("keys").hidden = readOnly;
     this.#terminal = new Terminal({
       cursorBlink: true, lineHeight: 1.1, scrollback: 10_000, disableStdin: readOnly, fontSize: innerWidth < 640 ? 12 : 14,
@@ -43,11 +48,18 @@ export class Session {
   }
 
   close() {
+    document.title = TITLE;
     this.#line.close();
     this.#over.abort();
     this.#terminal.dispose();
     $("terminal").replaceChildren();
     $("status").textContent = "";
+  }
+
+  #call(name) {
+    if (name === undefined) return;
+    $("name").textContent = name;
+    document.title = `${name} – ${TITLE}`;
   }
 
   #listen(signal) {
