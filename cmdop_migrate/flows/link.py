@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, NotAdmitted
+from cmdop_migrate.flows.moves import Move
 from cmdop_migrate.flows.passage import Passage, Way, end
 from cmdop_migrate.flows.whereabouts import Leaving, Lookout, Standing, changes
 from cmdop_migrate.relay import credentials, frames, sealed
@@ -25,6 +26,7 @@ from cmdop_migrate.session.records import Records
 LOOK_EVERY = 0.5  # should the kernel not say that something changed
 ASK_AGAIN = 1.0  # after a registration was refused
 CHECK_EVERY = 3.0  # whether those who are connected still may be
+PHASES = 40  # of a move, that the relay is told of; there are half as many
 FAREWELL = 3.0  # for clients to hear how their session ended
 Listed = Callable[[Claims], str]  # why a credential admits nobody, any more; empty when it does. May block
 _log = log.get("link")
@@ -41,6 +43,17 @@ class Link:
         self._watch = Watch()
         self._lookout = Lookout(records, self._watch)
         self._changed = asyncio.Event()
+        self.told: set[str] = set()  # moves that the relay, or the one before it, was told of
+
+    async def linger(self, seconds: float) -> None:
+        """Until a move that is just ending was told of, at most so long: whoever moved the last session away from here
+        measures a little longer than its agent has to do."""
+        end = clock.boottime() + seconds
+        while clock.boottime() < end:
+            self.look()
+            if not self._lookout.is_moving(self.told):
+                return
+            await asyncio.sleep(0.1)
 
     async def run(self) -> None:
         """For ever. NotAdmitted is waited out as well: who was revoked by mistake is admitted again."""
@@ -66,6 +79,9 @@ class Link:
 
     def look(self) -> dict[str, Standing]:
         return self._lookout.look()
+
+    def moved(self) -> list[Move]:
+        return self._lookout.moved()
 
     async def change(self, within: float) -> None:
         """Returns when something has changed, or `within` is over."""
@@ -113,6 +129,7 @@ class _Service:
         self._known: dict[str, int] = {}  # what the relay was told lives here
         self._refused: dict[str, float] = {}  # when to ask again
         self._parting: dict[str, float] = {}  # until when those that ended here have clients
+        self._moves: dict[str, str] = {}  # session -> the move the relay was told of
         self._passages: dict[int, Passage] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -142,7 +159,20 @@ class _Service:
             for session, standing in self._seen.items():
                 if standing.phase == "live" and standing.to != (before[session].to if session in before else None):
                     await self._tell_clients(standing)
+            await self._tell_moves()
             await self._link.change(LOOK_EVERY)
+
+    async def _tell_moves(self) -> None:
+        """How the moves from here went: only we have measured that."""
+        for one in self._link.moved():
+            if one.figures is None or self._moves.get(one.session) == one.id:
+                continue
+            self._moves[one.session] = one.id
+            facts = {name: one.figures[name] for name in ("frozen_s", "downtime_s")}
+            phases = dict(list(one.figures["phases"].items())[:PHASES])
+            facts |= {"to": one.target, "at": one.ended, "phases": phases}
+            await self._connection.send(frames.with_table(Kind.MOVED, facts, one.session, one.figures["token"]))
+            self._link.told.add(one.id)
 
     async def _leave(self, one: Leaving) -> None:
         now = clock.boottime()

@@ -20,7 +20,7 @@ from cmdop_migrate.relay.backoff import Backoff
 
 LOOK_EVERY = 1.0
 LONG = 10.0  # who lasted so long did not fail at once
-END_TIMEOUT = 2.0
+END_TIMEOUT = 5.0  # it may have something left to tell: linkserve.LINGER
 _log = log.get("agent")
 
 

@@ -13,6 +13,7 @@ from cmdop_migrate.flows.link import Link
 from cmdop_migrate.relay.credentials import Claims, Credential
 from cmdop_migrate.session.records import Records
 
+LINGER = 3.0
 REMEMBERED = 2.0  # seconds for which the lease store's word on a credential is good
 
 
@@ -61,6 +62,14 @@ def serve(records: Records) -> None:
 
 async def _until_left(link: Link) -> None:
     task = asyncio.ensure_future(link.run())
+    left = asyncio.Event()
     os.set_blocking(0, False)
-    asyncio.get_running_loop().add_reader(0, task.cancel)  # nobody writes there: it is the end
+    asyncio.get_running_loop().add_reader(0, left.set)  # nobody writes there: it is the end
+    leaving = asyncio.ensure_future(left.wait())
+    await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+    if leaving.done():
+        asyncio.get_running_loop().remove_reader(0)
+        await link.linger(LINGER)
+        task.cancel()
+    leaving.cancel()
     await task

@@ -111,6 +111,8 @@ class _Migration:
             raise self._told(error) from error
         self.move = self.moves.end(self.move, End.ON_TARGET, told=True)
         facts = self._facts()
+        figures = {name: facts[name] for name in ("token", "frozen_s", "downtime_s", "phases")}
+        self.move = self.moves.save(replace(self.move, figures=figures))
         self.records.events.emit(
             "migrated", self.record.session, name=self.record.name, to=self.target.name, token=facts["token"],
             frozen_s=facts["frozen_s"], downtime_s=facts["downtime_s"], phases=facts["phases"],

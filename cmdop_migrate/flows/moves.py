@@ -34,7 +34,8 @@ class End(StrEnum):
 @dataclass(frozen=True)
 class Move:
     """One migration. `token`: of the incarnation that moves. `checkpoint`: what the target restores, once it is whole
-    in the store; `parent`: the one before it. `told`: somebody was told how it ended."""
+    in the store; `parent`: the one before it. `told`: somebody was told how it ended. `figures`: the token it went on
+    under, how long it stood still and each phase took, once that is known."""
 
     id: str
     session: str
@@ -51,6 +52,7 @@ class Move:
     end: End | None = None
     ended: float | None = None
     told: bool = False
+    figures: dict[str, Any] | None = None
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:

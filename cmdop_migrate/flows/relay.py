@@ -19,7 +19,7 @@ from cmdop_migrate.errors import BadConfig, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.flows import leases, relaytokens
 from cmdop_migrate.images import keys
-from cmdop_migrate.relay import certificate
+from cmdop_migrate.relay import certificate, pages
 from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
 from cmdop_migrate.relay.figures import Figures
 from cmdop_migrate.relay.server import Relay, Serving
@@ -60,7 +60,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)
     most = min(wish.connections, _more_files(wish.connections + OWN_FILES) - OWN_FILES)
-    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets, most)
+    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or pages.OWN, most)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
     _small_buffers()
 

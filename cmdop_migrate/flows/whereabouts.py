@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cmdop_migrate import clock
 from cmdop_migrate.flows import moves
 from cmdop_migrate.model import Phase, Record
 from cmdop_migrate.session.inotify import Watch
 from cmdop_migrate.session.records import Records
 
+RECENT = 5.0
 Stamp = tuple[int, int, int]
 State = Literal["moving", "parked", "exited"]
 SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session stands still here
@@ -102,6 +104,19 @@ class Lookout:
                 to = move.target if move else None
                 found[session] = Standing(session, record.token, record.name, record.phase, to, reason)
         return found
+
+    def is_moving(self, told: Container[str]) -> bool:
+        """Whether a move from here is about to end, or has just ended and is not among those `told` of."""
+        known = [move for _, move in self._moves.values() if move is not None]
+        recent = clock.walltime() - RECENT
+        ended = [one for one in known if one.end is moves.End.ON_TARGET and (one.ended or 0.0) > recent]
+        is_open = any(one.end is None and one.step in SHIPPING for one in known)
+        return is_open or any(one.id not in told for one in ended)
+
+    def moved(self) -> list[moves.Move]:
+        """The last move of each session that went elsewhere from here, as of the last look."""
+        done = [move for _, move in self._moves.values() if move is not None and move.figures is not None]
+        return list({one.session: one for one in sorted(done, key=lambda one: one.started)}.values())
 
     def _record(self, session: str) -> Record | None:
         directory = self._records.directory(session)

@@ -39,6 +39,7 @@ class Kind(IntEnum):
     CLOSE = 13
     STATUS = 14
     BEAT = 15
+    MOVED = 16
 
 
 @dataclass(frozen=True, slots=True)

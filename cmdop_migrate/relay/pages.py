@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import http
 import mimetypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +19,7 @@ POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+OWN = Path(__file__).with_name("web")
 _TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -32,9 +35,13 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """`packed`: the body as gzip, `tag`: by which a browser knows that it has this one already; files have both."""
+
     status: http.HTTPStatus
     type: str
     body: bytes
+    packed: bytes = b""
+    tag: str = ""
 
 
 Maker = Callable[[], Page]
@@ -51,7 +58,15 @@ class Pages:
     def answer(self, request: Request) -> Response:
         """For a request that is no WebSocket's."""
         maker = self._makers.get(request.path.partition("?")[0])
-        return response(maker() if maker else text("no such page\n", http.HTTPStatus.NOT_FOUND))
+        page = maker() if maker else text("no such page\n", http.HTTPStatus.NOT_FOUND)
+        if not page.tag:
+            return response(page)
+        more = {"ETag": page.tag, "Vary": "Accept-Encoding"}
+        if request.headers.get("If-None-Match") == page.tag:
+            return response(replace(page, status=http.HTTPStatus.NOT_MODIFIED, body=b""), **more)
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            return response(replace(page, body=page.packed), Content_Encoding="gzip", **more)
+        return response(page, **more)
 
 
 def text(words: str, status: http.HTTPStatus = http.HTTPStatus.OK) -> Page:
@@ -62,14 +77,15 @@ def response(page: Page, **more: str) -> Response:
     headers = Headers(
         {
             "Content-Type": page.type,
-            "Content-Length": str(len(page.body)),
             "Content-Security-Policy": POLICY,
             "X-Content-Type-Options": "nosniff",
             "Referrer-Policy": "no-referrer",
-            "Cache-Control": "no-store" if page.status != http.HTTPStatus.OK else "no-cache",
+            "Cache-Control": "no-cache" if page.tag or page.status == http.HTTPStatus.OK else "no-store",
             "Connection": "close",
         }
     )
+    if page.status != http.HTTPStatus.NOT_MODIFIED:
+        headers["Content-Length"] = str(len(page.body))
     for name, value in more.items():
         headers[name.replace("_", "-")] = value
     return Response(page.status, page.status.phrase, headers, page.body)
@@ -84,7 +100,9 @@ def _files(directory: Path | None) -> dict[str, Maker]:
     for file in sorted(directory.rglob("*")) if directory is not None else []:
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(directory or file).parts):
             kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-            page = Page(http.HTTPStatus.OK, kind, file.read_bytes())
+            body = file.read_bytes()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+            page = Page(http.HTTPStatus.OK, kind, body, gzip.compress(body, 6, mtime=0), tag)
             path = "/" + file.relative_to(directory or file).as_posix()
             found[path] = partial(_same, page)
             if file.name == "index.html":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from cmdop_migrate.relay.channels import Channel, Claim, Entry
@@ -27,12 +27,28 @@ def claim(conn: int, frame: Frame) -> Claim:
     return Claim(conn, frame.token, name, state, info)
 
 
-def listing(entries: Iterable[Entry]) -> Iterator[Frame]:
+def moved(host: str, frame: Frame) -> dict[str, Any]:
+    """What a MOVED says, as listings show it. FrameError."""
+    table = frame.table()
+    phases = table.get("phases", {})
+    figures = [table.get(name) for name in ("at", "frozen_s", "downtime_s")]
+    if not frame.session or not frame.token or not isinstance(phases, dict) or len(frame.payload) > INFO_MAX:
+        raise FrameError("MOVED without a session, a token or phases, or too long")
+    if not all(type(one) in (int, float) for one in phases.values()) or not all(
+        one is None or type(one) in (int, float) for one in figures
+    ):
+        raise FrameError("MOVED with figures that are none")
+    at, frozen, downtime = figures
+    known = {"from": host, "to": frame.text("to")[:NAME_MAX], "token": frame.token, "at": at}
+    return {**known, "frozen_s": frozen, "downtime_s": downtime, "phases": phases}
+
+
+def listing(entries: Iterable[Entry], moves: Mapping[str, dict[str, Any]]) -> Iterator[Frame]:
     """As many frames as it takes; all but the last say that more come."""
     page: list[dict[str, Any]] = []
     size = 0
     for entry in entries:
-        one = _listed(entry)
+        one = {**_listed(entry), "moved": moves.get(entry.session)}
         cost = len(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()) + 1
         if size + cost > PAYLOAD_MAX - 64:
             yield with_table(Kind.LISTING, {"sessions": page, "more": True})

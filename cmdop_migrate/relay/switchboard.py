@@ -7,6 +7,8 @@ store, sending) is an action for the server, whose answer comes back as an event
 
 from __future__ import annotations
 
+from typing import Any
+
 from cmdop_migrate.relay import replies
 from cmdop_migrate.relay.channels import Budget, Channel, Claim, Client, Entry, Host, Route
 from cmdop_migrate.relay.credentials import Claims
@@ -44,6 +46,7 @@ class Switchboard:
         self.limits = limits or Limits()
         self.bay = Patchbay(self.limits.window, self.limits.remembered)
         self._handled = float("-inf")
+        self._moved: dict[str, dict[str, Any]] = {}  # session -> its last move, as its source told it
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What is to be done about it, in order."""
@@ -118,6 +121,8 @@ class Switchboard:
                 return self._register(host, frame, now)
             if frame.kind is Kind.LEAVE:
                 return self._leave(host, frame)
+            if frame.kind is Kind.MOVED:
+                return self._note_move(host, frame)
         raise FrameError(f"{frame.kind.name} does not come from there")
 
     # Clients
@@ -169,7 +174,7 @@ class Switchboard:
 
     def _list(self, client: Client) -> list[Action]:
         known = (one for one in self.bay.entries.values() if one.highest and _covers(client, one))
-        return [Send(client.conn, frame) for frame in replies.listing(known)]
+        return [Send(client.conn, frame) for frame in replies.listing(known, self._moved)]
 
     # Hosts
 
@@ -246,6 +251,15 @@ class Switchboard:
             return []  # of an older incarnation
         actions = self._take_out(entry, _LEAVING[state], f"the session is {state}", state, to)
         return [*actions, Note("relay_left", entry.session, {"token": frame.token, "state": state, "to": to})]
+
+    def _note_move(self, host: Host, frame: Frame) -> list[Action]:
+        """For listings; nothing is decided by it. Known or not yet: after a restart this may come before who has it."""
+        moved = replies.moved(host.claims.name, frame)
+        before = self._moved.pop(frame.session, None)
+        self._moved[frame.session] = moved if before is None or before["token"] <= moved["token"] else before
+        if len(self._moved) > self.limits.remembered:
+            del self._moved[next(iter(self._moved))]
+        return []
 
     def _take_out(self, entry: Entry, code: str, why: str, state: str = "waiting", to: str = "") -> list[Action]:
         """There is no route any more. Both ends of its channels hear of it, while they are there."""

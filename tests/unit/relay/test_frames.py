@@ -75,7 +75,7 @@ def test_a_changed_header_is_another_frame_or_none(frame: Frame, at: int, change
         bytes(FRAME_MAX + 1),
         b"\x02" + bytes(33),  # another version
         b"\x01\x00" + bytes(32),  # no kind
-        b"\x01\x10" + bytes(32),
+        b"\x01\x11" + bytes(32),
     ],
 )
 def test_what_is_no_frame_is_refused(data: bytes) -> None:

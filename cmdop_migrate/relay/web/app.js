@@ -1,0 +1,124 @@
+// The page: signing in and out, and which of its views is shown.
+
+import sodium from "./vendor/libsodium-wrappers.mjs";
+import { Credential, CredentialError } from "./credential.js";
+import { List } from "./list.js";
+import { Relay } from "./relay.js";
+import { Session } from "./session.js";
+
+const KEPT = "credential"; // in sessionStorage: this tab's, gone with it
+const VIEWS = ["sign-in", "list", "session"];
+const $ = (id) => document.getElementById(id);
+
+export async function start() {
+  await sodium.ready;
+  $("sign-in-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    signIn().catch((error) => complain(error.message));
+  });
+  $("file").addEventListener("change", () => complain(""));
+  $("sign-out").addEventListener("click", signOut);
+  const kept = sessionStorage.getItem(KEPT);
+  if (kept === null) {
+    show("sign-in");
+    return;
+  }
+  try {
+    new Page(new Credential(kept));
+  } catch (error) {
+    refuse(error instanceof CredentialError ? error.message : String(error));
+  }
+}
+
+function show(view) {
+  for (const one of VIEWS) $(one).hidden = one !== view;
+}
+
+function complain(words) {
+  $("sign-in-error").textContent = words;
+  $("sign-in-error").hidden = !words;
+}
+
+async function signIn() {
+  complain("");
+  const [file] = $("file").files;
+  const text = $("credential").value.trim() || (file ? await file.text() : "");
+  if (!text) throw new CredentialError("Paste a credential, or choose a file.");
+  const credential = new Credential(text);
+  $("credential").value = "";
+  $("sign-in-form").reset();
+  sessionStorage.setItem(KEPT, text);
+  new Page(credential);
+}
+
+// Loading anew is the one sure way to forget everything that was here.
+function signOut() {
+  sessionStorage.removeItem(KEPT);
+  location.replace(location.pathname);
+}
+
+function refuse(words) {
+  sessionStorage.removeItem(KEPT);
+  $("who").hidden = $("sign-out").hidden = true;
+  $("link").textContent = "";
+  show("sign-in");
+  complain(words);
+  $("credential").focus();
+}
+
+function address(credential) {
+  const wanted = document.querySelector('meta[name="relay"]').content;
+  if (wanted === "credential" && credential.relay) return new URL(credential.relay);
+  const own = new URL("./", location.href);
+  own.protocol = own.protocol === "https:" ? "wss:" : "ws:";
+  own.hash = own.search = "";
+  return own;
+}
+
+class Page {
+  #relay; #list; #session = null;
+
+  constructor(credential) {
+    const url = address(credential);
+    const { claims } = credential;
+    $("where").textContent = url.host;
+    $("who").textContent = `${claims.name} (${claims.role})`;
+    $("who").hidden = $("sign-out").hidden = false;
+    this.#relay = new Relay(url.href, credential);
+    this.#list = new List(this.#relay);
+    this.#say("connecting …");
+    this.#relay.addEventListener("up", () => this.#say(""));
+    this.#relay.addEventListener("down", () => this.#say("reconnecting …"));
+    this.#relay.addEventListener("refused", ({ detail }) => this.#refused(detail.why));
+    addEventListener("hashchange", this.#route);
+    addEventListener("beforeunload", (event) => this.#session?.pending && event.preventDefault());
+    this.#route();
+    this.#relay.start();
+  }
+
+  #say(words) {
+    $("link").textContent = words;
+  }
+
+  #refused(why) {
+    removeEventListener("hashchange", this.#route);
+    this.#session?.close();
+    this.#list.hide();
+    refuse(`The relay does not admit this credential: ${why}.`);
+  }
+
+  #route = () => {
+    const from = this.#session;
+    const found = /^#\/s\/([0-9a-f]{24})$/.exec(location.hash);
+    this.#session?.close();
+    this.#session = null;
+    if (found) {
+      this.#list.hide();
+      show("session");
+      this.#session = new Session(this.#relay, found[1], this.#list.nameOf(found[1]));
+    } else {
+      show("list");
+      this.#list.show(from?.session);
+    }
+  };
+}
