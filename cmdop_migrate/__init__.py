@@ -1,7 +1,22 @@
 """cmdop-migrate: move live sessions between hosts under one identity.
 
-Kept empty of imports: the holder, a process that lives beside every session,
-imports this package and pays for whatever is loaded here.
+    from cmdop_migrate import Session
+
+Kept empty of imports until that is asked for: the holder, a process that lives
+beside every session, imports this package and pays for whatever is loaded here.
 """
 
 __version__ = "0.1.0"
+__all__ = ["AsyncSession", "Match", "Session", "__version__"]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cmdop_migrate.sdk import AsyncSession, Match, Session
+
+
+def __getattr__(name: str) -> object:
+    if name in ("AsyncSession", "Match", "Session"):
+        from cmdop_migrate import sdk
+
+        return getattr(sdk, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

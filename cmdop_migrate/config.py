@@ -48,6 +48,7 @@ class Config:
     gate_on_error: str
     hosts: tuple[HostEntry, ...] = ()
     bandwidth: int | None = None
+    relay_credential: Path = Path(DEFAULT_STATE_DIR, "relay.credential")
 
     @property
     def sessions_dir(self) -> Path:
@@ -150,7 +151,10 @@ KEYS: dict[str, Setting] = {
     ),
     "lease_ttl": Setting("15s", _duration_text, "how long a host may run a session without renewing"),
     "key_file": Setting("STATE_DIR/keys", _absolute, "the keys that seal checkpoints"),
-    "relay": Setting(None, _url("wss", "ws"), "where clients find sessions that move (planned)"),
+    "relay": Setting(
+        None, _url("wss", "ws"), "the relay where clients find this host's sessions; see [relay](../relay.md)"
+    ),
+    "relay_credential": Setting("STATE_DIR/relay.credential", _absolute, "the file with this host's credential for it"),
     "criu": Setting(None, _absolute, "the CRIU to use; without it, the one `doctor` finds or fetches"),
     "ring_size": Setting("1MiB", _ring, "how much of its output a session keeps; 4KiB to 256MiB"),
     "keep_exited": Setting("24h", _duration_text, "how long an ended session can still be looked at"),
@@ -201,6 +205,7 @@ def to_environment(config: Config) -> dict[str, str]:
         "lease_ttl": f"{config.lease_ttl:g}s",
         "key_file": str(config.key_file),
         "relay": config.relay or "",
+        "relay_credential": str(config.relay_credential),
         "criu": config.criu or "",
         "ring_size": f"{config.ring_size}B",
         "keep_exited": f"{config.keep_exited:g}s",
@@ -246,6 +251,7 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         gate_on_error=must("gate_on_error"),
         hosts=hosts,
         bandwidth=units.size(limit) if (limit := value("bandwidth")) is not None else None,
+        relay_credential=Path(must("relay_credential")),
     )
 
 

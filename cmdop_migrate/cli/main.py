@@ -38,6 +38,7 @@ COMMANDS = {
     "key": ("images", "key"),
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
+    "relay": ("relay", "relay"),
     "turn": ("turns", "turn"),
     "inputs": ("turns", "inputs"),
     "events": ("talk", "events"),
@@ -45,6 +46,7 @@ COMMANDS = {
     "doctor": ("machine", "doctor"),
     "version": ("machine", "version"),
     "facts": ("plan", "facts"),
+    "link": ("relay", "link"),
 }
 
 

@@ -6,17 +6,21 @@ import shlex
 import signal as signals
 import sys
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cmdop_migrate import units
-from cmdop_migrate.cli import render
+from cmdop_migrate.cli import places, render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import end, talk
 from cmdop_migrate.flows import run as run_flow
 from cmdop_migrate.session import draining, terminal
+
+if TYPE_CHECKING:
+    from cmdop_migrate.flows.afar import Place
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -77,9 +81,10 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
 
 @click.command()
 @click.option("--all-hosts", is_flag=True, help="Of every host that shares the lease store.")
+@places.through_relay
 @command
-def ls(app: App, all_hosts: bool) -> None:
-    """List the sessions of this host, or of all.
+def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None:
+    """List the sessions of this host, or of all; or, through a relay, those you may use.
 
     Those that ended stay listed for a day (setting keep_exited), or until: cmdop-migrate kill.
 
@@ -87,7 +92,12 @@ def ls(app: App, all_hosts: bool) -> None:
     Examples:
       cmdop-migrate ls
       cmdop-migrate ls --json | jq -r '.sessions[] | select(.state == "running") | .name'
+      cmdop-migrate ls --relay wss://relay.example:7443 --credential ~/relay.credential
     """
+    where = places.elsewhere(app, relay)
+    if where is not None:
+        _list_afar(app, where)
+        return
     if all_hosts:
         from cmdop_migrate.flows import everywhere  # brings stores and keys along, which a plain ls does not need
 
@@ -119,6 +129,20 @@ def ls(app: App, all_hosts: bool) -> None:
             for one in found
         ),
     )
+
+
+def _list_afar(app: App, where: Place) -> None:
+    from cmdop_migrate.flows import afar
+
+    found = afar.list_all(where)
+    if app.json:
+        render.answer({"sessions": found})
+    elif not found:
+        render.note("No sessions for this credential.")
+    else:
+        rows = ((one["name"], one["session"][:12], one["host"], one["state"], one["clients"]) for one in found)
+        shown = [tuple("-" if cell is None else str(cell) for cell in row) for row in rows]
+        render.table(("NAME", "SESSION", "HOST", "STATE", "CLIENTS"), shown)
 
 
 @click.command()

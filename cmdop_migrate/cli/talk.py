@@ -5,18 +5,26 @@ from __future__ import annotations
 import base64
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from cmdop_migrate import units
-from cmdop_migrate.cli import render
+from cmdop_migrate.cli import places, render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import SessionExited, Usage
 from cmdop_migrate.flows import talk
+from cmdop_migrate.flows.conversation import Output
 from cmdop_migrate.session import terminal
 from cmdop_migrate.session.channel import exited
 from cmdop_migrate.session.records import Records
+
+if TYPE_CHECKING:
+    from cmdop_migrate.flows.afar import Place
+
+Relay = tuple[str | None, Path | None]
 
 
 @click.command()
@@ -29,9 +37,10 @@ from cmdop_migrate.session.records import Records
     metavar="SEQ",
     help="Go on at this byte of its output [all that is kept].",
 )
-@click.option("--actor", metavar="NAME", help="Who is typing [you].")
+@click.option("--actor", metavar="NAME", help="Who is typing [you; through a relay, whom the credential names].")
+@places.through_relay
 @command
-def attach(app: App, session: str, read_only: bool, start: int | None, actor: str | None) -> None:
+def attach(app: App, session: str, read_only: bool, start: int | None, actor: str | None, relay: Relay) -> None:
     """Join a session with this terminal; Ctrl-\\ d leaves it.
 
     The screen comes back as it was; the session goes on when you leave. Several may be attached at once.
@@ -41,10 +50,25 @@ def attach(app: App, session: str, read_only: bool, start: int | None, actor: st
     Examples:
       cmdop-migrate attach work
       cmdop-migrate attach work --read-only
+      cmdop-migrate attach work --relay wss://relay.example:7443 --credential ~/relay.credential
     """
     if app.json:
         raise Usage("attach is for terminals", "Programs use: send, output, wait")
+    where = places.elsewhere(app, relay, session)
+    if where is not None:
+        _attach_afar(where, session, read_only, start)
+        return
     attach_to(app.records(), session, actor_name(actor), read_only, start)
+
+
+def _attach_afar(where: Place, session: str, read_only: bool, start: int | None) -> None:
+    from cmdop_migrate.flows import afar
+
+    found, outcome = afar.attach(where, session, read_only, start, sys.stdin.fileno(), sys.stdout.fileno())
+    if outcome.kind == "exited":
+        render.note(f"[{found.name}: {outcome.detail.get('reason', 'ended')}]")
+    else:
+        render.note(f"[detached from {found.name} at byte {outcome.seq}]")
 
 
 def attach_to(records: Records, session: str, actor: str, read_only: bool, start: int | None) -> None:
@@ -66,9 +90,10 @@ def attach_to(records: Records, session: str, actor: str, read_only: bool, start
 @click.argument("session")
 @click.argument("text")
 @click.option("--enter", is_flag=True, help="Press Enter after it.")
-@click.option("--actor", metavar="NAME", help="Who says it [you].")
+@click.option("--actor", metavar="NAME", help="Who says it [you; through a relay, whom the credential names].")
+@places.through_relay
 @command
-def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> None:
+def send(app: App, session: str, text: str, enter: bool, actor: str | None, relay: Relay) -> None:
     """Type one input into a session; it arrives whole.
 
     \b
@@ -81,7 +106,13 @@ def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> N
         raise Usage("nothing to send", "Give some text, or --enter.")
     if len(data) > 128 << 10:
         raise Usage(f"too long for one input: {len(data)} bytes", "Send at most 128 KiB at once.")
-    result = talk.send(app.records(), session, data, actor_name(actor))
+    where = places.elsewhere(app, relay, session)
+    if where is not None:
+        from cmdop_migrate.flows import afar
+
+        result = afar.send(where, session, data)
+    else:
+        result = talk.send(app.records(), session, data, actor_name(actor))
     if app.json:
         render.answer(result)
 
@@ -92,8 +123,9 @@ def send(app: App, session: str, text: str, enter: bool, actor: str | None) -> N
     "--from", "start", type=click.IntRange(min=0), metavar="SEQ", help="From this byte on [all that is kept]."
 )
 @click.option("--follow", is_flag=True, help="Go on as it prints.")
+@places.through_relay
 @command
-def output(app: App, session: str, start: int | None, follow: bool) -> None:
+def output(app: App, session: str, start: int | None, follow: bool, relay: Relay) -> None:
     """Print what a session printed, also after its end.
 
     Every byte has a number, for good: the next call may go on with --from where this one ended.
@@ -103,9 +135,8 @@ def output(app: App, session: str, start: int | None, follow: bool) -> None:
       cmdop-migrate output work | tail -20
       cmdop-migrate output work --from 4096 --json
     """
-    records = app.records()
-    if not follow:
-        got = talk.output(records, session, start)
+    got, pieces = _printed(app, session, start, follow, places.elsewhere(app, relay, session))
+    if got is not None:
         if app.json:
             render.answer(_as_json(got))
         else:
@@ -113,19 +144,36 @@ def output(app: App, session: str, start: int | None, follow: bool) -> None:
                 render.note(f"[{got.lost} bytes before this are no longer kept]")
             render.raw(got.data)
         return
-    for piece in talk.follow(records, session, start):
+    for piece in pieces:
         if isinstance(piece, dict):
             if app.json:
                 render.answer(piece)
             elif piece.get("event") == "lost":
                 render.note(f"[{piece['bytes']} bytes were too much to keep]")
+            elif piece.get("event") == "undone":
+                render.note(f"[{piece['output']} bytes before this were undone with the host that died]")
         elif app.json:
             render.answer(_as_json(piece))
         else:
             render.raw(piece.data)
 
 
-def _as_json(got: talk.Output) -> dict[str, Any]:
+def _printed(
+    app: App, session: str, start: int | None, follow: bool, where: Place | None
+) -> tuple[Output | None, Iterator[Output | dict[str, Any]]]:
+    """What there is, or what comes."""
+    if where is not None:
+        from cmdop_migrate.flows import afar
+
+        if follow:
+            return None, afar.follow(where, session, start)
+        return afar.output(where, session, start), iter(())
+    if follow:
+        return None, talk.follow(app.records(), session, start)
+    return talk.output(app.records(), session, start), iter(())
+
+
+def _as_json(got: Output) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "data": got.data.decode("utf-8", "replace"),
         "from": got.start,
@@ -148,8 +196,9 @@ def _as_json(got: talk.Output) -> dict[str, Any]:
 @click.option(
     "--timeout", type=units.duration, metavar="TIME", default="30s", show_default=True, help="Then give up: exit 11."
 )
+@places.through_relay
 @command
-def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float) -> int:
+def wait(app: App, session: str, pattern: str | None, start: int | None, timeout: float, relay: Relay) -> int:
     """Wait until a session prints something, or ends. Exits 4 when it ends without having printed that.
 
     \b
@@ -157,7 +206,13 @@ def wait(app: App, session: str, pattern: str | None, start: int | None, timeout
       cmdop-migrate wait work --timeout 1h
       cmdop-migrate wait work --for 'listening on .*' --timeout 2m
     """
-    result = talk.wait(app.records(), session, pattern, timeout, start)
+    where = places.elsewhere(app, relay, session)
+    if where is not None:
+        from cmdop_migrate.flows import afar
+
+        result = afar.wait(where, session, pattern, timeout, start)
+    else:
+        result = talk.wait(app.records(), session, pattern, timeout, start)
     if app.json:
         render.answer(result)
     elif "matched" in result:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from cmdop_migrate import units
-from cmdop_migrate.cli import render
+from cmdop_migrate.cli import places, render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.flows import inputs as journal
@@ -18,15 +19,18 @@ from cmdop_migrate.flows import turns
 @click.command()
 @click.argument("session")
 @click.argument("do", type=click.Choice(get_args(turns.Do)), metavar="request|grant|release|seize|show")
-@click.option("--actor", metavar="NAME", help="Who asks [you].")
+@click.option("--actor", metavar="NAME", help="Who asks [you; through a relay, whom the credential names].")
 @click.option("--to", metavar="NAME", help="grant: to whom [who waits longest].")
 @click.option(
     "--timeout", type=units.duration, metavar="TIME", help="It lapses after so long without input of who has it [5m]."
 )
 @click.option("--freeze", is_flag=True, help="seize: the session stands still, too, until the turn is released.")
 @click.option("--wait", type=units.duration, metavar="TIME", help="request: wait so long for it; then exit 11.")
+@places.through_relay
 @command
-def turn(app: App, session: str, do: turns.Do, actor: str | None, **options: Any) -> None:
+def turn(
+    app: App, session: str, do: turns.Do, actor: str | None, relay: tuple[str | None, Path | None], **options: Any
+) -> None:
     """Ask for the write turn of a session, pass it on, give it back, or take it.
 
     Who has it is the only one who can type; while nobody has it, everyone can. A request that cannot be granted waits
@@ -43,8 +47,14 @@ def turn(app: App, session: str, do: turns.Do, actor: str | None, **options: Any
         if options[name] and do != only:
             raise Usage(f"--{name} is for {only}", f"See: cmdop-migrate turn --help; {do} does not take it.")
     wait = options.pop("wait") or 0.0
-    asked = turns.Asked(do, actor_name(actor), wait=wait, **options)
-    result = turns.turn(app.records(), session, asked)
+    where = places.elsewhere(app, relay, session)
+    if where is not None:
+        from cmdop_migrate.flows import afar
+
+        result = afar.turn(where, session, turns.Asked(do, where.credential.claims.name, wait=wait, **options))
+    else:
+        asked = turns.Asked(do, actor_name(actor), wait=wait, **options)
+        result = turns.turn(app.records(), session, asked)
     if app.json:
         render.answer(result)
         return

@@ -25,6 +25,7 @@ from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
 from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
+from cmdop_migrate.flows.linkage import Linkage
 from cmdop_migrate.flows.metrics import Metrics
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
@@ -308,6 +309,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
     lock = Lock.take(records.config, patience=1.0)
     if lock is None:
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
+    linkage = Linkage(records.config)
     try:
         agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -324,7 +326,9 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
             trouble = error
         agent.step()
         ready(trouble)
+        linkage.start()
         agent.run()
         agent.metrics.remove()
     finally:
+        linkage.stop()
         lock.release()

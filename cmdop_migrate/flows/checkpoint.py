@@ -325,7 +325,7 @@ class _Checkpoint:
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
         for name, data in contents.journal(self.directory):
             writer.add_blob(name, data)
-        typed = ("unread", "unwritten", "staged", "turn", "queued", "journal")
+        typed = ("unread", "unwritten", "staged", "streams", "turn", "queued", "journal")
         terminal = {key: frozen[key] for key in (*typed, "rows", "cols")}
         writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())

@@ -20,6 +20,7 @@ from cmdop_migrate.images.layout import PACK_SIZE
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
+from cmdop_migrate.session import streams
 from cmdop_migrate.session.connections import Connection
 from cmdop_migrate.session.inputs import LINE_LIMIT, QUEUE_LIMIT
 from cmdop_migrate.session.journal import OLD
@@ -87,6 +88,7 @@ def terminal(image: Image) -> dict[str, Any]:
         for key in ("unread", "unwritten"):
             found[key].encode("latin-1")
         found["staged"] = _staged(found.get("staged"))
+        found["streams"] = _streams(found.get("streams"))
         found["carried"] = _carried(found)
     except (Refused, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
@@ -100,6 +102,13 @@ def _staged(found: Any) -> dict[str, Any]:
     if len(found["data"].encode("latin-1")) > LINE_LIMIT or not all(isinstance(one, str) for one in found["authors"]):
         raise ValueError("not what somebody typed")
     return {"data": found["data"], "authors": list(found["authors"]), "secret": bool(found["secret"])}
+
+
+def _streams(found: Any) -> streams.Saved:
+    """How much of each numbered input it had got; older images do not say."""
+    table = streams.Streams()
+    table.load({} if found is None else found)
+    return table.save()
 
 
 def _carried(found: dict[str, Any]) -> dict[str, Any]:

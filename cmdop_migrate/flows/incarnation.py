@@ -335,6 +335,7 @@ class Incarnation:
             "unread": self.terminal["unread"],
             "unwritten": self.terminal["unwritten"],
             "staged": self.terminal["staged"],
+            "streams": self.terminal["streams"],
         }
         self.runs_from = clock.boottime()
         fds = [masters[0]] if page_socket is None else [masters[0], page_socket]

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced, Unreachable
+from cmdop_migrate.lease.base import Register
 from cmdop_migrate.lease.record import LeaseRecord
-from cmdop_migrate.lease.registry import open_lease
+from cmdop_migrate.lease.registry import open_lease, open_register, sibling
 from cmdop_migrate.lease.rules import Lost, Observation, Why
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Waiting
 from cmdop_migrate.model import Record
@@ -33,6 +34,12 @@ def open_store(config: Config, fresh: bool = False) -> LeaseStore:
     session frozen."""
     proof = config.run_dir / PROOF
     return open_lease(config.lease, not fresh and _read(proof) == config.lease, lambda: _note(proof, config.lease))
+
+
+def open_beside(config: Config, name: str) -> Register:
+    """A register of its own beside the leases; whether the server can be believed is known from them."""
+    proof = config.run_dir / PROOF
+    return open_register(sibling(config.lease, name), _read(proof) == config.lease)
 
 
 def must_be_tried(config: Config) -> bool:

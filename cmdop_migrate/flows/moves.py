@@ -97,7 +97,7 @@ class Moves:
         """Oldest first. What cannot be read is passed over, with a word in the log."""
         found = []
         for path in self._dir.glob("*.json"):
-            move = _read(path)
+            move = read(path)
             if move is not None:
                 found.append(move)
         return sorted(found, key=lambda one: (one.started, one.id))
@@ -169,7 +169,7 @@ def _locked(path: Path) -> int | None:
         os.close(fd)
 
 
-def _read(path: Path) -> Move | None:
+def read(path: Path) -> Move | None:
     try:
         data = json.loads(path.read_bytes())
         if data["version"] != VERSION:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
 
-from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted, SessionExited, TimedOut, Unreachable, Usage
+from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable
+from cmdop_migrate.flows import conversation
+from cmdop_migrate.flows.conversation import Output
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, openfiles, screen, tree
-from cmdop_migrate.session.channel import ANSWER_TIMEOUT, Channel, HolderGone, exited
+from cmdop_migrate.session import cgroup, openfiles, tree
+from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
 
@@ -19,15 +21,6 @@ T = TypeVar("T")
 LOSS_TIMEOUT = 3.0
 KILL_TIMEOUT = 5.0  # then the holder is stuck, and is not needed for it
 MOVING = "on its way to another host; what became of it: cmdop-migrate resume"
-SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
-
-
-@dataclass(frozen=True)
-class Output:
-    data: bytes
-    start: int
-    end: int
-    lost: int
 
 
 def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) -> State:
@@ -170,25 +163,9 @@ def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str,
     record, channel = open_channel(records, reference)
     with channel:
         try:
-            asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line of it
-            patience = ANSWER_TIMEOUT + asks * records.config.gate_timeout
-            answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor, timeout=patience)
+            return conversation.send(channel, record.name, data, actor, records.config.gate_timeout)
         except HolderGone:
             raise over(after_loss(records, record)) from None
-    if answer.get("error") == "full":
-        hint = "It does not read its input. Look at it with: cmdop-migrate attach " + record.name
-        raise Blocked(f"session {record.name!r} has too much unread input; nothing was sent", hint)
-    if answer.get("error") == "checkpointing":
-        raise Blocked(f"session {record.name!r} is being checkpointed; nothing was sent", "Send it again in a moment.")
-    if answer.get("error") == "turn":
-        hint = f"Ask for it: cmdop-migrate turn {record.name} request --actor {actor} --wait 5m"
-        raise NotAdmitted(f"{answer['holder']} has the write turn of session {record.name!r}; nothing was sent", hint)
-    if answer.get("error") == "gate":
-        hint = f"The line was erased. What was asked and answered: cmdop-migrate inputs {record.name}"
-        raise NotAdmitted(f"session {record.name!r}: {answer['why']}", hint)
-    if answer.get("error"):
-        raise Blocked(f"session {record.name!r} does not read its terminal any more", "See: cmdop-migrate ls")
-    return {"seq": answer["seq"], "at": answer["at"]}
 
 
 def output(records: Records, reference: str, start: int | None) -> Output:
@@ -196,50 +173,13 @@ def output(records: Records, reference: str, start: int | None) -> Output:
     record = records.find(reference)
     if record.phase == "live":
         try:
-            return _live_output(records, record, start)
+            with Channel(records.socket(record.session)) as channel:
+                return conversation.output(channel, start)
         except HolderGone:
             record = after_loss(records, record)
     ring = _kept_ring(records, record)
-    begin = _begin(ring.start, ring.end, start)
+    begin = conversation.first_of(ring.start, ring.end, start)
     return Output(ring.read(begin, ring.end - begin), begin, ring.end, begin - (begin if start is None else start))
-
-
-def _live_output(records: Records, record: Record, start: int | None) -> Output:
-    with Channel(records.socket(record.session)) as channel:
-        bounds = channel.ask(op="status")
-        begin = _begin(bounds["start"], bounds["end"], start)
-        channel.ask(**_reader(begin))
-        end: int = bounds["end"]
-        data, lost, first = bytearray(), begin - (begin if start is None else start), begin
-        for message in channel.follow() if begin < end else ():
-            if isinstance(message, tuple):
-                data += message[1]
-            elif message.get("event") == "lost":
-                if data:
-                    break  # what we have is of one piece; who asks on from there will hear of the loss
-                lost += message["bytes"]
-                first = message["from"] + message["bytes"]
-            if first + len(data) >= end:
-                break
-        del data[max(0, end - first) :]
-        return Output(bytes(data), first, first + len(data), lost)
-
-
-def _reader(start: int | None) -> dict[str, Any]:
-    return {"op": "attach", "actor": "", "read_only": True, "from": start}
-
-
-def _begin(first: int, end: int, start: int | None) -> int:
-    if start is not None and start > end:
-        raise Usage(f"no output has number {start} yet", f"Give a number from {first} to {end}.")
-    return max(first, start) if start is not None else first
-
-
-def _read_from(channel: Channel, start: int | None) -> int:
-    """Asks for output from `start`, or all that is kept -> the number of the first byte that will come."""
-    answer = channel.ask(**_reader(start))
-    first: int = _begin(answer["start"], answer["end"], start)
-    return first
 
 
 def follow(records: Records, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
@@ -250,11 +190,10 @@ def follow(records: Records, reference: str, start: int | None) -> Iterator[Outp
     if record.phase == "live":
         try:
             with Channel(records.socket(record.session)) as channel:
-                seen = max(_read_from(channel, start), start or 0)
-                for message in channel.follow():
-                    if isinstance(message, tuple):
-                        seen = message[0] + len(message[1])
-                        yield Output(message[1], message[0], seen, 0)
+                for message in conversation.follow(channel, start):
+                    if isinstance(message, Output):
+                        seen = message.end
+                        yield message
                     elif message.get("event") == "lost":
                         seen = message["from"] + message["bytes"]
                         yield message
@@ -267,7 +206,7 @@ def follow(records: Records, reference: str, start: int | None) -> Iterator[Outp
 def _rest(records: Records, record: Record, seen: int | None) -> Iterator[Output | dict[str, Any]]:
     ring = _saved_ring(records, record)
     if ring is not None:
-        begin = _begin(ring.start, ring.end, seen)
+        begin = conversation.first_of(ring.start, ring.end, seen)
         if seen is not None and begin > seen:
             yield {"event": "lost", "bytes": begin - seen, "from": seen}
         if begin < ring.end:
@@ -280,26 +219,16 @@ def wait(
     records: Records, reference: str, pattern: str | None, timeout: float, start: int | None = None
 ) -> dict[str, Any]:
     """Until it prints `pattern` (from `start`, or anywhere in what is kept), or exits."""
-    matcher = _compiled(pattern) if pattern is not None else None
+    matcher = conversation.compiled(pattern) if pattern is not None else None
     record = records.find(reference)
     if record.phase == "exited":
         return _ended(records, record, matcher, start)
     try:
         record, channel = open_channel(records, reference)
         with channel:
-            if matcher is not None or start is not None:
-                _read_from(channel, start)  # else only its end is of interest, which everyone connected is told
-            seen = b""
-            for message in channel.follow(timeout):
-                if isinstance(message, tuple) and matcher is not None:
-                    seen = (seen + message[1])[-SEARCH_WINDOW - len(message[1]) :]
-                    found = _match(matcher, seen, message[0] + len(message[1]) - len(seen))
-                    if found:
-                        return found
-                elif isinstance(message, dict) and message.get("event") == "lost":
-                    seen = b""  # nothing may match across a gap
-                elif isinstance(message, dict) and message.get("event") == "exit":
-                    raise HolderGone
+            found = conversation.wait(channel, matcher, timeout, start)
+            if found:
+                return found
     except (HolderGone, SessionExited):
         return _ended(records, after_loss(records, record), matcher, start)
     what = f"did not print {pattern!r}" if pattern is not None else "did not exit"
@@ -309,28 +238,11 @@ def wait(
 def _ended(records: Records, record: Record, matcher: re.Pattern[bytes] | None, start: int | None) -> dict[str, Any]:
     ring = _saved_ring(records, record) or Ring(records.config.ring_size)
     begin = max(ring.start, min(start if start is not None else ring.start, ring.end))
-    found = _match(matcher, ring.read(begin, ring.end - begin), begin) if matcher else None
+    found = conversation.match(matcher, ring.read(begin, ring.end - begin), begin) if matcher else None
     if found:
         return found
     code, reason = (record.exit.code, record.exit.reason) if record.exit else (None, record.phase)
     return {"exited": code, "reason": reason, "seq": ring.end}
-
-
-def _match(matcher: re.Pattern[bytes], data: bytes, first: int) -> dict[str, Any] | None:
-    """Looks at what a person would see: `^ok` is found behind a prompt's colours too. Else at the raw bytes."""
-    plain = screen.Plain(data)
-    found = matcher.search(plain.text)
-    if found:
-        return {"matched": found[0].decode("utf-8", "replace"), "seq": first + plain.raw_end(found.end())}
-    found = matcher.search(data)
-    return {"matched": found[0].decode("utf-8", "replace"), "seq": first + found.end()} if found else None
-
-
-def _compiled(pattern: str) -> re.Pattern[bytes]:
-    try:
-        return re.compile(pattern.encode(), re.MULTILINE)
-    except re.error as error:
-        raise Usage(f"not a regular expression: {pattern!r}: {error}", "Escape special characters with \\.") from error
 
 
 def _saved_ring(records: Records, record: Record) -> Ring | None:

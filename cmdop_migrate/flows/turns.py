@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted, TimedOut, Usage
 from cmdop_migrate.flows import talk
-from cmdop_migrate.model import Record
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -39,6 +38,15 @@ def turn(records: Records, reference: str, asked: Asked) -> dict[str, Any]:
     """Who has the turn afterwards, and more. With `wait`, TimedOut when it was not theirs within that time: they then
     wait no longer."""
     record, channel = talk.open_channel(records, reference)
+    with channel:
+        try:
+            return over(channel, record.session, record.name, asked)
+        except HolderGone:
+            raise talk.over(talk.after_loss(records, record)) from None
+
+
+def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, Any]:
+    """The same over a channel to it. HolderGone."""
     facts: dict[str, Any] = {
         "do": asked.do,
         "actor": asked.actor,
@@ -46,33 +54,31 @@ def turn(records: Records, reference: str, asked: Asked) -> dict[str, Any]:
         "lasts": asked.timeout,
         "freeze": asked.freeze,
     }
-    with channel:
-        try:
-            if asked.do == "request" and asked.wait:
-                answer = _wait(record, channel, asked, facts)
-            else:
-                answer = channel.ask(op="turn", admin=asked.admin, **facts)
-        except HolderGone:
-            raise talk.over(talk.after_loss(records, record)) from None
+    if asked.do == "request" and asked.wait:
+        answer = _wait(name, channel, asked, facts)
+    else:
+        answer = channel.ask(op="turn", admin=asked.admin, **facts)
     code = answer.pop("error", None)
     answer.pop("re", None)
     if code == "checkpointing":
-        raise Blocked(f"session {record.name!r} is being checkpointed; nothing was changed", "Try again in a moment.")
+        raise Blocked(f"session {name!r} is being checkpointed; nothing was changed", "Try again in a moment.")
+    if code == "not_admitted":
+        raise NotAdmitted(f"this credential may only watch session {name!r}", "It takes the role execute.")
     if code is not None:
-        hint = f"See who has it: cmdop-migrate turn {record.name} show"
-        raise _KINDS.get(code, Blocked)(f"the turn of session {record.name!r}: {answer['why']}", hint)
+        hint = f"See who has it: cmdop-migrate turn {name} show"
+        raise _KINDS.get(code, Blocked)(f"the turn of session {name!r}: {answer['why']}", hint)
     queue: list[str] = answer["queue"]
     mine = {"granted": answer["holder"] == asked.actor}
     if asked.actor in queue:
         mine["place"] = queue.index(asked.actor) + 1
-    return {"session": record.session, "name": record.name, **answer, **mine}
+    return {"session": session, "name": name, **answer, **mine}
 
 
-def _wait(record: Record, channel: Channel, asked: Asked, facts: dict[str, Any]) -> dict[str, Any]:
+def _wait(name: str, channel: Channel, asked: Asked, facts: dict[str, Any]) -> dict[str, Any]:
     try:
         return channel.ask(op="turn", admin=asked.admin, timeout=asked.wait, wait=True, **facts)
     except TimedOut:
         raise TimedOut(
-            f"the turn of session {record.name!r} was not free within {asked.wait:g} s",
-            f"Wait longer with --wait, or see who has it: cmdop-migrate turn {record.name} show",
+            f"the turn of session {name!r} was not free within {asked.wait:g} s",
+            f"Wait longer with --wait, or see who has it: cmdop-migrate turn {name} show",
         ) from None

@@ -74,6 +74,15 @@ class KeyRing:
     def find(self, fingerprint: str) -> MasterKey | None:
         return next((key for key in self.keys if key.fingerprint == fingerprint), None)
 
+    @property
+    def oldest(self) -> MasterKey:
+        return min(self.keys, key=lambda key: (key.created, key.fingerprint))
+
+    @property
+    def relay_signer(self) -> Ed25519PrivateKey:
+        """The fleet's identity towards relays and clients. From the oldest key: rotation does not change it."""
+        return Ed25519PrivateKey.from_private_bytes(self.oldest.derive("relay identity"))
+
     def get(self, fingerprint: str) -> MasterKey:
         """The key with this fingerprint; without it the image cannot be read here."""
         key = self.find(fingerprint)

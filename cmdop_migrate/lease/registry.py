@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.lease.base import Register
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cmdop_migrate.lease.etcdhttp import EtcdPlace
 
 FORMS = "sqlite:///file, s3://bucket/prefix?endpoint=http://host:port, etcd://host:port,host:port/prefix?ca=/file"
+RELAY = "relay"
+"""What relays keep beside the leases: credentials, names."""
 _PREFIX = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _MEMBER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _ETCD_OPTIONS = ("ca", "cert", "key")
@@ -46,6 +48,16 @@ def open_register(url: str, proven: bool = False, on_proof: Callable[[], None] =
 
         return EtcdRegister(place_of_etcd)
     raise BadConfig(f"not a lease store: {_shown(url)!r}", _HINT)
+
+
+def sibling(url: str, name: str) -> str:
+    """The address of a register beside the leases, for what else must live as long and be as sure: a file beside
+    theirs, a prefix below theirs. Neither is ever taken for the other."""
+    if url.startswith("sqlite://"):
+        return f"{url}.{name}"
+    parts = urlsplit(url)
+    default = "/cmdop-migrate" if parts.scheme == "etcd" else ""
+    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/') or default}/{name}"))
 
 
 def _file(url: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,10 @@ class HolderGone(Exception):
 class Channel:
     """Requests and output of one session. Use as a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, place: Path | socket.socket) -> None:
+        """`place`: where its holder listens, or a connection to it."""
         try:
-            self.sock = wire.connect(str(path), ANSWER_TIMEOUT)
+            self.sock = place if isinstance(place, socket.socket) else wire.connect(str(place), ANSWER_TIMEOUT)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise HolderGone from error
         except BlockingIOError as error:

@@ -31,6 +31,7 @@ class Client:
         self.unsent = bytearray()
         self.cursor: int | None = None
         self.actor = ""
+        self.stream: str | None = None  # what it types is numbered, and may come twice
         self.read_only = False
         self.attached = False
         self.blocked = False

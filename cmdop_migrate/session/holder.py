@@ -78,7 +78,7 @@ class Holder(Keeper):
             for kind, payload in self.clients.read(client):
                 try:
                     if kind == wire.INPUT:
-                        self.on_typed(client, payload)
+                        self.typed.take(client, payload)
                     else:
                         message = wire.parse_control(payload)
                         answer = self.answer(client, message)
@@ -98,31 +98,18 @@ class Holder(Keeper):
                 self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
             self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
-    def on_typed(self, client: Client, data: bytes) -> None:
-        if client.read_only:
-            return
-        self.idle.touch()
-        if self.stands_still:
-            self.hold_back(client, data)
-            return
-        self.put_in(client, data)
-
-    def put_in(self, client: Client, data: bytes) -> None:
-        self.writers.put(client, data)
-        self.feed_terminal()
-        if not self.inputs.has_room(wire.MAX_PAYLOAD // 16):
-            self.clients.block(client)
-
     def answer(self, client: Client, message: Message) -> Message | None:
         """One request, one answer; None when it comes later."""
         op = message["op"]
         if op == "attach":
             return self.on_attach(client, message)
+        if op == "type":
+            return self.typed.take_numbered(client, int(str(message["at"])), str(message["data"]).encode("latin-1"))
         if op == "resize":
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
             return {"re": op}
         if op == "send":
-            return self.on_send(client, message)
+            return self.typed.send(client, message)
         if op == "turn":
             return self.writers.answer(client, message)
         if op == "status":
@@ -182,7 +169,11 @@ class Holder(Keeper):
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
         if client.attached:
             self.on_joined(client, seq)
-        return {"re": "attach", "start": self.ring.start, "end": self.ring.end, "modes": self.ring.modes.on()}
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
+        if message.get("stream") is not None:
+            client.stream = str(message["stream"])
+            answer["applied"] = self.typed.streams.open(client.stream)
+        return {**answer, "modes": self.ring.modes.on()}
 
     def on_freeze(self, client: Client, only_idle: object = None) -> Message:
         """Stands the session still, for as long as `client` stays connected, and puts its output on disk."""
@@ -206,6 +197,7 @@ class Holder(Keeper):
             "pid": self.pid,
             "unwritten": "",  # what waits is in `queued` with its authors; older hosts read this
             "staged": self.inputs.staged(),
+            "streams": self.typed.streams.save(),
             **self.writers.save(),
             "rows": rows,
             "cols": cols,
@@ -235,9 +227,7 @@ class Holder(Keeper):
         self.idle.pass_over()
         if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
-        held, self.held = self.held, []
-        for client, data in held:
-            self.writers.put(client, data)
+        self.typed.deliver_held()
         self.feed_terminal()
 
     def on_park(self, client: Client, checkpoint: str) -> Message:
@@ -247,7 +237,7 @@ class Holder(Keeper):
         self.parked, self.why = checkpoint, ""
         self.freezer = None
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "park"}
 
     def on_hand_over(self, client: Client, checkpoint: str) -> Message:
@@ -279,7 +269,7 @@ class Holder(Keeper):
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
-        self.handing, self.inputs.token = None, token
+        self.handing, self.inputs.token, self.since = None, token, self.ring.end
         self.go_on()
         return {"re": "take_back"}
 
@@ -289,28 +279,8 @@ class Holder(Keeper):
             return {"re": "moved", "error": "it is not being handed over"}
         self.superseded = str(message["why"])
         cgroup.kill(self.cgroup)
-        self.refuse_held()
+        self.typed.refuse_held()
         return {"re": "moved"}
-
-    def refuse_held(self) -> None:
-        for one in {one for one, _ in self.held}:
-            self.clients.say(one, {"event": "refused", "bytes": sum(len(d) for c, d in self.held if c is one)})
-
-    def hold_back(self, client: Client, data: bytes) -> None:
-        self.held.append((client, data))
-        if sum(len(one) for _, one in self.held) > wire.MAX_PAYLOAD // 4:
-            self.clients.block(client)
-
-    def on_send(self, client: Client, message: Message) -> Message | None:
-        data = str(message["data"]).encode("latin-1")
-        if self.stands_still:
-            return {"re": "send", "error": "checkpointing"}
-        if not self.inputs.has_room(len(data)):
-            return {"re": "send", "error": "full"}
-        self.idle.touch()
-        answer = self.writers.send(client, str(message["actor"]), data)
-        self.feed_terminal()
-        return answer
 
     def is_idle(self, seconds: object) -> bool:
         """Nobody is attached, and for `seconds` nothing has happened. None: that does not matter."""
@@ -340,7 +310,7 @@ class Holder(Keeper):
             "turn": self.writers.describe(),
             "gate": self.writers.gate.address if self.writers.gate else None,
             "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
-            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
+            "input": self.writers.counts(),
         }
 
 

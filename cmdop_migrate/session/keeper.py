@@ -24,6 +24,7 @@ from cmdop_migrate.session.idle import Idle
 from cmdop_migrate.session.inputs import Inputs
 from cmdop_migrate.session.journal import Journal
 from cmdop_migrate.session.ring import Ring
+from cmdop_migrate.session.typed import Typed
 from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
@@ -48,12 +49,12 @@ class Keeper(ABC):
         self.clients = Clients(self.epoll, self.ring, self.on_left)
         self.master = -1
         self.pid = 0
+        self.since = 0  # where the output of this incarnation begins
         self.idle = Idle(self.cgroup)
         self.printed_at = 0.0
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
-        self.held: list[tuple[Client, bytes]] = []  # typed while frozen: delivered on waking, or refused
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, should it leave without a word
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
@@ -64,6 +65,7 @@ class Keeper(ABC):
         self.pager: launch.Pager | None = None
         until = order.get("fresh_until")
         self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
+        self.typed = Typed(self)
         self.writers = Writers(self)
         self.wake, wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
@@ -96,9 +98,11 @@ class Keeper(ABC):
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew; its time is kept already."""
+        self.since = self.ring.end
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
+        self.typed.streams.load(restored.streams)
         carried = self.order.get("carried")
         if isinstance(carried, dict):
             self.writers.load(carried)
@@ -164,8 +168,14 @@ class Keeper(ABC):
 
     @property
     def stands_still(self) -> bool:
-        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over."""
-        return self.freezer is not None or self.handing is not None
+        """Frozen by a person's wish, and so nothing goes in: it is being dumped, or handed over. Or it is being ended
+        here, to go on elsewhere: what went in now would be lost, and taken for applied."""
+        return self.freezer is not None or self.handing is not None or self.is_left
+
+    @property
+    def is_left(self) -> bool:
+        """This copy is of no more use."""
+        return self.parked is not None or bool(self.superseded)
 
     def feed_terminal(self) -> None:
         if self.stands_still:

@@ -55,9 +55,11 @@ class Pager:
 class Restored:
     """A session made anew by CRIU, not running yet."""
 
-    def __init__(self, pid: int, master: int, unwritten: bytes, staged: dict[str, object], pager: Pager | None) -> None:
+    def __init__(self, pid: int, master: int, typed: dict[str, object], pager: Pager | None) -> None:
+        """`typed`: what had been typed when it was captured, and how far it had got."""
         self.pid, self.master, self.pager = pid, master, pager
-        self.unwritten, self.staged = unwritten, staged
+        self.unwritten = str(typed["unwritten"]).encode("latin-1")
+        self.staged, self.streams = typed["staged"], typed["streams"]
 
 
 def start(order: Order, control: socket.socket) -> tuple[int, int]:
@@ -118,7 +120,7 @@ def restore(order: Order, control: socket.socket, begin: Callable[[float], None]
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said["unwritten"].encode("latin-1"), said["staged"], pager)
+    return Restored(said["pid"], fds[0], said, pager)
 
 
 INSIDE_DIR = "run/cmdop-migrate"

@@ -61,6 +61,20 @@ def reset(modes: Modes) -> bytes:
     return b"".join(codes) + b"\x1b>\x1b[0m"
 
 
+def notice(text: str, full_screen: bool, rows: int, cols: int) -> bytes:
+    """A status line that can be taken away again: below the cursor, where a shell has nothing, or in the last row of a
+    full-screen program, which then paints itself anew. The cursor and its colours stay as they are."""
+    shown = b"\x1b[0;7m %s \x1b[0m" % text[: max(0, cols - 3)].encode()
+    if full_screen:
+        return b"\x1b7\x1b[%d;1H\x1b[2K%s\x1b8" % (rows, shown)
+    return b"\n\x1b[A\x1b7\x1b[B\r\x1b[2K%s\x1b8" % shown  # the line feed makes room in the last row
+
+
+def no_notice(full_screen: bool, rows: int) -> bytes:
+    where = b"\x1b[%d;1H" % rows if full_screen else b"\x1b[B\r"
+    return b"\x1b7%s\x1b[2K\x1b8" % where
+
+
 def is_full_screen(modes: Modes) -> bool:
     return bool(_ALTERNATE & set(modes.on()))
 

@@ -18,6 +18,14 @@ from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.ring import Modes
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+# What a session behind a relay may be up to, while nothing comes from it.
+AWAY = {
+    "moving": "moving to {to} …",
+    "parked": "parked in the store; it goes on when it is restored …",
+    "waiting": "no host has it just now; waiting …",
+    "away": "the relay does not answer; trying again …",
+}
+UNDONE = (("output", "of output"), ("input", "you typed"))
 
 
 @dataclass(frozen=True)
@@ -96,6 +104,7 @@ class _Attachment:
         self.lost = 0
         self.replay: screen.Replay | None = screen.Replay()
         self.keys = screen.Keys()
+        self.noticed = False
         if start is None:
             terminal.show(screen.set_modes(answer["modes"]))
 
@@ -150,9 +159,32 @@ class _Attachment:
             elif message.get("event") == "turn":
                 self._say(turn_words(message, self.actor, self.seized))
                 self.seized = bool(message["frozen"])
+            elif message.get("event") == "undone":
+                self._say_undone(message)
+            elif message.get("event") in AWAY:
+                self._notice(AWAY[message["event"]].format(to=message.get("to") or "another host"))
+            elif message.get("event") == "goes_on":
+                self._notice(None)
             elif message.get("event") == "exit":
+                self._notice(None)
                 return self._outcome("exited", message)
         return None
+
+    def _notice(self, text: str | None) -> None:
+        """Shows where the session is, while it is not here; None: it is back."""
+        full, (rows, cols) = screen.is_full_screen(self.terminal.modes), size_of(self.terminal.display)
+        if self.noticed:
+            self.terminal.show(screen.no_notice(full, rows))
+            if text is None and full:
+                self._repaint()
+        if text is not None:
+            self.terminal.show(screen.notice(text, full, rows, cols))
+        self.noticed = text is not None
+
+    def _say_undone(self, message: dict[str, Any]) -> None:
+        self._notice(None)
+        parts = [f"{message[key]} bytes {what}" for key, what in UNDONE if message.get(key)]
+        self.terminal.show(f"\r\n[{' and '.join(parts)} were undone with the host that died]\r\n".encode())
 
     def _say(self, words: str) -> None:
         if words:
@@ -172,11 +204,15 @@ class _Attachment:
         if self.replay is not None and self.seq >= self.live_from:
             self.terminal.show(self.replay.end())
             self.replay = None
-            if screen.is_full_screen(self.terminal.modes) and not self.read_only:
-                # A full-screen program paints itself anew when its window changes: change it, and back.
-                rows, cols = size_of(self.terminal.display)
-                self.channel.resize(max(1, rows - 1), cols)
-                self.channel.resize(rows, cols)
+            if screen.is_full_screen(self.terminal.modes):
+                self._repaint()
+
+    def _repaint(self) -> None:
+        """A full-screen program paints itself anew when its window changes: change it, and back."""
+        if not self.read_only:
+            rows, cols = size_of(self.terminal.display)
+            self.channel.resize(max(1, rows - 1), cols)
+            self.channel.resize(rows, cols)
 
     def _from_person(self) -> Outcome | None:
         data = os.read(self.terminal.keyboard, 4096)

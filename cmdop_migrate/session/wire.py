@@ -79,6 +79,29 @@ class Decoder:
         return frames
 
 
+class Edges:
+    """Where in a stream of frames one may put a frame of one's own: bytes in, and whether they end with a whole one."""
+
+    def __init__(self) -> None:
+        self._left = 0  # of the frame that is under way
+        self._header = b""
+
+    def feed(self, data: bytes) -> bool:
+        position = 0
+        while position < len(data):
+            if self._left:
+                step = min(self._left, len(data) - position)
+                self._left -= step
+            else:
+                step = min(_HEADER.size - len(self._header), len(data) - position)
+                self._header += data[position : position + step]
+                if len(self._header) == _HEADER.size:
+                    self._left = _HEADER.unpack(self._header)[1]
+                    self._header = b""
+            position += step
+        return not self._left and not self._header
+
+
 def listen(path: str) -> socket.socket:
     """A listening socket at `path`, however long the path is (sun_path holds only 107 bytes)."""
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

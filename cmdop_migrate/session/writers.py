@@ -67,9 +67,9 @@ class Writers:
         late = False
 
         def settle(piece: Piece, error: str, why: str) -> None:
-            self.refused += len(piece.data)
             answer: Message = {"re": "send", "seq": piece.seq or keeper.inputs.journal.next, "at": at}
             if error:
+                self.refused += len(piece.data)
                 answer = {"re": "send", "error": error, "why": why, "holder": self.turn.holder}
             if late:
                 keeper.clients.say(client, answer)
@@ -162,6 +162,10 @@ class Writers:
         for actor in gone:
             del self._waiters[actor]
             self.turn.withdraw(actor)
+
+    def counts(self) -> dict[str, int]:
+        """Bytes: that wait for the terminal or the gate, and what went nowhere in this incarnation."""
+        return {"waiting": self._keeper.inputs.count, "refused": self.refused, "dropped": self.dropped}
 
     def describe(self) -> Message:
         left = self.turn.left(time.monotonic())

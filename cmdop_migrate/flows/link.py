@@ -1,0 +1,240 @@
+"""The link: this host's one connection to the relay, for all its sessions. A process of its own, beside the agent.
+
+It dials out, says which incarnations live here, and joins clients to holders. It
+knows nothing that matters: killed, it is started again, finds the sessions by
+their records, and clients go on from where they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cmdop_migrate import clock, log
+from cmdop_migrate.errors import CmdopError, NotAdmitted
+from cmdop_migrate.flows.passage import Passage, Way, end
+from cmdop_migrate.flows.whereabouts import Leaving, Lookout, Standing, changes
+from cmdop_migrate.relay import credentials, frames, sealed
+from cmdop_migrate.relay.backoff import Backoff
+from cmdop_migrate.relay.credentials import Claims, Credential
+from cmdop_migrate.relay.dial import Connection, Lost, dial
+from cmdop_migrate.relay.frames import Frame, FrameError, Kind
+from cmdop_migrate.session.inotify import Watch
+from cmdop_migrate.session.records import Records
+
+LOOK_EVERY = 0.5  # should the kernel not say that something changed
+ASK_AGAIN = 1.0  # after a registration was refused
+CHECK_EVERY = 3.0  # whether those who are connected still may be
+FAREWELL = 3.0  # for clients to hear how their session ended
+Listed = Callable[[Claims], str]  # why a credential admits nobody, any more; empty when it does. May block
+_log = log.get("link")
+
+
+class Link:
+    def __init__(
+        self, records: Records, url: str, credential: Callable[[], Credential], sign: sealed.Sign, listed: Listed
+    ) -> None:
+        """`credential`: as it is now. `sign`: with the fleet's key."""
+        self._records, self._url, self._credential = records, url, credential
+        self._fleet = credential().fleet
+        self._sign, self._listed = sign, listed
+        self._watch = Watch()
+        self._lookout = Lookout(records, self._watch)
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """For ever. NotAdmitted is waited out as well: who was revoked by mistake is admitted again."""
+        asyncio.get_running_loop().add_reader(self._watch.fileno(), self._on_change)
+        backoff = Backoff()
+        while True:
+            try:
+                async with await dial(self._url, self._credential()) as connection:
+                    backoff.worked()
+                    _log.info("connected to %s as %s", self._url, connection.welcome.name)
+                    await _Service(self, connection).run()
+            except (CmdopError, Lost) as error:
+                _log.warning("%s", error)
+            await asyncio.sleep(backoff.failed())
+
+    def _on_change(self) -> None:
+        self._watch.drain()
+        self._changed.set()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    def look(self) -> dict[str, Standing]:
+        return self._lookout.look()
+
+    async def change(self, within: float) -> None:
+        """Returns when something has changed, or `within` is over."""
+        try:
+            async with asyncio.timeout(within):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+        self._changed.clear()
+
+    def seal(self, frame: Frame, claims: Claims, standing: Standing) -> sealed.HostSide:
+        handshake = credentials.unb64(frame.text("handshake"))
+        bearer = credentials.unb64(claims.key)
+        host = self._records.config.host
+        return sealed.HostSide(standing.session, standing.token, host, self._sign, bearer, handshake)
+
+    async def admit(self, frame: Frame, standing: Standing) -> Claims:
+        """Whose OPEN this is. NotAdmitted, also when nobody can say whether it is."""
+        claims = credentials.verify_presented(self._fleet, frame.text("claims"), frame.text("signature"))
+        if claims.kind != "client" or not claims.covers(standing.session, standing.name):
+            raise NotAdmitted("the credential is not for this session", "")
+        why = await self.why_not(claims)
+        if why:
+            raise NotAdmitted(f"the credential is {why}", "")
+        return claims
+
+    async def why_not(self, claims: Claims) -> str:
+        if claims.is_over(clock.walltime()):
+            return "expired"
+        try:
+            return await asyncio.to_thread(self._listed, claims)
+        except CmdopError as error:
+            return f"not to be looked up: {error.message}"
+
+    def way(self, frame: Frame, claims: Claims, standing: Standing) -> Way:
+        return Way(frame.channel, standing.session, standing.token, claims, self._records.socket(standing.session))
+
+
+class _Service:
+    """What is done over one connection, while it lasts."""
+
+    def __init__(self, link: Link, connection: Connection) -> None:
+        self._link, self._connection = link, connection
+        self._seen: dict[str, Standing] = {}
+        self._known: dict[str, int] = {}  # what the relay was told lives here
+        self._refused: dict[str, float] = {}  # when to ask again
+        self._parting: dict[str, float] = {}  # until when those that ended here have clients
+        self._passages: dict[int, Passage] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until the connection is lost."""
+        own = [asyncio.create_task(one) for one in (self._tell_relay(), self._check_clients(), self._hear())]
+        try:
+            done, _ = await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await end([*own, *self._tasks.values()])
+
+    async def _tell_relay(self) -> None:
+        while True:
+            before, self._seen = self._seen, self._link.look()
+            now = clock.boottime()
+            coming, leaving = changes(self._known, self._seen)
+            for one in leaving:
+                await self._leave(one)
+            for new in coming:
+                if self._refused.get(new.session, 0.0) <= now:
+                    self._known[new.session] = new.token
+                    facts = {"name": new.name, "state": "running"}
+                    register = frames.with_table(Kind.REGISTER, facts, new.session, new.token)
+                    await self._connection.send(register)
+            for session, standing in self._seen.items():
+                if standing.phase == "live" and standing.to != (before[session].to if session in before else None):
+                    await self._tell_clients(standing)
+            await self._link.change(LOOK_EVERY)
+
+    async def _leave(self, one: Leaving) -> None:
+        now = clock.boottime()
+        has_clients = one.state != "moving" and bool(self._of(one.session))
+        if has_clients and now < self._parting.setdefault(one.session, now + FAREWELL):
+            return  # its holder is telling them how it ended: that comes first, and we will be here again
+        self._parting.pop(one.session, None)
+        del self._known[one.session]
+        facts = {"state": one.state, **({"to": one.to} if one.to else {})}
+        await self._connection.send(frames.with_table(Kind.LEAVE, facts, one.session, one.token))
+        for number in self._of(one.session):
+            self._tasks[number].cancel()  # the relay has told its client
+
+    def _of(self, session: str) -> list[int]:
+        return [number for number, one in self._passages.items() if one.way.session == session]
+
+    async def _tell_clients(self, standing: Standing) -> None:
+        """It stands still here, to be moved; or it does not any more."""
+        event = {"event": "moving", "to": standing.to} if standing.to else {"event": "stays"}
+        for number in self._of(standing.session):
+            if number in self._passages:
+                await self._passages[number].tell(event)
+
+    async def _check_clients(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            for number, passage in list(self._passages.items()):
+                why = await self._link.why_not(passage.way.claims)
+                if why and not why.startswith("not to be looked up"):  # the store is away: it was good a moment ago
+                    await self._close(number, passage.way.session, "not_admitted", f"the credential is {why}")
+                    if number in self._tasks:
+                        self._tasks[number].cancel()
+
+    async def _hear(self) -> None:
+        while True:
+            frame = await self._connection.receive()
+            try:
+                await self._heard(frame)
+            except FrameError as error:
+                raise Lost(f"the relay does not speak as it should: {error}") from error
+
+    async def _heard(self, frame: Frame) -> None:
+        passage = self._passages.get(frame.channel)
+        match frame.kind:
+            case Kind.OPEN:
+                self._open(frame)
+            case Kind.DATA if passage is not None:
+                passage.data(frame.payload)
+            case Kind.CREDIT if passage is not None:
+                passage.credit(frame.credit())
+            case Kind.CLOSE if passage is not None:
+                self._tasks[frame.channel].cancel()
+            case Kind.REFUSED if not frame.session:
+                raise Lost(f"refused: {frame.text('why', '')}")
+            case Kind.REFUSED:
+                _log.warning("session %s: the relay refuses: %s", frame.session, frame.text("why", ""))
+                if self._known.get(frame.session) == frame.token:
+                    del self._known[frame.session]
+                    self._refused[frame.session] = clock.boottime() + ASK_AGAIN
+
+    def _open(self, frame: Frame) -> None:
+        task = asyncio.create_task(self._serve(frame), name=f"channel {frame.channel}")
+        self._tasks[frame.channel] = task
+        task.add_done_callback(lambda _: self._forget(frame.channel, task))
+
+    def _forget(self, number: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(number) is task:
+            del self._tasks[number]
+            self._passages.pop(number, None)
+            self._link.wake()
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Lost):
+            _log.error("a channel failed", exc_info=error)
+
+    async def _serve(self, frame: Frame) -> None:
+        standing = self._seen.get(frame.session)
+        if standing is None or standing.token != frame.token or standing.phase != "live":
+            await self._close(frame.channel, frame.session, "lost", "it is not here any more")
+            return
+        passage: Passage | None = None
+        try:
+            claims = await self._link.admit(frame, standing)
+            way = self._link.way(frame, claims, standing)
+            seal = self._link.seal(frame, claims, standing)
+            passage = Passage(way, seal, self._connection.send, self._connection.welcome.window)
+        except (NotAdmitted, FrameError, ValueError, sealed.SealError) as error:
+            _log.warning("session %s: a client is refused: %s", standing.name, error)
+            await self._close(frame.channel, frame.session, "not_admitted", "the host does not admit this credential")
+            return
+        self._passages[frame.channel] = passage
+        _log.info("%s (%s) joins %s", claims.name, claims.role, standing.name)
+        if standing.to:
+            await passage.tell({"event": "moving", "to": standing.to})
+        await passage.run()
+
+    async def _close(self, number: int, session: str, code: str, why: str) -> None:
+        await self._connection.send(frames.with_table(Kind.CLOSE, {"code": code, "why": why}, session, 0, number))

@@ -1,0 +1,66 @@
+"""`cmdop-migrate link`: settings, keys and the host's credential, put together into a running link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from cmdop_migrate import clock
+from cmdop_migrate.config import Config
+from cmdop_migrate.errors import BadConfig, NotAdmitted
+from cmdop_migrate.flows import afar, relaytokens, tools
+from cmdop_migrate.flows.link import Link
+from cmdop_migrate.relay.credentials import Claims, Credential
+from cmdop_migrate.session.records import Records
+
+REMEMBERED = 2.0  # seconds for which the lease store's word on a credential is good
+
+
+class Listing:
+    """What the lease store says of credentials, asked for each once in a while."""
+
+    def __init__(self, config: Config) -> None:
+        self._issued = relaytokens.open_issued(config)
+        self._known: dict[str, tuple[float, str]] = {}
+
+    def why_not(self, claims: Claims) -> str:
+        now = clock.boottime()
+        self._known = {ident: known for ident, known in self._known.items() if now - known[0] < REMEMBERED}
+        if claims.id not in self._known:
+            issue = self._issued.find(claims.id)
+            good = issue is not None and issue.claims == claims
+            why = issue.why_not(clock.walltime()) if issue is not None and good else "not listed"
+            self._known[claims.id] = (now, why)
+        return self._known[claims.id][1]
+
+
+def serve(records: Records) -> None:
+    """What `cmdop-migrate link` does, until its standard input ends: then its agent is gone."""
+    config = records.config
+    signer = tools.open_keys(config).relay_signer
+    fleet = signer.public_key().public_bytes_raw()
+
+    def credential() -> Credential:
+        """Read each time: it may have been made anew."""
+        found = afar.load(config.relay_credential)
+        if found.claims.kind != "host" or found.claims.name != config.host:
+            raise NotAdmitted(f"{config.relay_credential} is not the credential of {config.host}", "See: relay token")
+        if found.fleet != fleet:
+            raise NotAdmitted(f"{config.relay_credential} is of another fleet", "Make another: relay token create")
+        return found
+
+    url = config.relay or credential().relay
+    if url is None:
+        raise BadConfig("no relay to link to", "Set relay.")
+    link = Link(records, url, credential, signer.sign, Listing(config).why_not)
+    try:
+        asyncio.run(_until_left(link))
+    except asyncio.CancelledError:
+        return
+
+
+async def _until_left(link: Link) -> None:
+    task = asyncio.ensure_future(link.run())
+    os.set_blocking(0, False)
+    asyncio.get_running_loop().add_reader(0, task.cancel)  # nobody writes there: it is the end
+    await task

@@ -1,0 +1,131 @@
+"""The switchboard's own state: connections, channels, routes. No decisions but the arithmetic of flow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cmdop_migrate.relay.credentials import Claims
+
+
+@dataclass(slots=True)
+class Flow:
+    """One direction of a channel: what its sender may still send, and the number of its next frame."""
+
+    window: int
+    credit: int
+    seq: int = 0
+
+    def take(self, seq: int, size: int) -> bool:
+        """Whether this frame may pass: in its turn, and paid for."""
+        if seq != self.seq or size > self.credit:
+            return False
+        self.seq += 1
+        self.credit -= size
+        return True
+
+    def give(self, count: int) -> bool:
+        """Whether the receiver may give that much: never more than it has got."""
+        if self.credit + count > self.window:
+            return False
+        self.credit += count
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Channel:
+    """A client's way to a session. `host` None: it waits."""
+
+    client: int
+    number: int
+    session: str
+    opening: bytes
+    to_host: Flow
+    to_client: Flow
+    host: int | None = None
+    host_number: int = 0
+    token: int = 0
+
+
+@dataclass(slots=True)
+class Budget:
+    """Requests a client may make: `most` at once, `refill` more a second."""
+
+    most: float
+    refill: float
+    left: float
+    at: float
+
+    def spend(self, now: float) -> bool:
+        self.left = min(self.most, self.left + max(0.0, now - self.at) * self.refill)
+        self.at = now
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    conn: int
+    claims: Claims
+    budget: Budget
+    channels: dict[int, Channel] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """`sessions`: those it claims, routed or not yet. `channels`: by the relay's own numbers."""
+
+    conn: int
+    claims: Claims
+    sessions: set[str] = field(default_factory=set)
+    channels: dict[int, Channel] = field(default_factory=dict)
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A REGISTER that waits for the lease store's word."""
+
+    conn: int
+    token: int
+    name: str
+    state: str
+    info: dict[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Route:
+    """The one incarnation that is reachable. `confirmed`: when the question was asked that the store said yes to."""
+
+    conn: int
+    host: str
+    token: int
+    state: str
+    info: dict[str, Any]
+    confirmed: float
+    ttl: float
+    channels: dict[tuple[int, int], Channel] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """What the relay knows of a session. `highest`: no lower token is ever routed. `asking`: who waits for the question
+    that is under way (None: none is), `later`: for the one after it, because that one may be older than they are."""
+
+    session: str
+    name: str | None = None
+    kept: str | None = None
+    highest: int = 0
+    state: str = "waiting"
+    to: str = ""
+    route: Route | None = None
+    waiting: dict[tuple[int, int], Channel] = field(default_factory=dict)
+    asked: float = float("-inf")
+    asking: list[Claim | Channel] | None = None
+    later: list[Claim | Channel] = field(default_factory=list)
+
+    @property
+    def in_use(self) -> bool:
+        return self.route is not None or bool(self.waiting) or self.asking is not None

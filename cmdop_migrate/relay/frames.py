@@ -1,0 +1,136 @@
+"""Frames: one binary WebSocket message each, between relay, hosts and clients (docs/relay-protocol.md). Pure."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+VERSION = 1
+PAYLOAD_MAX = 64 << 10
+_HEADER = struct.Struct(">BBI12sQQ")
+HEADER_SIZE = _HEADER.size
+FRAME_MAX = HEADER_SIZE + PAYLOAD_MAX
+CHANNEL_MAX = 2**32 - 1
+_U64_MAX = 2**64 - 1
+_CREDIT = struct.Struct(">I")
+_NOBODY = bytes(12)
+
+
+class FrameError(ValueError):
+    """These bytes are no frame, or not one of its kind. Whoever sent them does not speak this protocol."""
+
+
+class Kind(IntEnum):
+    CHALLENGE = 1
+    HELLO = 2
+    WELCOME = 3
+    REFUSED = 4
+    REGISTER = 5
+    REGISTERED = 6
+    LEAVE = 7
+    LIST = 8
+    LISTING = 9
+    OPEN = 10
+    DATA = 11
+    CREDIT = 12
+    CLOSE = 13
+    STATUS = 14
+    BEAT = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """`session` is 24 hex digits, or empty: about none. Numbers are unsigned: channel 32 bits, token and seq 64."""
+
+    kind: Kind
+    session: str = ""
+    token: int = 0
+    seq: int = 0
+    channel: int = 0
+    payload: bytes = b""
+
+    def table(self) -> dict[str, Any]:
+        """The payload as the JSON object it must be; an empty one is no fields. FrameError."""
+        if not self.payload:
+            return {}
+        try:
+            table = json.loads(self.payload.decode("utf-8"), parse_constant=_no_constant)
+        except (ValueError, RecursionError):
+            raise FrameError(f"the payload of {self.kind.name} is no JSON") from None
+        if not isinstance(table, dict):
+            raise FrameError(f"the payload of {self.kind.name} is no JSON object")
+        return table
+
+    def text(self, field: str, default: str | None = None) -> str:
+        """A text field of the payload. FrameError when it is missing (without `default`) or something else."""
+        value = self.table().get(field, default)
+        if not isinstance(value, str):
+            raise FrameError(f"{self.kind.name} has no text {field!r}")
+        return value
+
+    def credit(self) -> int:
+        """What a CREDIT gives. FrameError."""
+        if len(self.payload) != _CREDIT.size:
+            raise FrameError("a credit is four bytes")
+        (count,) = _CREDIT.unpack(self.payload)
+        return int(count)
+
+
+def with_table(
+    kind: Kind, table: dict[str, Any], session: str = "", token: int = 0, channel: int = 0, seq: int = 0
+) -> Frame:
+    """A frame whose payload is this JSON object."""
+    payload = json.dumps(table, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return Frame(kind, session, token, seq, channel, payload)
+
+
+def with_credit(channel: int, count: int, session: str = "", token: int = 0) -> Frame:
+    return Frame(Kind.CREDIT, session, token, 0, channel, _CREDIT.pack(count))
+
+
+def encode(frame: Frame) -> bytes:
+    """FrameError when it cannot be sent: the caller put too much, or something else than it should, into it."""
+    if len(frame.payload) > PAYLOAD_MAX:
+        raise FrameError(f"a payload of {len(frame.payload)} bytes; at most {PAYLOAD_MAX}")
+    numbers = ((frame.channel, CHANNEL_MAX), (frame.token, _U64_MAX), (frame.seq, _U64_MAX))
+    if any(not 0 <= value <= most for value, most in numbers):
+        raise FrameError("a number out of range")
+    header = _HEADER.pack(VERSION, frame.kind, frame.channel, _session_bytes(frame.session), frame.token, frame.seq)
+    return header + frame.payload
+
+
+def decode(data: bytes) -> Frame:
+    """The frame these bytes are, whole. FrameError when they are none."""
+    if not HEADER_SIZE <= len(data) <= FRAME_MAX:
+        raise FrameError(f"a message of {len(data)} bytes")
+    version, kind, channel, session, token, seq = _HEADER.unpack_from(data)
+    if version != VERSION:
+        raise FrameError(f"version {version}; this program knows {VERSION}")
+    try:
+        known = Kind(kind)
+    except ValueError:
+        raise FrameError(f"unknown kind {kind}") from None
+    name = "" if session == _NOBODY else session.hex()
+    return Frame(known, name, token, seq, channel, bytes(data[HEADER_SIZE:]))
+
+
+def session_bytes(session: str) -> bytes:
+    """The 12 bytes of a session's identity, as they are signed over. FrameError when it is none."""
+    if not session:
+        raise FrameError("no session id")
+    return _session_bytes(session)
+
+
+def _session_bytes(session: str) -> bytes:
+    if not session:
+        return _NOBODY
+    if len(session) != 24 or any(one not in "0123456789abcdef" for one in session):
+        raise FrameError(f"not a session id: {session[:40]!r}")
+    return bytes.fromhex(session)
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(text)

@@ -1,0 +1,92 @@
+"""Plain HTTP on the relay's port: health, figures, and the files of a page. Everything else is no page."""
+
+from __future__ import annotations
+
+import http
+import mimetypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
+
+# xterm.js writes style elements; libsodium is WebAssembly. Nothing else comes from anywhere else.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+    ".woff2": "font/woff2",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    status: http.HTTPStatus
+    type: str
+    body: bytes
+
+
+Maker = Callable[[], Page]
+
+
+class Pages:
+    """A table from path to page. Files are read once, when the table is made: no request ever names a file."""
+
+    def __init__(self, makers: dict[str, Maker], assets: Path | None = None) -> None:
+        self._makers = dict(makers)
+        for path, page in _files(assets).items():
+            self._makers.setdefault(path, page)
+
+    def answer(self, request: Request) -> Response:
+        """For a request that is no WebSocket's."""
+        maker = self._makers.get(request.path.partition("?")[0])
+        return response(maker() if maker else text("no such page\n", http.HTTPStatus.NOT_FOUND))
+
+
+def text(words: str, status: http.HTTPStatus = http.HTTPStatus.OK) -> Page:
+    return Page(status, "text/plain; charset=utf-8", words.encode())
+
+
+def response(page: Page, **more: str) -> Response:
+    headers = Headers(
+        {
+            "Content-Type": page.type,
+            "Content-Length": str(len(page.body)),
+            "Content-Security-Policy": POLICY,
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store" if page.status != http.HTTPStatus.OK else "no-cache",
+            "Connection": "close",
+        }
+    )
+    for name, value in more.items():
+        headers[name.replace("_", "-")] = value
+    return Response(page.status, page.status.phrase, headers, page.body)
+
+
+def _same(page: Page) -> Page:
+    return page
+
+
+def _files(directory: Path | None) -> dict[str, Maker]:
+    found: dict[str, Maker] = {}
+    for file in sorted(directory.rglob("*")) if directory is not None else []:
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(directory or file).parts):
+            kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
+            page = Page(http.HTTPStatus.OK, kind, file.read_bytes())
+            path = "/" + file.relative_to(directory or file).as_posix()
+            found[path] = partial(_same, page)
+            if file.name == "index.html":
+                found[path.removesuffix("index.html")] = partial(_same, page)
+    return found

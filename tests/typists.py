@@ -1,0 +1,136 @@
+"""A session that counts and says back what is typed, and a client that types numbered lines at it: whatever happens on
+the way, every byte of output comes once and in order, and every line is applied once and in order."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from cmdop_migrate.flows.line import Line
+from cmdop_migrate.session.channel import HolderGone
+from tests.hosts import Host, until
+
+# Counts every 20 ms; says back each line. Without echo and line editing, so that all output is its own.
+PROGRAM = r"""
+import sys, threading, time, tty
+tty.setraw(0)
+lock = threading.Lock()
+def say(text):
+    with lock:
+        sys.stdout.write(text + "\n"); sys.stdout.flush()
+def count():
+    number = 0
+    while True:
+        number += 1
+        say(f"n {number}")
+        time.sleep(0.02)
+threading.Thread(target=count, daemon=True).start()
+for line in sys.stdin:
+    say(f"in {line.strip()}")
+"""
+
+
+def start(host: Host, name: str) -> str:
+    session = str(host.start("python3", "-c", PROGRAM, name=name)["session"])
+    host.wait_for(name, "^n 3")
+    return session
+
+
+@dataclass
+class Typist:
+    """What one client has seen and done. `gaps`: seconds in which nothing came, the longer ones."""
+
+    line: Line
+    typed: int = 0
+    data: bytearray = field(default_factory=bytearray)
+    start: int | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    error: BaseException | None = None
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def read(self) -> None:
+        channel, last = self.line.channel, time.monotonic()
+        try:
+            for message in channel.follow():
+                now = time.monotonic()
+                if isinstance(message, tuple):
+                    seq, piece = message
+                    if self.start is None:
+                        self.start = seq
+                    assert seq == self.start + len(self.data), f"byte {seq} after {self.start + len(self.data)}"
+                    self.data += piece
+                    if now - last > 0.15:
+                        self.gaps.append(now - last)
+                    last = now
+                else:
+                    self.events.append({**message, "at": now})
+        except (HolderGone, OSError, ValueError):
+            if not self._over.is_set():
+                self.error = self.line.why or HolderGone()
+        except BaseException as error:
+            self.error = error
+
+    def type(self, every: float) -> None:
+        try:
+            while not self._over.wait(every):
+                self.typed += 1
+                self.line.channel.type(b"%d\n" % self.typed)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def counted(self) -> list[int]:
+        return [int(one) for one in re.findall(rb"^n (\d+)\n", self.data, re.M)]
+
+    @property
+    def applied(self) -> list[int]:
+        return [int(one) for one in re.findall(rb"^in (\d+)\n", self.data, re.M)]
+
+    def counts_on(self, more: int = 20, within: float = 30.0) -> None:
+        before = len(self.counted)
+        until(lambda: self.error or len(self.counted) >= before + more, within, f"it counts on from {before}")
+        assert self.error is None, self.error
+
+    def check(self) -> None:
+        """Nothing lost, nothing doubled, all in order."""
+        counted, applied = self.counted, self.applied
+        assert counted == list(range(counted[0], counted[0] + len(counted))), counted
+        assert applied == list(range(1, len(applied) + 1)), applied
+        text = re.sub(rb"^(n|in) \d+\n", b"", bytes(self.data[self.data.find(b"\n") + 1 :]), flags=re.M)
+        assert not text.strip() or b"\n" not in text, text[:200]
+
+    def finish(self, within: float = 30.0) -> None:
+        """No more is typed; all of it is applied."""
+        self._over.set()
+        try:
+            until(lambda: self.error or len(self.applied) >= self.typed, within, f"{self.typed} lines are applied")
+        except AssertionError:
+            self.check()
+            raise AssertionError(f"{len(self.applied)} of {self.typed} lines are applied") from None
+        assert self.error is None, self.error
+        self.check()
+        assert len(self.applied) == self.typed
+
+
+@contextmanager
+def typing(line: Line, every: float = 0.03) -> Iterator[Typist]:
+    with line:
+        answer = line.channel.ask(op="attach", actor="x", read_only=False, **{"from": None}, terminal=True)
+        assert "error" not in answer, answer
+        one = Typist(line)
+        threads = [threading.Thread(target=one.read), threading.Thread(target=one.type, args=(every,))]
+        for thread in threads:
+            thread.start()
+        try:
+            yield one
+        finally:
+            one._over.set()
+            threads[1].join(10)
+            line.channel.sock.shutdown(2)
+            threads[0].join(10)

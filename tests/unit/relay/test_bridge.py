@@ -1,0 +1,308 @@
+"""What a client's bridge sends after what has happened; and against holders that move, stall and lose their lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cmdop_migrate.flows.bridge import KEPT, Again, Bridge, Over, ToClient, ToHolder
+from cmdop_migrate.session import wire
+from cmdop_migrate.session.streams import Streams
+
+ATTACH = {"op": "attach", "actor": "ann", "read_only": False, "from": None, "rows": 24, "cols": 80, "terminal": True}
+
+
+def frames(data: bytes) -> list[tuple[int, bytes]]:
+    return wire.Decoder().feed(data)
+
+
+def one(data: bytes) -> Any:
+    ((kind, payload),) = frames(data)
+    return json.loads(payload) if kind == wire.CONTROL else wire.parse_output(payload)
+
+
+def said(acts: list[Any], kind: type = ToHolder) -> list[Any]:
+    return [one(act.data) for act in acts if isinstance(act, kind)]
+
+
+def control(bridge: Bridge, **message: Any) -> list[Any]:
+    return bridge.from_holder(wire.CONTROL, json.dumps(message).encode())
+
+
+def ask(bridge: Bridge, **message: Any) -> list[Any]:
+    return bridge.from_client(wire.CONTROL, json.dumps(message).encode())
+
+
+def output(bridge: Bridge, seq: int, data: bytes) -> list[Any]:
+    return bridge.from_holder(*frames(wire.output(seq, data))[0])
+
+
+def attached(start: int = 0) -> Bridge:
+    bridge = Bridge(lambda: "0" * 16)
+    assert ask(bridge, **ATTACH) == []
+    (request,) = said(bridge.opened(1))
+    assert request == {**ATTACH, "stream": "0" * 16}
+    (answer,) = said(control(bridge, re="attach", start=start, end=start, since=0, applied=0, modes=[]), ToClient)
+    assert answer == {"re": "attach", "start": start, "end": start, "modes": []}
+    return bridge
+
+
+def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
+    bridge = attached()
+    assert said(bridge.from_client(wire.INPUT, b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
+    assert said(bridge.from_client(wire.INPUT, b"de")) == [{"op": "type", "at": 3, "data": "de"}]
+    assert control(bridge, event="applied", at=3) == []
+    bridge.closed()
+    assert bridge.from_client(wire.INPUT, b"f") == []
+    (again,) = said(bridge.opened(2))
+    assert (again["op"], again["from"], again["stream"]) == ("attach", 0, "0" * 16)
+    acts = control(bridge, re="attach", start=0, end=0, since=0, applied=4, modes=[])
+    assert said(acts) == [{"op": "type", "at": 4, "data": "ef"}]
+    assert said(acts, ToClient) == []
+
+
+def test_output_goes_on_at_the_next_byte() -> None:
+    bridge = attached(start=100)
+    assert said(output(bridge, 100, b"abc"), ToClient) == [(100, b"abc")]
+    bridge.closed()
+    (again,) = said(bridge.opened(2))
+    assert again["from"] == 103
+    assert output(bridge, 103, b"x") == [], "not before it is attached"
+    control(bridge, re="attach", start=0, end=110, since=103, applied=0, modes=[])
+    assert said(output(bridge, 101, b"bcd"), ToClient) == [(103, b"d")], "only what is new"
+
+
+def test_what_a_slow_client_lost_is_not_asked_for_again() -> None:
+    bridge = attached()
+    assert said(control(bridge, event="lost", bytes=50, **{"from": 0}), ToClient) == [
+        {"event": "lost", "bytes": 50, "from": 0}
+    ]
+    bridge.closed()
+    assert said(bridge.opened(1))[0]["from"] == 50
+
+
+def test_requests_are_asked_again_until_they_are_answered() -> None:
+    bridge = Bridge(lambda: "0" * 16)
+    assert ask(bridge, op="send", data="x", actor="ann") == []
+    assert said(bridge.opened(1)) == [{"op": "send", "data": "x", "actor": "ann", "stream": "0" * 16}]
+    bridge.closed()
+    assert len(said(bridge.opened(1))) == 1
+    acts = control(bridge, re="send", error="checkpointing")
+    assert [type(act) for act in acts] == [Again], "it stands still: said again in a moment"
+    assert len(said(bridge.again())) == 1
+    assert said(control(bridge, re="send", seq=3, at=9), ToClient) == [{"re": "send", "seq": 3, "at": 9}]
+    bridge.closed()
+    assert bridge.opened(2) == []
+
+
+@pytest.mark.parametrize(
+    ("farewell", "is_over"),
+    [
+        ({"code": 0, "reason": "exited 0"}, True),
+        ({"code": 137, "reason": "killed by SIGKILL"}, True),
+        ({"code": None, "reason": "moved to host-b (token 2)"}, False),
+        ({"code": 137, "reason": "superseded by token 3 on host-b"}, False),
+        ({"code": None, "reason": "parked in the store", "checkpoint": "c1"}, False),
+    ],
+)
+def test_which_farewells_are_an_end(farewell: dict[str, Any], is_over: bool) -> None:
+    bridge = attached()
+    acts = control(bridge, event="exit", **farewell)
+    assert any(isinstance(act, Over) for act in acts) == is_over
+    assert any(event.get("event") == "exit" for event in said(acts, ToClient)) == is_over
+
+
+def test_the_client_hears_where_its_session_is_once() -> None:
+    bridge = attached()
+    assert said(control(bridge, event="moving", to="host-b"), ToClient) == [{"event": "moving", "to": "host-b"}]
+    assert bridge.whereabouts_of("moving", None) == [], "less is known"
+    bridge.closed()
+    assert bridge.whereabouts_of("routed", None) == []
+    bridge.opened(2)
+    acts = control(bridge, re="attach", start=0, end=0, since=0, applied=0, modes=[])
+    assert said(acts, ToClient) == [{"event": "goes_on"}]
+    assert said(bridge.whereabouts({"event": "away"}), ToClient) == [{"event": "away"}]
+
+
+def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
+    bridge = attached()
+    bridge.from_client(wire.INPUT, b"abcdef")
+    control(bridge, event="applied", at=6)
+    output(bridge, 0, b"x" * 90)
+    bridge.closed()
+    bridge.opened(2)
+    acts = control(bridge, re="attach", start=0, end=200, since=40, applied=2, modes=[])
+    assert said(acts, ToClient) == [{"event": "undone", "output": 50, "input": 0}]
+    assert said(acts)[0]["from"] == 40
+    assert output(bridge, 90, b"of the wrong past") == []
+    acts = control(bridge, re="attach", start=0, end=200, since=40, applied=2, modes=[])
+    assert said(acts, ToClient) == [{"event": "undone", "output": 0, "input": 4}]
+    assert said(output(bridge, 40, b"y"), ToClient) == [(40, b"y")]
+    assert said(bridge.from_client(wire.INPUT, b"g")) == [{"op": "type", "at": 2, "data": "g"}]
+    bridge.closed()
+    bridge.opened(3)
+    acts = control(bridge, re="attach", error="range", start=0, end=30)
+    assert said(acts, ToClient) == [{"event": "undone", "output": 11, "input": 0}]
+
+
+def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
+    bridge = Bridge(lambda: "0" * 16)
+    ask(bridge, **ATTACH)
+    bridge.opened(1)
+    bridge.from_client(wire.INPUT, b"abc")
+    acts = control(bridge, re="attach", start=0, end=0, since=0, modes=[])
+    assert said(acts, ToClient)[1] == {"event": "refused", "bytes": 3, "why": "not_admitted"}
+    assert said(acts) == [] and bridge.has_room
+    assert said(bridge.from_client(wire.INPUT, b"d"), ToClient)[0]["bytes"] == 1
+
+
+def test_a_size_is_remembered_for_the_next_host() -> None:
+    bridge = attached()
+    assert said(ask(bridge, op="resize", rows=10, cols=20)) == [{"op": "resize", "rows": 10, "cols": 20}]
+    bridge.closed()
+    assert ask(bridge, op="resize", rows=11, cols=21) == []
+    (again,) = said(bridge.opened(1))
+    assert (again["rows"], again["cols"]) == (11, 21)
+
+
+def test_the_keyboard_is_not_read_when_too_much_is_under_way() -> None:
+    bridge = attached()
+    assert bridge.has_room
+    bridge.from_client(wire.INPUT, b"x" * KEPT)
+    assert not bridge.has_room
+    control(bridge, event="applied", at=10)
+    assert bridge.has_room
+
+
+class Session:
+    """A session that says back what is typed, as its holder keeps it: the parts that travel, and those that do not."""
+
+    def __init__(self) -> None:
+        self.token = 1
+        self.typed, self.printed = b"", b""
+        self.streams = Streams()
+        self.since = 0
+        self.frozen = False
+
+    def answer(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        if message["op"] == "attach":
+            applied = self.streams.open(message["stream"])
+            return [{"re": "attach", "start": 0, "end": len(self.printed), "since": self.since, "applied": applied}]
+        assert message["op"] == "type"
+        stream, data = "0" * 16, message["data"].encode("latin-1")
+        if self.frozen:
+            return [{"event": "applied", "at": self.streams.open(stream)}]
+        new = self.streams.new(stream, message["at"], data)
+        assert new is not None, "a gap"
+        self.typed += new
+        self.printed += new.upper()
+        return [{"event": "applied", "at": self.streams.apply(stream, len(new))}]
+
+    def move(self) -> None:
+        self.token, self.since, self.frozen = self.token + 1, len(self.printed), False
+
+
+class Channel:
+    """What is under way between a bridge and one incarnation."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.up, self.down = session, b"", b""
+        self.cursor: int | None = None
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("type"), st.integers(1, 6)),
+        st.tuples(st.sampled_from(["up", "down"]), st.integers(1, 3)),
+        st.tuples(st.sampled_from(["cut", "freeze", "move", "open"]), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=300)
+@given(STEPS)
+def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]) -> None:
+    session, bridge = Session(), Bridge(lambda: "0" * 16)
+    channel: Channel | None = None
+    typed, seen = b"", b""
+
+    def do(acts: list[Any]) -> None:
+        nonlocal seen
+        for act in acts:
+            if isinstance(act, ToHolder):
+                assert channel is not None
+                channel.up += act.data
+            elif isinstance(act, ToClient):
+                for kind, payload in frames(act.data):
+                    if kind == wire.OUTPUT:
+                        seq, data = wire.parse_output(payload)
+                        assert seq == len(seen), "once, and in order"
+                        seen += data
+                    else:
+                        assert json.loads(payload).get("event") not in ("undone", "refused", "lost"), payload
+
+    def connect() -> None:
+        nonlocal channel
+        if channel is None:
+            channel = Channel(session)
+            do(bridge.opened(session.token))
+
+    def cut() -> None:
+        nonlocal channel
+        channel = None
+        bridge.closed()
+
+    def take_up(most: int) -> None:
+        """The holder reads so many frames, and answers."""
+        assert channel is not None
+        for _kind, payload in frames(channel.up)[:most]:
+            channel.up = channel.up[5 + len(payload) :]
+            message = json.loads(payload)
+            for answer in session.answer(message):
+                channel.down += wire.control(answer)
+            if message["op"] == "attach":
+                channel.cursor = message["from"] or 0
+        if channel.cursor is not None and channel.cursor < len(session.printed):
+            channel.down += wire.output(channel.cursor, session.printed[channel.cursor :])
+            channel.cursor = len(session.printed)
+
+    def take_down(most: int) -> None:
+        assert channel is not None
+        for kind, payload in frames(channel.down)[:most]:
+            channel.down = channel.down[5 + len(payload) :]
+            do(bridge.from_holder(kind, payload))
+
+    ask(bridge, **ATTACH)
+    connect()
+    for step, count in steps:
+        if step == "type":
+            data = bytes((len(typed) + n) % 26 + 97 for n in range(count))
+            typed += data
+            do(bridge.from_client(wire.INPUT, data))
+        elif step == "up" and channel is not None:
+            take_up(count)
+        elif step == "down" and channel is not None:
+            take_down(count)
+        elif step == "cut":
+            cut()
+        elif step == "freeze":
+            session.frozen = True
+        elif step == "move":
+            cut()
+            session.move()
+        elif step == "open":
+            connect()
+        assert typed.startswith(session.typed)
+    cut()
+    session.frozen = False
+    connect()
+    for _ in range(200):
+        take_up(100)
+        take_down(100)
+    assert session.typed == typed
+    assert seen == typed.upper()

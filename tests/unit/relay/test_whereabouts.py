@@ -1,0 +1,89 @@
+"""What the relay is told of a host's sessions, and what its clients may ask of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cmdop_migrate.flows import doorkeeper
+from cmdop_migrate.flows.whereabouts import Leaving, Standing, changes
+from cmdop_migrate.relay.backoff import Backoff
+from cmdop_migrate.session import wire
+
+
+@pytest.mark.parametrize(
+    ("known", "standing", "coming", "leaving"),
+    [
+        (None, Standing("s", 1, "w", "live"), True, None),
+        (1, Standing("s", 1, "w", "live"), False, None),
+        (1, Standing("s", 2, "w", "live"), True, None),
+        (None, Standing("s", 1, "w", "handing"), False, None),
+        (1, Standing("s", 1, "w", "handing", "host-b"), False, Leaving("s", 1, "moving", "host-b")),
+        (1, Standing("s", 1, "w", "parked"), False, Leaving("s", 1, "parked")),
+        (1, Standing("s", 1, "w", "exited", None, "exited 0"), False, Leaving("s", 1, "exited")),
+        (1, Standing("s", 1, "w", "exited", None, "its holder died"), False, Leaving("s", 1, "parked")),
+        (1, Standing("s", 1, "w", "exited", None, "moved to b (token 2)"), False, Leaving("s", 1, "moving", "b")),
+        (1, Standing("s", 1, "w", "exited", None, "superseded by token 4 on b"), False, Leaving("s", 1, "moving", "b")),
+        (1, None, False, Leaving("s", 1, "exited")),
+    ],
+)
+def test_what_a_relay_is_told(known: int | None, standing: Standing | None, coming: bool, leaving: Any) -> None:
+    told = changes({} if known is None else {"s": known}, {} if standing is None else {"s": standing})
+    assert told == ([standing] if coming else [], [leaving] if leaving else [])
+
+
+@pytest.mark.parametrize("role", ["read", "execute", "admin", "host"])
+@pytest.mark.parametrize(
+    "op", ["fresh", "superseded", "doubt", "parked", "saved", "freeze", "thaw", "typeahead", "committing", "hand_over",
+           "take_back", "moved", "park", "nonsense", None, 3, ["attach"]],
+)  # fmt: skip
+def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
+    assert doorkeeper.let_through(role, "ann", {"op": op, "token": 9}) is None
+
+
+@pytest.mark.parametrize(
+    ("role", "message", "passes"),
+    [
+        ("read", {"op": "status"}, True),
+        ("read", {"op": "type", "at": 0, "data": "x"}, False),
+        ("read", {"op": "send", "data": "x"}, False),
+        ("read", {"op": "resize", "rows": 1, "cols": 1}, False),
+        ("read", {"op": "turn", "do": "request"}, False),
+        ("execute", {"op": "send", "data": "x"}, True),
+        ("execute", {"op": "turn", "do": "request"}, True),
+        ("execute", {"op": "kill", "signal": 9, "grace": 0}, False),
+        ("admin", {"op": "turn", "do": "seize"}, True),
+        ("admin", {"op": "kill", "signal": 9, "grace": 0}, True),
+        ("host", {"op": "status"}, False),
+    ],
+)
+def test_roles(role: Any, message: dict[str, Any], passes: bool) -> None:
+    passed = doorkeeper.let_through(role, "ann", {**message, "actor": "root", "admin": True})
+    assert (passed is not None) == passes
+    assert passed is None or (passed["actor"], passed["admin"]) == ("ann", role == "admin")
+
+
+def test_who_may_read_is_attached_read_only() -> None:
+    wish = {"op": "attach", "actor": "root", "read_only": False, "stream": "0" * 16, "rows": 1, "cols": 1}
+    passed = doorkeeper.let_through("read", "eve", wish)
+    assert passed == {"op": "attach", "actor": "eve", "read_only": True, "admin": False}
+
+
+def test_where_a_word_of_ones_own_may_stand() -> None:
+    data = wire.control({"a": 1}) + wire.output(7, b"x" * 100) + wire.typed(b"")
+    whole = {len(wire.control({"a": 1})), len(wire.control({"a": 1}) + wire.output(7, b"x" * 100)), len(data)}
+    for step in (1, 3, 7, len(data)):
+        edges, at = wire.Edges(), 0
+        while at < len(data):
+            is_edge = edges.feed(data[at : at + step])
+            at = min(len(data), at + step)
+            assert is_edge == (at in whole), at
+
+
+def test_the_pause_before_the_next_try_grows_and_is_bounded() -> None:
+    backoff = Backoff(0.1, 1.0)
+    pauses = [backoff.failed() for _ in range(10)]
+    assert all(0.05 <= pause <= 1.0 for pause in pauses) and max(pauses[4:]) > 0.4
+    backoff.worked()
+    assert backoff.failed() <= 0.1

@@ -1,0 +1,80 @@
+"""Numbered input: whatever is sent again, goes in once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cmdop_migrate.session.streams import LIMIT, Streams
+
+ONE = "0123456789abcdef"
+
+
+def test_what_came_already_is_passed_over() -> None:
+    table = Streams()
+    assert table.open(ONE) == 0
+    assert table.new(ONE, 0, b"abc") == b"abc"
+    assert table.apply(ONE, 3, 7, 90) == 3
+    assert table.new(ONE, 0, b"abc") == b""
+    assert table.new(ONE, 1, b"bcde") == b"de"
+    assert table.new(ONE, 4, b"e") is None, "a gap"
+    assert table.last(ONE) == (7, 90)
+
+
+@given(st.binary(min_size=1, max_size=50), st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=30))
+def test_each_byte_goes_in_once_and_in_order(typed: bytes, sent: list[tuple[int, int]]) -> None:
+    table, got = Streams(), b""
+    for at, count in [*sent, (0, len(typed))]:
+        new = table.new(ONE, at, typed[at : at + count])
+        if new:
+            got += new
+            assert table.apply(ONE, len(new)) == len(got)
+        assert typed.startswith(got)
+    assert got == typed
+
+
+def test_it_goes_on_in_the_next_incarnation() -> None:
+    before, after = Streams(), Streams()
+    before.open(ONE)
+    before.apply(ONE, 5, 2, 3)
+    after.load(json.loads(json.dumps(before.save())))
+    assert after.new(ONE, 3, b"defg") == b"fg"
+    before.apply(ONE, 1)
+    assert after.open(ONE) == 5, "a copy"
+
+
+def test_the_table_is_bounded_and_those_in_use_stay() -> None:
+    table = Streams()
+    table.apply(ONE, 9)
+    for number in range(3 * LIMIT):
+        table.open(f"{number:016x}")
+        assert table.open(ONE) == 9
+    assert len(table.save()) == LIMIT
+
+
+@pytest.mark.parametrize("bad", ["", "x" * 16, "0" * 15, "0" * 17, "../" * 5])
+def test_an_id_is_an_id(bad: str) -> None:
+    with pytest.raises(ValueError):
+        Streams().open(bad)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        [],
+        {ONE: 3},
+        {ONE: [1, 2]},
+        {ONE: [1, 2, "3"]},
+        {ONE: [-1, 0, 0]},
+        {"x": [1, 2, 3]},
+        {ONE: [True, 0, 0]},
+        {f"{number:016x}": [0, 0, 0] for number in range(LIMIT + 1)},
+    ],
+)
+def test_an_image_that_says_something_else_is_refused(bad: object) -> None:
+    with pytest.raises(ValueError):
+        Streams().load(bad)
