@@ -12,6 +12,7 @@ from tests.hosts import CM, Host, a_host, until
 from tests.modes import record
 from tests.modes.conftest import Sign
 from tests.ptys import Pty
+from tests.relayed import linked
 
 DETACH = b"\x1cd"
 
@@ -68,6 +69,29 @@ def test_what_is_no_longer_kept_is_said(tmp_path: Path, sign: Sign) -> None:
         assert went[0]["lost"] == event["lost"]
         assert host.cm_json("output", "w", "--from", "0")["lost"] == event["lost"]
         sign(buffer=4096, replayed=event["replayed"], lost=event["lost"])
+
+
+def test_from_afar_it_is_the_same(tmp_path: Path, sign: Sign) -> None:
+    """Through the relay: who it was is what the credential says, and the relay's death is one more disconnect."""
+    with linked(tmp_path) as world:
+        file = world.credential(actor="ann")
+        session = fences.counter(world.a)
+        world.routed(session, file)
+        with world.attach(file, "w") as client:
+            client.expect(b"n 5\r\n")
+            client.process.kill()
+        until(lambda: record.events(world.a, session, "detached"), 20, "its end is noticed")
+        with world.attach(file, "w") as client:
+            client.expect(b"n 20\r\n")
+            world.restart_relay()
+            client.expect(f"n {len(fences.numbers(world.a, session)) + 10}\r\n".encode(), 40)
+            numbers = [int(one) for one in re.findall(rb"n (\d+)\r\n", client.seen)]
+        assert numbers == list(range(1, len(numbers) + 1)), "every number once, in order"
+        came = record.events(world.a, session, "attached")
+        assert len(came) >= 3 and {one["actor"] for one in came} == {"ann"}
+        assert came[-1]["from"] > 0 and came[-1]["lost"] == 0, "it goes on where its line was cut"
+        assert {one["pid"] for one in came} == {record.one(world.a, session, "started")["pid"]}
+        sign(again={key: came[-1][key] for key in ("from", "replayed", "lost")}, actor="ann", cold_starts=0)
 
 
 def test_clients_without_end_do_not_push_others_out_of_the_record(host: Host) -> None:
