@@ -69,6 +69,7 @@ async def _held(relay: ARelay, options: argparse.Namespace) -> dict[str, Any]:
     for _ in sessions:
         frame = await host.receive()
         assert frame.kind is Kind.REGISTERED, frame
+    drain = asyncio.create_task(_swallow(host))
     began, gate = time.monotonic(), asyncio.Semaphore(AT_ONCE)
     clients = await asyncio.gather(
         *(
@@ -77,11 +78,12 @@ async def _held(relay: ARelay, options: argparse.Namespace) -> dict[str, Any]:
         )
     )
     joined = time.monotonic() - began
-    drain = asyncio.create_task(_swallow(host))
     before, at = _cpu(pid), time.monotonic()
     await asyncio.sleep(options.seconds)
     used = (_cpu(pid) - before) / (time.monotonic() - at)
     memory = _memory(pid)
+    if drain.done():
+        drain.result()
     drain.cancel()
     for one in [*clients, host]:
         await one.close()
@@ -120,7 +122,7 @@ async def _client(relay: ARelay, badge: Credential, session: str, gate: asyncio.
 async def _swallow(connection: Connection) -> None:
     while True:
         frame: Frame = await connection.receive()
-        assert frame.kind is Kind.OPEN, frame
+        assert frame.kind is Kind.OPEN, f"{frame.kind.name} {frame.payload!r}"
 
 
 def _memory(pid: int) -> int:
