@@ -7,21 +7,22 @@ with a_relay(tmp_path) as relay:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import signal
-import socket
 import ssl
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
 
 from cmdop_migrate.config import Config, load
 from cmdop_migrate.flows import relaytokens
@@ -34,6 +35,7 @@ from tests.hosts import Host, until
 
 SESSION = "5e" * 12
 PLACE = "127.0.0.1"
+T = TypeVar("T")
 
 
 def insecure() -> ssl.SSLContext:
@@ -44,14 +46,34 @@ def insecure() -> ssl.SSLContext:
     return context
 
 
+class Loop:
+    """An event loop in a thread of its own: tests read from top to bottom."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], within: float) -> T:
+        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(work, within), self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
 class Dialer:
     """One WebSocket, spoken by hand."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
+    def __init__(self, socket: ClientConnection, loop: Loop) -> None:
+        self.socket, self._loop = socket, loop
 
     def send(self, frame: Frame) -> None:
-        self.socket.send(encode(frame))
+        self.send_raw(encode(frame))
+
+    def send_raw(self, message: bytes | str) -> None:
+        self._loop.run(self.socket.send(message), 10)
 
     def say(self, kind: Kind, table: dict[str, Any], session: str = "", token: int = 0, channel: int = 0) -> None:
         self.send(with_table(kind, table, session, token, channel))
@@ -63,7 +85,7 @@ class Dialer:
         """The next frame that is no sign of life."""
         end = time.monotonic() + within
         while True:
-            message = self.socket.recv(max(0.01, end - time.monotonic()))
+            message = self._loop.run(self.socket.recv(), max(0.01, end - time.monotonic()))
             assert isinstance(message, bytes)
             frame = decode(message)
             if frame.kind is not Kind.BEAT:
@@ -101,7 +123,7 @@ class Dialer:
         self.say(Kind.OPEN, {"handshake": "aGVsbG8"}, session, 0, channel)
 
     def close(self) -> None:
-        self.socket.close()
+        self._loop.run(self.socket.close(), 5)
 
 
 @dataclass
@@ -111,6 +133,7 @@ class ARelay:
     facts: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     dialers: list[Dialer] = field(default_factory=list)
+    loop: Loop = field(default_factory=Loop)
 
     @property
     def config(self) -> Config:
@@ -120,10 +143,12 @@ class ARelay:
     def url(self) -> str:
         return f"wss://{PLACE}:{self.port}"
 
-    def start(self) -> None:
+    def start(self, *options: str) -> None:
         """On the same port as before, once it had one."""
         where = ("relay", "serve", "--json", "--listen", f"{PLACE}:{self.port}")
-        self.process = subprocess.Popen(self.at.argv(*where), env=self.at.env(), stdout=subprocess.PIPE, cwd="/")
+        self.process = subprocess.Popen(
+            self.at.argv(*where, *options), env=self.at.env(), stdout=subprocess.PIPE, cwd="/"
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, f"the relay did not start: {self.process.wait(5)}"
@@ -153,17 +178,15 @@ class ARelay:
 
     def knock(self, source: str = PLACE, **options: Any) -> Dialer:
         """A connection that has not said yet who it is."""
-        plain = socket.create_connection((PLACE, self.port), 10, (source, 0))
-        try:
-            opened = connect(
-                self.url, sock=plain, ssl=insecure(), compression=None, ping_interval=None, proxy=None,
-                max_size=1 << 21, close_timeout=1, **options,
-            )  # fmt: skip
-        except BaseException:
-            plain.close()
-            raise
-        self.dialers.append(Dialer(opened))
+        opened = self.loop.run(self._connect(source, options), 10)
+        self.dialers.append(Dialer(opened, self.loop))
         return self.dialers[-1]
+
+    async def _connect(self, source: str, options: dict[str, Any]) -> ClientConnection:
+        return await connect(
+            self.url, ssl=insecure(), compression=None, ping_interval=None, proxy=None, max_size=1 << 21,
+            close_timeout=1, local_addr=(source, 0), **options,
+        )  # fmt: skip
 
     def hello(self, credential: Credential, source: str = PLACE, **changed: str) -> Dialer:
         """Says who it is; `changed` are fields of its HELLO that it lies about."""
@@ -220,6 +243,7 @@ def a_relay(place: Path, **settings: str) -> Iterator[ARelay]:
         yield relay
     finally:
         for one in relay.dialers:
-            with contextlib.suppress(OSError, ConnectionClosed):
+            with contextlib.suppress(OSError, ConnectionClosed, TimeoutError):
                 one.close()
+        relay.loop.close()
         relay.stop()

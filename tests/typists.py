@@ -3,14 +3,18 @@ the way, every byte of output comes once and in order, and every line is applied
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from cmdop_migrate.flows import afar
 from cmdop_migrate.flows.line import Line
 from cmdop_migrate.session.channel import HolderGone
 from tests.hosts import Host, until
@@ -134,3 +138,30 @@ def typing(line: Line, every: float = 0.03) -> Iterator[Typist]:
             threads[1].join(10)
             line.channel.sock.shutdown(2)
             threads[0].join(10)
+
+
+def main() -> None:
+    """By order, from another machine: CREDENTIAL SESSION; a line `next` on standard input waits until it counts on and
+    answers with the longest pause since the last one; `stop` finishes and answers with all there was."""
+    credential = afar.load(Path(sys.argv[1]))
+    assert credential.relay is not None
+    with typing(Line(credential.relay, credential, sys.argv[2])) as typist:
+        typist.counts_on()
+        print(json.dumps({"ready": True}), flush=True)
+        for order in sys.stdin:
+            if order.strip() == "stop":
+                break
+            typist.counts_on(within=90)
+            gaps, typist.gaps = typist.gaps, []
+            print(json.dumps({"pause": max(gaps, default=0.0)}), flush=True)
+        typist.finish(90)
+        told: dict[str, int] = {}
+        for one in typist.events:
+            told[one["event"]] = told.get(one["event"], 0) + 1
+        print(
+            json.dumps({"typed": typist.typed, "applied": len(typist.applied), "bytes": len(typist.data), "told": told})
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -149,7 +149,7 @@ def _list_afar(app: App, where: Place) -> None:
 @click.argument("session")
 @command
 def show(app: App, session: str) -> None:
-    """Show one session: its processes, sockets and changed files.
+    """Show one session: its processes, sockets, open and changed files.
 
     SESSION is its name, its id, or the beginning of its id.
 
@@ -181,6 +181,10 @@ def show(app: App, session: str) -> None:
     ])  # fmt: skip
     _section("sockets", ("PID", "KIND", "LOCAL", "REMOTE", "STATE"), [
         (str(s["pid"]), s["kind"], s["local"] or "-", s["remote"] or "-", s["state"]) for s in facts["sockets"]
+    ])  # fmt: skip
+    _section("open for writing, or locked", ("PID", "FD", "ACCESS", "OFFSET", "LOCKS", "PATH"), [
+        (str(f["pid"]), str(f["fd"]), f["access"], str(f["offset"]), ", ".join(f["locks"]) or "-", f["path"])
+        for f in facts["open_files"]
     ])  # fmt: skip
     _section("changed files", ("CHANGE", "SIZE", "PATH"), [
         (f["change"], units.show_size(f["size"]), f["path"]) for f in facts["files"]

@@ -297,6 +297,7 @@ class Agent:
         self.metrics.set("sessions", len(live))
         self.metrics.set("sessions_unsure", len(self.unsure))
         self.metrics.set("holders_silent", len(self.silent))
+        self.metrics.set("idle_seconds_max", max(self.lines.idle.values(), default=0.0))
         self.metrics.set("host_name_held", self.name.is_ours)
         with contextlib.suppress(OSError):
             self.metrics.write()

@@ -71,7 +71,7 @@ class Bridge:
         self._asked: list[Message] = []
         self._base, self._typed = 0, bytearray()  # of the input: how much is applied, and what is not
         self._put_off: Message | None = None  # refused for the moment
-        self._token, self._is_new = 0, False  # of the incarnation this channel goes to; whether it is another one
+        self._token = self._seen = 0  # of the incarnation this channel goes to; of the last whose output was shown
         self.standing: Message | None = None  # what the client was told about the session's whereabouts
 
     @property
@@ -118,10 +118,10 @@ class Bridge:
     def opened(self, token: int) -> list[Act]:
         """There is a channel, to the incarnation of this token."""
         self._is_open, self._is_attached, self._put_off = True, False, None
-        self._is_new, self._token = token != self._token, token
+        self._token = token
         acts: list[Act] = []
         if self._attach is not None and self._is_answered:
-            acts.append(self._say(self._attach | {"from": self._next}))
+            acts.append(self._ask_on())
         return acts + [self._say(one) for one in self._asked]
 
     def closed(self) -> None:
@@ -175,20 +175,20 @@ class Bridge:
             wanted = self._attach.get("from")
             self._next = int(message["start"]) if wanted is None else max(int(wanted), 0)
             self._is_answered = self._is_attached = True
+            self._seen = self._token
             if "stream" in self._attach and "applied" not in message:
                 self._is_deaf = True
                 refused, self._typed = bytes(self._typed), bytearray()
                 return [ToClient(wire.control(message)), *(self._type(refused) if refused else [])]
-            shown = {key: value for key, value in message.items() if key not in ("applied", "since")}
+            shown = {key: value for key, value in message.items() if key != "applied"}
             return [ToClient(wire.control(shown)), *self._goes_on(), *self._send_typed(self._base)]
-        since = int(message["end"] if message.get("error") == "range" else message.get("since", 0))
-        if self._is_new and since < self._next:
+        since = message["end"] if message.get("error") == "range" else message.get("since")
+        if since is not None and since < self._next:
             # It was brought back from before what we have seen, and has gone another way since.
-            undone, self._next, self._is_new = self._next - since, since, False
-            assert self._attach is not None
+            undone, self._next, self._seen = self._next - since, since, self._token
             told = {"event": "undone", "output": undone, "input": 0}
-            return [ToClient(wire.control(told)), self._say(self._attach | {"from": self._next})]
-        self._is_attached, self._is_new = True, False
+            return [ToClient(wire.control(told)), self._ask_on()]
+        self._is_attached, self._seen = True, self._token
         acts = self._goes_on()
         applied = message.get("applied")
         if applied is None:
@@ -197,6 +197,11 @@ class Bridge:
             return acts + self._undone(int(applied), self._base - int(applied))
         self._applied(int(applied))
         return acts + self._send_typed(self._base)
+
+    def _ask_on(self) -> ToHolder:
+        """`attach`, from where we are in the output of the incarnation we saw last."""
+        assert self._attach is not None
+        return self._say(self._attach | {"from": self._next, "token": self._seen})
 
     def _applied(self, at: int) -> None:
         count = min(max(0, at - self._base), len(self._typed))

@@ -47,6 +47,7 @@ from cmdop_migrate.session.records import Records
 
 CRIU_TIMEOUT = 600.0
 FREEZE_TIMEOUT = 30.0
+TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
 
@@ -85,11 +86,19 @@ class Result:
                 "stored": sizes["stored"],
                 "new": sizes["new"],
             },
+            "chunks": chunk_counts(self.manifest),
             "phases": self.phases,
             "frozen_s": self.frozen_s,
             "closed_connections": self.closed,
             "hooks": self.hooks,
         }
+
+
+def chunk_counts(manifest: Manifest) -> dict[str, int]:
+    """How many chunks it is made of, and how many of them were in the store already: shared with earlier checkpoints,
+    its own or another session's."""
+    total, new = manifest.sizes["chunks"], manifest.sizes["new_chunks"]
+    return {"total": total, "new": new, "shared": total - new}
 
 
 def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progress = lambda _: None) -> Result:
@@ -170,6 +179,7 @@ class _Checkpoint:
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
             frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
+            phases=self.phases.seconds, chunks=chunk_counts(manifest), connections=closed[:TOLD_CONNECTIONS],
         )  # fmt: skip
         return Result(manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at)
 

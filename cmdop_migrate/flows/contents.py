@@ -107,7 +107,8 @@ def _staged(found: Any) -> dict[str, Any]:
 def _streams(found: Any) -> streams.Saved:
     """How much of each numbered input it had got; older images do not say."""
     table = streams.Streams()
-    table.load({} if found is None else found)
+    if found is not None:
+        table.load(found)
     return table.save()
 
 

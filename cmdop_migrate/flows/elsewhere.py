@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cmdop_migrate.errors import Fenced, SessionNotFound, Usage
-from cmdop_migrate.flows import checkpoint, choose, handover
+from cmdop_migrate.flows import checkpoint, choose, fork_session, handover
 from cmdop_migrate.flows.incarnation import Wanted
 from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.model import Record, session_name
@@ -39,8 +39,7 @@ def fork(
     saved = checkpoint.checkpoint(records, reference, wanted, progress)
     progress(f"restoring on {target.name}")
     answer = target.call("restore", saved.manifest.checkpoint, "--fork", name, timeout=TIMEOUT)
-    told = {"hooks": [*saved.hooks, *answer.get("hooks", [])]}
-    return {**answer, **told, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}
+    return fork_session.branched(records, saved, answer)
 
 
 def _meant(records: Records, reference: str | None) -> Record | None:

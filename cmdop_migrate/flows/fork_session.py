@@ -15,5 +15,15 @@ def fork(records: Records, reference: str, name: str, progress: Callable[[str], 
     records.name_is_free(name)
     saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True, reason="fork"), progress)
     facts = restore.restore(records, saved.manifest.checkpoint, incarnation.Wanted(fork=name), progress)
-    told = {"hooks": [*saved.hooks, *facts["hooks"]]}
-    return {**facts, **told, "parent": saved.manifest.session, "checkpoint": saved.manifest.checkpoint}
+    return branched(records, saved, facts)
+
+
+def branched(records: Records, saved: checkpoint.Result, facts: dict[str, Any]) -> dict[str, Any]:
+    """What `fork` answers, `facts` being what the restore of the branch did; on record with the parent: the branch
+    begins on the parent's own chunks, all of them shared and none copied."""
+    manifest = saved.manifest
+    shared = {"shared_chunks": manifest.sizes["chunks"], "shared_bytes": manifest.sizes["stored"]}
+    branch = {"branch": facts["session"], "name": facts["name"], "where": facts["host"]}
+    records.events.emit("forked", manifest.session, **branch, checkpoint=manifest.checkpoint, **shared)
+    told = {"hooks": [*saved.hooks, *facts.get("hooks", [])]}
+    return {**facts, **told, **shared, "parent": manifest.session, "checkpoint": manifest.checkpoint}

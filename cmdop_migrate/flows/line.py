@@ -27,7 +27,7 @@ from cmdop_migrate.flows.passage import end
 from cmdop_migrate.relay import frames, sealed
 from cmdop_migrate.relay.backoff import Backoff
 from cmdop_migrate.relay.credentials import Credential, b64
-from cmdop_migrate.relay.dial import Connection, Lost, dial
+from cmdop_migrate.relay.dial import FIRST_TIMEOUT, OPEN_TIMEOUT, Connection, Lost, dial
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind
 from cmdop_migrate.session import wire
 from cmdop_migrate.session.channel import Channel
@@ -191,7 +191,8 @@ class _Talk:
         give_up: float | None = loop.time() + PATIENCE
         while True:
             try:
-                async with await dial(self._url, self._credential) as self._connection:
+                timeout = min(OPEN_TIMEOUT, FIRST_TIMEOUT * 2**backoff.failures)
+                async with await dial(self._url, self._credential, timeout) as self._connection:
                     backoff.worked()
                     give_up = None
                     await self._talk(self._connection)

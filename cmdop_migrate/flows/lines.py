@@ -12,12 +12,14 @@ from cmdop_migrate.session import wire
 
 
 class Lines:
-    """One connection to each holder, made anew when it broke. Answers are read, and thrown away."""
+    """One connection to each holder, made anew when it broke."""
 
     def __init__(self, path: Callable[[str], Path]) -> None:
         """`path`: where a session's holder listens."""
         self._path = path
         self._open: dict[str, socket.socket] = {}
+        self._decoders: dict[str, wire.Decoder] = {}
+        self.idle: dict[str, float] = {}  # seconds, as each holder answered to the word before the last
 
     def say(self, session: str, **message: object) -> bool:
         """False when the holder is gone, or takes nothing: it will be said again with the next renewal."""
@@ -26,21 +28,34 @@ class Lines:
             try:
                 sock = self._open.get(session) or self._connect(session)
                 self._open[session] = sock
-                _drain(sock)
+                self._hear(session, sock)
                 if sock.send(data) == len(data):
                     return True
             except BlockingIOError:
                 # It hangs. The connection stays: a new one for every try would fill its queue up for good.
                 return False
-            except OSError:
+            except (OSError, wire.ProtocolError):
                 pass
             self.drop(session)
         return False
 
     def drop(self, session: str) -> None:
+        self.idle.pop(session, None)
+        self._decoders.pop(session, None)
         sock = self._open.pop(session, None)
         if sock is not None:
             sock.close()
+
+    def _hear(self, session: str, sock: socket.socket) -> None:
+        """Whatever was answered so far: how long it has been idle is kept, the rest is of no use."""
+        decoder = self._decoders.setdefault(session, wire.Decoder())
+        with contextlib.suppress(BlockingIOError):
+            while data := sock.recv(64 << 10):
+                for kind, payload in decoder.feed(data):
+                    idle = wire.parse_control(payload).get("idle") if kind == wire.CONTROL else None
+                    if isinstance(idle, int | float):
+                        self.idle[session] = float(idle)
+            raise ConnectionResetError
 
     def _connect(self, session: str) -> socket.socket:
         path = self._path(session)
@@ -55,10 +70,3 @@ class Lines:
         finally:
             os.close(directory)
         return sock
-
-
-def _drain(sock: socket.socket) -> None:
-    with contextlib.suppress(BlockingIOError):
-        while sock.recv(64 << 10):
-            pass
-        raise ConnectionResetError

@@ -18,7 +18,7 @@ from cmdop_migrate.flows.whereabouts import Leaving, Lookout, Standing, changes
 from cmdop_migrate.relay import credentials, frames, sealed
 from cmdop_migrate.relay.backoff import Backoff
 from cmdop_migrate.relay.credentials import Claims, Credential
-from cmdop_migrate.relay.dial import Connection, Lost, dial
+from cmdop_migrate.relay.dial import FIRST_TIMEOUT, OPEN_TIMEOUT, Connection, Lost, dial
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind
 from cmdop_migrate.session.inotify import Watch
 from cmdop_migrate.session.records import Records
@@ -61,7 +61,8 @@ class Link:
         backoff = Backoff()
         while True:
             try:
-                async with await dial(self._url, self._credential()) as connection:
+                timeout = min(OPEN_TIMEOUT, FIRST_TIMEOUT * 2**backoff.failures)
+                async with await dial(self._url, self._credential(), timeout) as connection:
                     backoff.worked()
                     _log.info("connected to %s as %s", self._url, connection.welcome.name)
                     await _Service(self, connection).run()

@@ -8,6 +8,7 @@ NAMES = {
     "sessions": ("gauge", "Live sessions of this host."),
     "sessions_unsure": ("gauge", "Live sessions whose lease could not be renewed at the last try."),
     "holders_silent": ("gauge", "Holders that did not take the agent's last word."),
+    "idle_seconds_max": ("gauge", "How long the session that nobody has used for the longest has been idle."),
     "renew_seconds": ("gauge", "How long the last round of renewals took."),
     "renewals_total": ("counter", "Leases renewed."),
     "renewal_failures_total": ("counter", "Renewals that were not answered, or not with a lease."),

@@ -7,11 +7,13 @@ import ipaddress
 import os
 import resource
 import signal
+from asyncio import sslproto
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Usage
 from cmdop_migrate.events import Events
@@ -22,6 +24,9 @@ from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
 from cmdop_migrate.relay.figures import Figures
 from cmdop_migrate.relay.server import Relay, Serving
 from cmdop_migrate.relay.truth import Truth
+
+TLS_BUFFER = 32 << 10
+OWN_FILES = 256  # not for connections
 
 
 @dataclass(frozen=True)
@@ -50,15 +55,17 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     _make_state_dir(config)
     figures = Figures()
     lease_store, issued = leases.open_store(config), relaytokens.open_issued(config)
+    issued.register.check()
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)
-    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or pages.OWN, wish.connections)
+    most = min(wish.connections, _more_files(wish.connections + OWN_FILES) - OWN_FILES)
+    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or pages.OWN, most)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
-    _more_files(wish.connections + 256)
+    _small_buffers()
 
     def ready(bound: int) -> None:
-        events.emit("relay_started", None, listen=f"{host}:{bound}")
+        _emit(events, "relay_started", listen=f"{host}:{bound}")
         facts = {"listen": host, "port": bound, "tls": tls is not None, "pin": pin}
         say({**facts, "identity": relaytokens.shown(fleet), "pid": os.getpid()})
 
@@ -72,7 +79,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
         truth.close()
         issued.register.close()
         lease_store.close()
-    events.emit("relay_stopped", None)
+    _emit(events, "relay_stopped")
 
 
 async def _until_told(relay: Relay, ready: Callable[[int], None]) -> None:
@@ -121,9 +128,25 @@ def _make_state_dir(config: Config) -> None:
         raise BadConfig(f"cannot make {config.state_dir}: {error.strerror}", "Set state_dir elsewhere.") from error
 
 
-def _more_files(wanted: int) -> None:
+def _small_buffers() -> None:
+    """asyncio gives each TLS connection a read buffer of 256 KiB, most of what one that is mostly quiet costs. It is
+    not made to be changed, so that where it cannot be, a relay only needs more memory."""
+    if isinstance(getattr(sslproto.SSLProtocol, "max_size", None), int):
+        setattr(sslproto.SSLProtocol, "max_size", TLS_BUFFER)  # noqa: B010 - it is not in the type stubs
+
+
+def _more_files(wanted: int) -> int:
+    """As many open files as that, or as the system allows; how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
-        )
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
+
+
+def _emit(events: Events, event: str, **facts: object) -> None:
+    """A full disk is no reason not to serve."""
+    try:
+        events.emit(event, None, **facts)
+    except OSError as error:
+        log.get("relay").warning("cannot record %s: %s", event, error.strerror)

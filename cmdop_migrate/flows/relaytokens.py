@@ -10,9 +10,10 @@ from cmdop_migrate import clock
 from cmdop_migrate.config import Config, host_name
 from cmdop_migrate.errors import NotFound, Usage
 from cmdop_migrate.flows import leases, tools
+from cmdop_migrate.lease.registry import RELAY
 from cmdop_migrate.relay import certificate
 from cmdop_migrate.relay.credentials import Credential, Role, b64, issue
-from cmdop_migrate.relay.issued import SIBLING, Issue, Issued
+from cmdop_migrate.relay.issued import Issue, Issued
 
 
 def directory(config: Config) -> Path:
@@ -26,7 +27,7 @@ def identity(config: Config) -> bytes:
 
 
 def open_issued(config: Config) -> Issued:
-    return Issued(leases.open_beside(config, SIBLING))
+    return Issued(leases.open_beside(config, RELAY))
 
 
 @dataclass(frozen=True)

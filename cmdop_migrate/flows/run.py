@@ -17,6 +17,7 @@ from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.flows import agentlock, hooks, hostname, leases
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.phases import Phases
+from cmdop_migrate.lease.registry import RELAY, sibling
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import cgroup, hostview, network, trusted
 from cmdop_migrate.session.hostlayer import SPECIAL, is_under
@@ -245,8 +246,8 @@ def _here() -> str:
 
 def private_paths(config: Config) -> list[str]:
     """What no session may see: keys, other sessions, the store, the lease."""
-    paths = [str(config.state_dir), str(config.run_dir), str(config.key_file)]
-    for url in (config.store, config.lease):
+    paths = [str(config.state_dir), str(config.run_dir), str(config.key_file), str(config.relay_credential)]
+    for url in (config.store, config.lease, sibling(config.lease, RELAY)):
         parts = urlsplit(url)
         if parts.scheme in ("file", "sqlite"):
             paths.append(parts.path)

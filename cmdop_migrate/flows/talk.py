@@ -12,7 +12,7 @@ from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, U
 from cmdop_migrate.flows import conversation
 from cmdop_migrate.flows.conversation import Output
 from cmdop_migrate.model import Record, State
-from cmdop_migrate.session import cgroup, tree
+from cmdop_migrate.session import cgroup, openfiles, tree
 from cmdop_migrate.session.channel import Channel, HolderGone, exited
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.ring import Ring
@@ -103,6 +103,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "parent": record.parent,
         "tree": [asdict(one) for one in tree.processes(group)],
         "sockets": [asdict(one) for one in tree.sockets(group)],
+        "open_files": [asdict(one) for one in openfiles.opened(group)],
         "files": [asdict(one) for one in tree.changed_files(stores)],
         "lease": {"holder": record.host, "token": record.token},
         "checkpoint": record.checkpoint,

@@ -198,6 +198,7 @@ class ImageWriter:
             "stored": stored + sum(piece.length for piece in table),
             "new": counts.new + sum(piece.length for piece in table),
             "chunks": len(pipeline.table),
+            "new_chunks": counts.new_chunks,
         }
         result = Manifest(
             self.session, self.checkpoint, self._key.fingerprint, token, round(walltime(), 3), self.parent,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from cmdop_migrate.lease.etcdhttp import EtcdPlace
 
 FORMS = "sqlite:///file, s3://bucket/prefix?endpoint=http://host:port, etcd://host:port,host:port/prefix?ca=/file"
+RELAY = "relay"
+"""What relays keep beside the leases: credentials, names."""
 _PREFIX = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _MEMBER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>[0-9]{1,5}))?")
 _ETCD_OPTIONS = ("ca", "cert", "key")

@@ -13,11 +13,14 @@ class Backoff:
     def __init__(self, first: float = FIRST, most: float = MOST) -> None:
         self._first, self._most = first, most
         self._next = first
+        self.failures = 0
 
     def failed(self) -> float:
         """Seconds to wait now."""
+        self.failures += 1
         now, self._next = self._next, min(self._most, self._next * FACTOR)
         return random.uniform(now / 2, now)
 
     def worked(self) -> None:
         self._next = self._first
+        self.failures = 0

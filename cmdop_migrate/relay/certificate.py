@@ -66,6 +66,7 @@ def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0  # nobody resumes: connections are few and long
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:

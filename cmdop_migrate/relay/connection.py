@@ -14,6 +14,8 @@ from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, encode
 
 POLICY_VIOLATION = 1008
+ROOM = 4 << 20
+GRACE = 2.0
 
 
 class Connection:
@@ -37,14 +39,25 @@ class Connection:
         self._wake.set()
         return len(data)
 
-    def end(self, last: Frame, code: str) -> None:
-        """Say this, and no more: what was under way to it is dropped."""
+    def end(self, code: str, last: Frame | None = None) -> None:
+        """Say this, and no more: what was under way to it is dropped. Who does not take even that is cut off."""
         if self.ended is None:
             self._waiting.clear()
             self.queued = 0
-            self.put(last)
+            if last is not None:
+                self.put(last)
             self.ended = code
             self._wake.set()
+            asyncio.get_running_loop().call_later(GRACE, self.cut)
+
+    def cut(self) -> None:
+        """At once. A peer that takes nothing would keep every politer way waiting."""
+        self.socket.transport.abort()
+
+    async def room(self) -> None:
+        """Whoever does not take what it asked for is not heard until it does: it could ask for more and more."""
+        while self.queued > ROOM and self.ended is None:
+            await asyncio.sleep(0.05)
 
     async def write(self) -> None:
         """Send until the connection is over."""
@@ -60,7 +73,10 @@ class Connection:
                 self.moved = boottime()
                 self._wake.clear()
                 await self._wake.wait()
-        await self.socket.close(POLICY_VIOLATION, (self.ended or "")[:100])
+        self.ended = self.ended or "closed"
+        self._waiting.clear()
+        self.queued = 0
+        await self.socket.close(POLICY_VIOLATION, self.ended[:100])
 
     def stuck(self, now: float, patience: float) -> bool:
         """It has what it does not take."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import socket
 import ssl
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,7 +22,9 @@ from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
 
 OPEN_TIMEOUT = 10.0
+FIRST_TIMEOUT = 2.5  # a lost first packet is sent again after 1 s, then 3 s, then 7 s: a new try is sooner
 SILENT_BEATS = 3
+UNACKNOWLEDGED = 5.0
 LOOK_EVERY = 1.0
 _HINT = "Is it up? Check --relay, or the setting relay."
 
@@ -41,8 +44,8 @@ class Welcome:
 class Connection:
     """Frames to and from the relay. Use as an async context manager; leaving it closes."""
 
-    def __init__(self, socket: ClientConnection, welcome: Welcome) -> None:
-        self._socket, self.welcome = socket, welcome
+    def __init__(self, opened: ClientConnection, welcome: Welcome) -> None:
+        self._socket, self.welcome = opened, welcome
         self._heard = self._said = clock.boottime()
         self._beating = asyncio.create_task(self._beat(), name="beat")
 
@@ -95,7 +98,7 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
     Unreachable: it does not answer, or not as a relay does."""
     try:
         async with asyncio.timeout(timeout):
-            socket = await connect(
+            opened = await connect(
                 url,
                 ssl=_tls(credential.pin) if url.startswith("wss:") else None,
                 max_size=frames.FRAME_MAX,
@@ -105,9 +108,10 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
                 close_timeout=1.0,
             )
             try:
-                return await _admitted(socket, credential)
+                _notice_dead(opened)
+                return await _admitted(opened, credential)
             except BaseException:
-                socket.transport.abort()
+                opened.transport.abort()
                 raise
     except InvalidURI as error:
         raise Usage(f"not the address of a relay: {url!r}", "Write it like wss://relay.example:8443") from error
@@ -121,37 +125,45 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
         raise Unreachable(f"the relay at {url} cannot be reached: {words}", _HINT) from error
 
 
+def _notice_dead(connection: ClientConnection) -> None:
+    """Who changes networks is told by nobody: what was sent and is not acknowledged within seconds ends it."""
+    tcp = connection.transport.get_extra_info("socket")
+    if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED * 1000))
+
+
 def _tls(pin: str | None) -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    if pin is not None:  # looked at below, before anything is said that matters
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if pin is None:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the machine's authorities, which take long to read
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # `_admitted` looks at the pin
     return context
 
 
-async def _admitted(socket: ClientConnection, credential: Credential) -> Connection:
+async def _admitted(opened: ClientConnection, credential: Credential) -> Connection:
     if credential.pin is not None:
-        tls = socket.transport.get_extra_info("ssl_object")
+        tls = opened.transport.get_extra_info("ssl_object")
         found = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest() if tls else ""
         if not hmac.compare_digest(found, credential.pin):
             raise NotAdmitted(
                 "this is not the relay that the credential is for: its certificate is another",
                 "If the relay has a new one, ask for a new credential: relay token create",
             )
-    challenge = await _expect(socket, Kind.CHALLENGE)
+    challenge = await _expect(opened, Kind.CHALLENGE)
     try:
         nonce = credentials.unb64(challenge.text("nonce"), credentials.NONCE_SIZE)
-        await socket.send(frames.encode(frames.with_table(Kind.HELLO, credential.hello(nonce))))
-        said = (await _expect(socket, Kind.WELCOME)).table()
+        await opened.send(frames.encode(frames.with_table(Kind.HELLO, credential.hello(nonce))))
+        said = (await _expect(opened, Kind.WELCOME)).table()
         window, beat = int(said["window"]), float(said["beat"])
         if window < 1 or not beat > 0:
             raise ValueError("figures that make no sense")
-        return Connection(socket, Welcome(str(said["name"]), str(said["role"]), window, beat))
+        return Connection(opened, Welcome(str(said["name"]), str(said["role"]), window, beat))
     except (WebSocketException, ValueError, KeyError, TypeError) as error:
         raise Lost(f"it does not speak as a relay does: {error}") from error
 
 
-async def _expect(socket: ClientConnection, kind: Kind) -> Frame:
-    frame = await _receive(socket)
+async def _expect(opened: ClientConnection, kind: Kind) -> Frame:
+    frame = await _receive(opened)
     if frame.kind is Kind.REFUSED:
         raise _refused(frame)
     if frame.kind is not kind:
@@ -169,9 +181,9 @@ def _refused(frame: Frame) -> NotAdmitted | Lost:
     return Lost(f"it refuses for now: {why}")
 
 
-async def _receive(socket: ClientConnection) -> Frame:
+async def _receive(opened: ClientConnection) -> Frame:
     try:
-        data = await socket.recv()
+        data = await opened.recv()
     except WebSocketException as error:
         raise Lost(str(error)) from error
     if isinstance(data, str):

@@ -49,21 +49,21 @@ class Figures:
 
 
 class LineBudget:
-    """At most `most` lines a second; what is over is counted, and said with the next that passes."""
+    """At most `most` lines a second of each kind; what is over is counted, and said with the next that passes."""
 
-    def __init__(self, most: int = 20) -> None:
+    def __init__(self, most: int = 10) -> None:
         self._most = most
         self._second = 0
-        self._used = 0
-        self._passed_over = 0
+        self._used: Counter[str] = Counter()
+        self._passed_over: Counter[str] = Counter()
 
-    def take(self, now: float) -> int | None:
-        """How many were passed over since the last line that was written; None: this one is passed over too."""
+    def take(self, kind: str, now: float) -> int | None:
+        """How many of this kind were passed over since the last line of it; None: this one is passed over too."""
         if int(now) != self._second:
-            self._second, self._used = int(now), 0
-        if self._used >= self._most:
-            self._passed_over += 1
+            self._second = int(now)
+            self._used.clear()
+        if self._used[kind] >= self._most:
+            self._passed_over[kind] += 1
             return None
-        self._used += 1
-        count, self._passed_over = self._passed_over, 0
-        return count
+        self._used[kind] += 1
+        return self._passed_over.pop(kind, 0)

@@ -16,7 +16,6 @@ from cmdop_migrate.errors import LeaseUnreachable, LeaseUnreadable, NotAdmitted,
 from cmdop_migrate.lease.base import Register, Swap
 from cmdop_migrate.relay.credentials import Claims, b64, parse_claims, unb64
 
-SIBLING = "relay"
 _CREDENTIAL = "c."
 _NAME = "n."
 TRIES = 8

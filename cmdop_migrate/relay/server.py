@@ -18,7 +18,7 @@ from websockets.http11 import Request, Response
 
 from cmdop_migrate import log
 from cmdop_migrate.clock import boottime, walltime
-from cmdop_migrate.errors import Unreachable
+from cmdop_migrate.errors import Unreachable, Usage
 from cmdop_migrate.relay import admission, pages
 from cmdop_migrate.relay.admission import Refusal
 from cmdop_migrate.relay.connection import Connection
@@ -44,9 +44,10 @@ from cmdop_migrate.relay.signals import (
 from cmdop_migrate.relay.switchboard import Switchboard
 from cmdop_migrate.relay.truth import Truth
 
-TICK = 0.25
+TICK = 0.5
 SILENT_BEATS = 3
 TOO_BIG = 1009
+GOODBYE = 3.0
 _log = log.get("relay")
 
 
@@ -89,7 +90,7 @@ class Relay:
         quiet = logging.getLogger(f"{log.LOGGER}.relay.websockets")
         quiet.setLevel(logging.CRITICAL)  # a traceback for each stranger who speaks something else
         more: dict[str, Any] = {"ssl_handshake_timeout": serving.patience} if serving.tls else {}
-        async with serve(
+        listening = serve(
             self._handle,
             serving.host,
             serving.port,
@@ -105,14 +106,23 @@ class Relay:
             server_header=None,
             logger=quiet,
             **more,
-        ) as server:
+        )
+        try:
+            server = await listening
+        except OSError as error:
+            where = f"{serving.host}:{serving.port}"
+            raise Usage(f"cannot listen on {where}: {error.strerror}", "Give another with --listen.") from error
+        async with server:
             ready(_port(server))
             self._start(self._tick_forever())
             self._start(self._recheck_forever())
             await stop.wait()
             server.close()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(server.wait_closed(), 4)
+            try:
+                await asyncio.wait_for(server.wait_closed(), GOODBYE)
+            except TimeoutError:
+                for one in self._connections.values():
+                    one.cut()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -173,7 +183,11 @@ class Relay:
         self._door.admitted(socket)
         self._numbers += 1
         connection = Connection(self._numbers, socket, address, claims, boottime())
-        await self._converse(connection)
+        try:
+            await self._converse(connection)
+        except Exception:
+            _log.exception("the connection of %s broke down", claims.name)
+            raise  # which ends this connection, and no other
 
     async def _converse(self, connection: Connection) -> None:
         number = connection.number
@@ -186,13 +200,15 @@ class Relay:
                 if connection.ended is not None:
                     break
                 self._hear(connection, message)
+                if connection.claims.kind == "client":
+                    await connection.room()
         except ConnectionClosed as closed:
             if closed.sent is not None and closed.sent.code == TOO_BIG:
                 self._refused("too_big", "a message that no frame can be", connection.address, connection.claims.name)
         finally:
             del self._connections[number]
             self._do(Left(number))
-            connection.end(Frame(Kind.BEAT), "closed")
+            connection.end("closed")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(writer, 3)
 
@@ -225,7 +241,7 @@ class Relay:
                 connection = self._connections.get(conn)
                 if connection is not None and connection.ended is None:
                     self._refused(code, why, connection.address, connection.claims.name)
-                    connection.end(_refusal(code, why), code)
+                    connection.end(code, _refusal(code, why))
             case Ask(session, named):
                 self._start(self._ask(session, named))
             case Keep(session, name):
@@ -281,12 +297,9 @@ class Relay:
 
     def _look_for_slow(self) -> None:
         """Windows bound what one connection can cost, this bounds all: the worst goes first."""
-        while (held := sorted(self._connections.values(), key=lambda one: one.queued)) and (
-            sum(one.queued for one in held) > self._serving.queued
-        ):
-            self._act(End(held[-1].number, "slow", "too much was waiting for it"))
-            if held[-1].queued > self._serving.queued:
-                break
+        while sum(one.queued for one in self._connections.values()) > self._serving.queued:
+            worst = max(self._connections.values(), key=lambda one: one.queued)
+            self._act(End(worst.number, "slow", "too much was waiting for it"))
 
     async def _recheck_forever(self) -> None:
         """Whoever was revoked, or whose time is over, is put out; with nobody here the store is asked all the same."""
@@ -327,8 +340,8 @@ class Relay:
         )
 
     def _write(self, event: str, session: str, facts: dict[str, Any]) -> None:
-        """A flood must not fill the disk, nor a full disk end the relay."""
-        passed_over = self._lines.take(boottime())
+        """A flood of refusals must not fill the disk or hide others, nor a full disk end the relay."""
+        passed_over = self._lines.take(f"{event} {facts['code']}", boottime()) if "code" in facts else 0
         if passed_over is None:
             return
         more = {"passed_over": passed_over} if passed_over else {}

@@ -36,6 +36,7 @@ from cmdop_migrate.relay.signals import (
 OPENING_MAX = 4096
 CONFIRMATIONS_PER_TTL = 3
 ASK_AGAIN = 10.0  # seconds: whether a session that clients wait for still exists
+STOOD_STILL = 1.5  # seconds without any event, though time is told more often
 _NO_SESSION = ("no_session", "no session of this identity that this credential is for")
 _LEAVING = {"moving": "moved", "parked": "moved", "exited": "exited", "fenced": "lost"}
 
@@ -44,10 +45,17 @@ class Switchboard:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.bay = Patchbay(self.limits.window, self.limits.remembered)
+        self._handled = float("-inf")
         self._moved: dict[str, dict[str, Any]] = {}  # session -> its last move, as its source told it
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """What is to be done about it, in order."""
+        # Whoever stood still, stopped or suspended, must not act on what was confirmed before.
+        stale = self._ticked(now) if now - self._handled > STOOD_STILL and not isinstance(event, Ticked) else []
+        self._handled = now
+        return stale + self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> list[Action]:
         match event:
             case Received(conn, frame):
                 try:

@@ -11,6 +11,7 @@ import resource
 import select
 import socket
 import time
+from collections.abc import Callable
 
 from cmdop_migrate.session import wire
 from cmdop_migrate.session.ring import Ring
@@ -34,12 +35,14 @@ class Client:
         self.read_only = False
         self.attached = False
         self.blocked = False
+        self.lost = 0  # bytes that were no longer kept when it was ready for them
         self.refused, self.refused_at = 0, 0.0  # bytes that were refused and not yet said; when it was last
 
 
 class Clients:
-    def __init__(self, epoll: select.epoll, ring: Ring) -> None:
-        self._epoll, self._ring = epoll, ring
+    def __init__(self, epoll: select.epoll, ring: Ring, on_left: Callable[[Client], None] = lambda _: None) -> None:
+        """`on_left` hears of each that was attached and is no more, whoever hung up."""
+        self._epoll, self._ring, self._on_left = epoll, ring, on_left
         self._all: dict[int, Client] = {}
         self.left = 0.0  # when the last one that was attached went
         # Descriptors are kept back for the holder's own work: running out of them must never end a session.
@@ -77,10 +80,10 @@ class Clients:
         client.unsent += wire.control(message)
         self.pump(client)
 
-    def tell_all(self, message: dict[str, object]) -> None:
-        """To everyone who follows the output."""
+    def tell_all(self, message: dict[str, object], most: int = MAX_UNSENT) -> None:
+        """To everyone who follows the output, and has not got more than `most` bytes to read already."""
         for client in list(self._all.values()):
-            if client.cursor is not None:
+            if client.cursor is not None and len(client.unsent) <= most:
                 self.say(client, message)
 
     def pump_all(self) -> None:
@@ -109,6 +112,7 @@ class Clients:
             if client.cursor < self._ring.start:
                 lost = {"event": "lost", "bytes": self._ring.start - client.cursor, "from": client.cursor}
                 client.unsent += wire.control(lost)
+                client.lost += self._ring.start - client.cursor
                 client.cursor = self._ring.start
             data = self._ring.read(client.cursor, wire.OUTPUT_STEP)
             if data:
@@ -139,6 +143,7 @@ class Clients:
             client.sock.close()
             if client.attached:
                 self.left = time.monotonic()
+                self._on_left(client)
 
     def farewell(self, message: dict[str, object], seconds: float) -> None:
         """The last output and this message to everyone who reads within `seconds`."""
@@ -156,6 +161,7 @@ class Clients:
             if not client.unsent and self._caught_up(client):
                 client.unsent += wire.control(message)
                 self.pump(client)
+            client.attached = False  # the session leaves it, not it the session
             self.drop(client)
 
     def _caught_up(self, client: Client) -> bool:

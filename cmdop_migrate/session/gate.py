@@ -64,32 +64,16 @@ class Gate:
             self._problem = f"not run: {problem}"
             raise OSError
         cgroup.create(self._group)
-        given = os.memfd_create("question")  # not a pipe: nobody need wait for a gate that does not read
-        ours, theirs = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe, theirs = os.pipe2(os.O_CLOEXEC)
         try:
-            os.write(given, question)
-            os.lseek(given, 0, os.SEEK_SET)
-            os.set_blocking(theirs, True)
-            self._pid = os.posix_spawn(
-                os.path.realpath(argv[0]) if len(argv) == 1 else argv[0],
-                argv,
-                _ENVIRONMENT,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, given, 0),
-                    (os.POSIX_SPAWN_DUP2, theirs, 1),
-                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
-                ],
-                setsid=True,
-                setsigdef=_IGNORED,
-            )
+            os.set_blocking(self._pipe, False)
+            self._epoll.register(self._pipe, select.EPOLLIN)
+            self._pid = _spawn(argv, question, theirs)
         except OSError:
-            os.close(ours)
+            self._hang_up()
             raise
         finally:
-            os.close(given)
             os.close(theirs)
-        self._pipe = ours
-        self._epoll.register(ours, select.EPOLLIN)
         try:
             cgroup.join(self._group, self._pid)
         except ProcessLookupError:
@@ -143,11 +127,33 @@ class Gate:
 
     def _hang_up(self) -> None:
         if self._pipe >= 0:
-            self._epoll.unregister(self._pipe)
-            os.close(self._pipe)
+            os.close(self._pipe)  # nobody else has it: the epoll forgets it, too
             self._pipe = -1
 
     def _reason(self) -> str:
         """The first line it printed, harmless on a terminal."""
         lines = self._said.decode("utf-8", "replace").strip().splitlines()
         return "".join(char for char in lines[0][:SHOWN] if char.isprintable()) if lines else ""
+
+
+def _spawn(argv: list[str], question: bytes, output: int) -> int:
+    given = os.memfd_create("question")  # not a pipe: nobody need wait for a gate that does not read
+    try:
+        os.write(given, question)
+        os.lseek(given, 0, os.SEEK_SET)
+        return os.posix_spawn(
+            os.path.realpath(argv[0])
+            if len(argv) == 1
+            else argv[0],  # what was looked at, not what a link means by now
+            argv,
+            _ENVIRONMENT,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, given, 0),
+                (os.POSIX_SPAWN_DUP2, output, 1),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ],
+            setsid=True,
+            setsigdef=_IGNORED,
+        )
+    finally:
+        os.close(given)

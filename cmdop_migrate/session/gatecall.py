@@ -6,6 +6,7 @@ status is the answer, as an executable's is.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import sys
@@ -27,15 +28,17 @@ def call(address: str, question: bytes, timeout: float) -> tuple[int, str]:
     """-> (exit status, words)."""
     # No proxy either: nothing of this process's surroundings decides who reads what was typed.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
-    request = urllib.request.Request(address, question, {"Content-Type": "application/json"})
     try:
+        request = urllib.request.Request(address, question, {"Content-Type": "application/json"})
         with opener.open(request, timeout=timeout) as response:
-            answer = json.loads(response.read(LIMIT))
-        allowed = answer["allow"]
+            body = response.read(LIMIT)
     except urllib.error.HTTPError as error:
         return FAILED, f"it answers {error.code}"
-    except (OSError, urllib.error.URLError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return FAILED, f"cannot be reached: {getattr(error, 'reason', error)}"
+    try:
+        answer = json.loads(body)
+        allowed = answer["allow"]
     except (ValueError, KeyError, TypeError):
         return FAILED, 'it does not answer with {"allow": …}'
     if not isinstance(allowed, bool):

@@ -51,7 +51,8 @@ class Holder(Keeper):
             return {"re": "fresh", "error": "token"}
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
         self.idle.look()
-        return {"re": "fresh", "fenced": self.deadman.fenced}
+        idle = 0.0 if self.clients.attached() else self.idle_for()
+        return {"re": "fresh", "fenced": self.deadman.fenced, "idle": round(idle, 1)}
 
     def on_superseded(self, message: Message) -> Message:
         """Another incarnation took over: this one must not take another step."""
@@ -166,7 +167,11 @@ class Holder(Keeper):
         client.attached = bool(message.get("terminal"))
         if message.get("rows") and not client.read_only:
             self.set_size(int(str(message["rows"])), int(str(message["cols"])))
-        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end, "since": self.since}
+        if client.attached:
+            self.on_joined(client, seq)
+        answer: Message = {"re": "attach", "start": self.ring.start, "end": self.ring.end}
+        if message.get("token") is not None:
+            answer["since"] = self.typed.streams.since(int(str(message["token"])))
         if message.get("stream") is not None:
             client.stream = str(message["stream"])
             answer["applied"] = self.typed.streams.open(client.stream)
@@ -266,7 +271,8 @@ class Holder(Keeper):
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
         self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
-        self.handing, self.inputs.token, self.since = None, token, self.ring.end
+        self.handing, self.inputs.token = None, token
+        self.typed.streams.begin(token, self.ring.end)
         self.go_on()
         return {"re": "take_back"}
 
@@ -307,7 +313,7 @@ class Holder(Keeper):
             "turn": self.writers.describe(),
             "gate": self.writers.gate.address if self.writers.gate else None,
             "journal": {"next": self.inputs.journal.next, "head": self.inputs.journal.head},
-            "input": {"refused": self.writers.refused, "dropped": self.writers.dropped},
+            "input": self.writers.counts(),
         }
 
 

@@ -88,7 +88,7 @@ class Inputs:
         self.asked: Piece | None = None  # whose next byte waits for the gate's answer
         self._passed = ""  # the gate's answer to it was yes; in which words
         self._queue: deque[Piece] = deque()
-        self._count = 0
+        self.count = 0  # bytes in it
         self._staged = bytearray()
         self._authors: list[str] = []
         self._secret = False  # some of what is staged was typed where a password was asked for
@@ -96,14 +96,14 @@ class Inputs:
     @property
     def waiting(self) -> int:
         """Bytes that wait for room in the terminal: not those that wait for a gate."""
-        return 0 if self.asked is not None else self._count
+        return 0 if self.asked is not None else self.count
 
     @property
     def is_empty(self) -> bool:
         return not self._queue
 
     def has_room(self, count: int) -> bool:
-        return self._count + count <= QUEUE_LIMIT
+        return self.count + count <= QUEUE_LIMIT
 
     def add(self, actor: str, data: bytes, master: int, settle: Settle | None = None) -> int:
         """Takes one actor's bytes; returns the number under which they are, or will be, journalled."""
@@ -115,7 +115,7 @@ class Inputs:
     def _push(self, piece: Piece) -> None:
         if piece.data:
             self._queue.append(piece)
-            self._count += len(piece.data)
+            self.count += len(piece.data)
         else:
             piece.done()
 
@@ -179,7 +179,7 @@ class Inputs:
             self.drop(lambda one: one.actor == piece.actor, "gate", why)
             if modes.kill.strip(b"\0"):
                 self._queue.appendleft(Piece(None, modes.kill, False))
-                self._count += len(modes.kill)
+                self.count += len(modes.kill)
             else:
                 self.stage(before)  # this terminal cannot erase: the next Enter will bring all of it before the gate
         self.flush(master)
@@ -195,7 +195,7 @@ class Inputs:
             self.cancel()  # the answer was, or will be, about what is gone
         self._queue = deque(one for one in self._queue if one not in gone)
         dropped = sum(len(one.data) for one in gone)
-        self._count -= dropped
+        self.count -= dropped
         for one in gone:
             one.done(error, why)
         return dropped
@@ -234,7 +234,7 @@ class Inputs:
     def _wrote(self, piece: Piece, data: bytes, modes: Modes) -> None:
         """The terminal has these bytes of it now."""
         del piece.data[: len(data)]
-        self._count -= len(data)
+        self.count -= len(data)
         if piece.actor is not None:
             begin = 0
             for index, byte in enumerate(data):

@@ -46,10 +46,9 @@ class Keeper(ABC):
         self.inputs = Inputs(Journal(f"{self.dir}/inputs.jsonl"), int(str(record["token"])))
         self.events = Events(os.path.dirname(os.path.dirname(self.dir)), str(record["host"]))
         self.epoll = select.epoll()
-        self.clients = Clients(self.epoll, self.ring)
+        self.clients = Clients(self.epoll, self.ring, self.on_left)
         self.master = -1
         self.pid = 0
-        self.since = 0  # where the output of this incarnation begins
         self.idle = Idle(self.cgroup)
         self.printed_at = 0.0
         self.kill_at: float | None = None
@@ -98,11 +97,11 @@ class Keeper(ABC):
 
     def take_over(self, restored: launch.Restored) -> None:
         """A session CRIU has just made anew; its time is kept already."""
-        self.since = self.ring.end
         self.adopt(restored.pid, restored.master)
         self.inputs.queue(restored.unwritten)
         self.inputs.stage(restored.staged)
         self.typed.streams.load(restored.streams)
+        self.typed.streams.begin(int(str(self.record["token"])), self.ring.end)
         carried = self.order.get("carried")
         if isinstance(carried, dict):
             self.writers.load(carried)
@@ -221,6 +220,18 @@ class Keeper(ABC):
             self.events.emit(event, str(self.record["session"]), name=self.record["name"], **facts)
         except OSError as error:
             complain(f"{self.record['session']}: {event}: {error}")
+
+    def on_joined(self, client: Client, start: int) -> None:
+        """A terminal was attached, to be shown all from byte `start`. On record: it is the same process as before, what
+        it gets of what was printed meanwhile, and what is no longer kept."""
+        lost = max(0, self.ring.start - start)
+        shown = {"from": start, "replayed": self.ring.end - start - lost, "lost": lost}
+        facts = {"actor": client.actor, "read_only": client.read_only, "pid": self.pid, "token": self.record["token"]}
+        self.writers.note("attached", **facts, **shown)
+
+    def on_left(self, client: Client) -> None:
+        facts = {"actor": client.actor, "pid": self.pid, "token": self.record["token"]}
+        self.writers.note("detached", **facts, to=client.cursor, lost=client.lost)
 
     def end(self, number: int, grace: float) -> None:
         """Asks the tree to end; what has not ended after `grace` is killed with all its children."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 
 LIMIT = 256  # streams remembered; the one unused for longest goes first
+BIRTHS = 64  # incarnations remembered
 _ID = re.compile(r"[0-9a-f]{16}")
-Saved = dict[str, list[int]]
+Saved = dict[str, object]
 
 
 class Streams:
@@ -19,7 +20,8 @@ class Streams:
     stood."""
 
     def __init__(self) -> None:
-        self._known: Saved = {}
+        self._known: dict[str, list[int]] = {}
+        self._born: list[list[int]] = []  # [token, where its output begins], of incarnations made from a checkpoint
 
     def open(self, stream: str) -> int:
         """How many bytes of it the session has got. ValueError: no id."""
@@ -45,15 +47,28 @@ class Streams:
         _, seq, at = self._known[stream]
         return seq, at
 
+    def begin(self, token: int, output: int) -> None:
+        """Another incarnation begins; its output from this number on."""
+        self._born = [*self._born, [token, output]][-BIRTHS:]
+
+    def since(self, token: int) -> int | None:
+        """The number from which on the output is not what a client may have seen that was last with incarnation
+        `token`. None: it is all the same."""
+        return min((output for born, output in self._born if born > token), default=None)
+
     def save(self) -> Saved:
-        return {stream: [*numbers] for stream, numbers in self._known.items()}
+        known = {stream: [*numbers] for stream, numbers in self._known.items()}
+        return {"applied": known, "born": [[*one] for one in self._born]}
 
     def load(self, saved: object) -> None:
         """What `save` gave. ValueError on anything else: it may come out of an image."""
-        if not isinstance(saved, dict) or len(saved) > LIMIT:
+        known, born = (saved.get("applied"), saved.get("born")) if isinstance(saved, dict) else (None, None)
+        if not isinstance(known, dict) or not isinstance(born, list) or len(known) > LIMIT or len(born) > BIRTHS:
             raise ValueError("not a table of streams")
-        for stream, numbers in saved.items():
-            right = isinstance(numbers, list) and len(numbers) == 3 and all(type(one) is int for one in numbers)
+        numbered = [(stream, numbers, 3) for stream, numbers in known.items()]
+        for stream, numbers, count in [*numbered, *(("0" * 16, one, 2) for one in born)]:
+            right = isinstance(numbers, list) and len(numbers) == count and all(type(one) is int for one in numbers)
             if not _ID.fullmatch(stream) or not right or min(numbers) < 0:
                 raise ValueError("not a table of streams")
-        self._known = {stream: [*numbers] for stream, numbers in saved.items()}
+        self._known = {stream: [*numbers] for stream, numbers in known.items()}
+        self._born = [[*one] for one in born]

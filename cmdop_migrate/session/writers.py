@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BURST = 1.0  # seconds: who goes on typing in vain is told once, and after a pause again, with all that was meanwhile
 TURN_TIMEOUT = 300.0
+NOTES = 100  # in the host's record, a minute
+BEHIND = 64 << 10  # bytes not read yet: such a client has no use for who had the turn meanwhile
 Message = dict[str, object]
 
 
@@ -30,6 +32,7 @@ class Writers:
         self.turn = Turn()
         self.gate: Gate | None = None
         self.refused = self.dropped = 0  # bytes, of this incarnation
+        self._noted_from, self._noted, self._unsaid = 0.0, 0, 0
         self._waiters: dict[str, Client] = {}  # who waits for the turn on an open connection
         order = keeper.order.get("gate")
         if isinstance(order, dict):
@@ -136,8 +139,8 @@ class Writers:
         facts: Message = {"actor": actor, "holder": turn.holder, "before": before, "frozen": turn.frozen}
         facts["dropped"] = dropped
         keeper.inputs.journal.write({"time": round(time.time(), 3), "turn": do, **facts, "token": keeper.inputs.token})
-        keeper.note("turn", do=do, **facts)
-        keeper.clients.tell_all({"event": "turn", "do": do, **facts})
+        self.note("turn", do=do, **facts)
+        keeper.clients.tell_all({"event": "turn", "do": do, **facts}, BEHIND)
         keeper.feed_terminal()  # what waited behind what was dropped
         self._tell_waiter()
 
@@ -159,6 +162,10 @@ class Writers:
         for actor in gone:
             del self._waiters[actor]
             self.turn.withdraw(actor)
+
+    def counts(self) -> dict[str, int]:
+        """Bytes: that wait for the terminal or the gate, and what went nowhere in this incarnation."""
+        return {"waiting": self._keeper.inputs.count, "refused": self.refused, "dropped": self.dropped}
 
     def describe(self) -> Message:
         left = self.turn.left(time.monotonic())
@@ -189,9 +196,22 @@ class Writers:
         authors = keeper.inputs.staged()["authors"]
         if not allowed or why:
             word = "gate_failed" if why.startswith("the gate failed") else "gate_refused"
-            keeper.note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
+            self.note(word, allowed=allowed, actor=piece.actor, originators=authors, why=why)
         keeper.inputs.decide(allowed, why, keeper.master)
         keeper.feed_terminal()
+
+    def note(self, event: str, **facts: object) -> None:
+        """To the host's record, which is everybody's: one session's actors must not push the others out of it. The
+        journal has all."""
+        now = time.monotonic()
+        if now - self._noted_from > 60:
+            self._noted_from, self._noted = now, 0
+        self._noted += 1
+        if self._noted <= NOTES:
+            self._keeper.note(event, **facts, **({"unsaid": self._unsaid} if self._unsaid else {}))
+            self._unsaid = 0
+        else:
+            self._unsaid += 1
 
     # Time, and the incarnation after this one
 

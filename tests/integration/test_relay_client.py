@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cmdop_migrate.errors import NotAdmitted
+from cmdop_migrate.flows.line import Line
 from cmdop_migrate.session.channel import HolderGone
 from tests.hosts import CM
 from tests.relayed import Linked, linked
@@ -169,3 +171,38 @@ def test_someone_without_rights_here(world: Linked, tmp_path: Path) -> None:
         world.client_json(file, "wait", "plain", "--for", "^me-5")
     finally:
         shutil.rmtree(own)
+
+
+def test_the_write_turn_from_far_away(world: Linked) -> None:
+    """Whose it is, is by credential: nobody names himself."""
+    ann, bob, eve, root = (
+        world.credential(role, actor=name)
+        for name, role in (("ann", "execute"), ("bob", "execute"), ("eve", "read"), ("carol", "admin"))
+    )
+    session = world.a.start("bash", "--norc", name="turns")["session"]
+    world.routed(session, ann)
+    assert world.client_json(ann, "turn", "turns", "request", "--actor", "root")["holder"] == "ann"
+    done = world.client(bob, "send", "turns", "echo no", "--enter", "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (12, "not_admitted"), done
+    for file, do in ((bob, "seize"), (eve, "request"), (bob, "grant")):
+        done = world.client(file, "turn", "turns", do, "--json")
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (12, "not_admitted"), done
+    with world.line(ann, session) as line:
+        line.channel.ask(op="attach", actor="x", read_only=False, **{"from": None})
+        assert world.client_json(root, "turn", "turns", "seize")["holder"] == "carol"
+        line.channel.type(b"echo in-vain\r")
+        events = [one for one in _events(line) if one["event"] == "refused"]
+        assert events[0]["why"] == "turn" and events[0]["bytes"] == len(b"echo in-vain\r"), events
+    assert world.client_json(root, "turn", "turns", "release")["holder"] is None
+    world.client_json(bob, "send", "turns", "echo at-last", "--enter")
+    world.client_json(bob, "wait", "turns", "--for", "^at-last")
+    actors = [one["actor"] for one in world.a.cm_json("inputs", "turns")["inputs"] if "turn" not in one]
+    assert actors == ["bob"], actors
+
+
+def _events(line: Line) -> Iterator[dict[str, Any]]:
+    for message in line.channel.follow(10):
+        if isinstance(message, dict) and "event" in message:
+            yield message
+            if message["event"] == "refused":
+                return

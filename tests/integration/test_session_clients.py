@@ -111,7 +111,7 @@ def test_death_of_the_holder_is_told(host: Host) -> None:
     assert (waited["exited"], waited["reason"]) == (None, "its holder died")
     assert "its holder died" in host.fails("output", "t", status=4, code="session_exited")["message"]
     assert "its holder died" in host.fails("send", "t", "x", status=4, code="session_exited")["message"]
-    assert [one["event"] for one in host.events(session)] == ["started", "holder_lost"]
+    assert [one["event"] for one in host.events(session)] == ["started", "attached", "holder_lost"]
     host.assert_clean(ended=True)
 
 

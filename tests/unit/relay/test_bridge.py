@@ -46,7 +46,7 @@ def attached(start: int = 0) -> Bridge:
     assert ask(bridge, **ATTACH) == []
     (request,) = said(bridge.opened(1))
     assert request == {**ATTACH, "stream": "0" * 16}
-    (answer,) = said(control(bridge, re="attach", start=start, end=start, since=0, applied=0, modes=[]), ToClient)
+    (answer,) = said(control(bridge, re="attach", start=start, end=start, applied=0, modes=[]), ToClient)
     assert answer == {"re": "attach", "start": start, "end": start, "modes": []}
     return bridge
 
@@ -60,7 +60,7 @@ def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
     assert bridge.from_client(wire.INPUT, b"f") == []
     (again,) = said(bridge.opened(2))
     assert (again["op"], again["from"], again["stream"]) == ("attach", 0, "0" * 16)
-    acts = control(bridge, re="attach", start=0, end=0, since=0, applied=4, modes=[])
+    acts = control(bridge, re="attach", start=0, end=0, applied=4, modes=[])
     assert said(acts) == [{"op": "type", "at": 4, "data": "ef"}]
     assert said(acts, ToClient) == []
 
@@ -72,7 +72,7 @@ def test_output_goes_on_at_the_next_byte() -> None:
     (again,) = said(bridge.opened(2))
     assert again["from"] == 103
     assert output(bridge, 103, b"x") == [], "not before it is attached"
-    control(bridge, re="attach", start=0, end=110, since=103, applied=0, modes=[])
+    control(bridge, re="attach", start=0, end=110, since=None, applied=0, modes=[])
     assert said(output(bridge, 101, b"bcd"), ToClient) == [(103, b"d")], "only what is new"
 
 
@@ -123,7 +123,7 @@ def test_the_client_hears_where_its_session_is_once() -> None:
     bridge.closed()
     assert bridge.whereabouts_of("routed", None) == []
     bridge.opened(2)
-    acts = control(bridge, re="attach", start=0, end=0, since=0, applied=0, modes=[])
+    acts = control(bridge, re="attach", start=0, end=0, applied=0, modes=[])
     assert said(acts, ToClient) == [{"event": "goes_on"}]
     assert said(bridge.whereabouts({"event": "away"}), ToClient) == [{"event": "away"}]
 
@@ -134,12 +134,12 @@ def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
     control(bridge, event="applied", at=6)
     output(bridge, 0, b"x" * 90)
     bridge.closed()
-    bridge.opened(2)
+    assert said(bridge.opened(3))[0]["token"] == 1, "the one whose output was seen last"
     acts = control(bridge, re="attach", start=0, end=200, since=40, applied=2, modes=[])
     assert said(acts, ToClient) == [{"event": "undone", "output": 50, "input": 0}]
-    assert said(acts)[0]["from"] == 40
+    assert (said(acts)[0]["from"], said(acts)[0]["token"]) == (40, 3)
     assert output(bridge, 90, b"of the wrong past") == []
-    acts = control(bridge, re="attach", start=0, end=200, since=40, applied=2, modes=[])
+    acts = control(bridge, re="attach", start=0, end=200, since=None, applied=2, modes=[])
     assert said(acts, ToClient) == [{"event": "undone", "output": 0, "input": 4}]
     assert said(output(bridge, 40, b"y"), ToClient) == [(40, b"y")]
     assert said(bridge.from_client(wire.INPUT, b"g")) == [{"op": "type", "at": 2, "data": "g"}]
@@ -154,7 +154,7 @@ def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
     ask(bridge, **ATTACH)
     bridge.opened(1)
     bridge.from_client(wire.INPUT, b"abc")
-    acts = control(bridge, re="attach", start=0, end=0, since=0, modes=[])
+    acts = control(bridge, re="attach", start=0, end=0, modes=[])
     assert said(acts, ToClient)[1] == {"event": "refused", "bytes": 3, "why": "not_admitted"}
     assert said(acts) == [] and bridge.has_room
     assert said(bridge.from_client(wire.INPUT, b"d"), ToClient)[0]["bytes"] == 1
@@ -185,13 +185,13 @@ class Session:
         self.token = 1
         self.typed, self.printed = b"", b""
         self.streams = Streams()
-        self.since = 0
         self.frozen = False
 
     def answer(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         if message["op"] == "attach":
             applied = self.streams.open(message["stream"])
-            return [{"re": "attach", "start": 0, "end": len(self.printed), "since": self.since, "applied": applied}]
+            since = self.streams.since(message["token"]) if "token" in message else None
+            return [{"re": "attach", "start": 0, "end": len(self.printed), "since": since, "applied": applied}]
         assert message["op"] == "type"
         stream, data = "0" * 16, message["data"].encode("latin-1")
         if self.frozen:
@@ -203,7 +203,8 @@ class Session:
         return [{"event": "applied", "at": self.streams.apply(stream, len(new))}]
 
     def move(self) -> None:
-        self.token, self.since, self.frozen = self.token + 1, len(self.printed), False
+        self.token, self.frozen = self.token + 1, False
+        self.streams.begin(self.token, len(self.printed))
 
 
 class Channel:

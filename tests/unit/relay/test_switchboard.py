@@ -196,6 +196,16 @@ def test_confirmations_go_on_and_silence_lasts_a_ttl() -> None:
     assert said(actions, client) == [("CLOSE", "lost")] and ("REFUSED", "unavailable") in said(actions, host)
 
 
+def test_who_stood_still_does_not_act_on_what_was_confirmed_before() -> None:
+    board = Board()
+    host, client = board.host(), board.client()
+    board.routed(host)
+    board.now += 15.1  # stopped, suspended: no tick came
+    actions = board.open(client)
+    assert said(actions, host) == [("REFUSED", "unavailable")] and said(actions, client) == []
+    assert said(board.answer(S1, held("host-b", 2)), client) == [("STATUS", "waiting")]
+
+
 @pytest.mark.parametrize(
     ("answer", "closed", "code"),
     [

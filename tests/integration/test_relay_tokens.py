@@ -1,0 +1,72 @@
+"""`relay identity`, `relay token`, and how `relay serve` fails: the words a person types."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.relay.credentials import parse
+from tests.hosts import Host
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Host:
+    return Host(tmp_path, name="host-t", subnet="100.64.0.0/24")
+
+
+def test_a_credential_is_made_listed_and_revoked(at: Host) -> None:
+    who = ("--actor", "alice", "--role", "execute", "--session", "web-*", "--expires", "8h")
+    made = at.cm_json("relay", "token", "create", *who, env={"CMDOP_MIGRATE_RELAY": "wss://relay:7443"})
+    credential = parse(made["credential"])
+    assert (credential.claims.name, credential.claims.role, credential.claims.sessions) == ("alice", "execute", "web-*")
+    assert credential.relay == "wss://relay:7443" and made["relay"] == "wss://relay:7443"
+    assert at.cm_json("relay", "identity")["identity"] == at.ok("relay", "identity").strip()
+    (listed,) = at.cm_json("relay", "token", "ls")["tokens"]
+    assert listed["id"] == made["id"] and listed["state"] == "valid" and listed["expires"] == made["expires"]
+    shown = at.ok("relay", "token", "ls")
+    assert "alice" in shown and made["credential"] not in shown
+    assert at.cm_json("relay", "token", "revoke", made["id"][:6])["state"] == "revoked"
+    assert at.cm_json("relay", "token", "ls")["tokens"] == []
+    assert at.cm_json("relay", "token", "ls", "--all")["tokens"][0]["revoked"] is not None
+
+
+def test_a_hosts_credential_goes_to_a_file_of_its_own(at: Host, tmp_path: Path) -> None:
+    file = tmp_path / "relay.credential"
+    done = at.cm("relay", "token", "create", "--host", "host-b", "--out", str(file))
+    assert done.returncode == 0 and b"cmr1_" not in done.stdout + done.stderr
+    assert os.stat(file).st_mode & 0o777 == 0o600
+    claims = parse(file.read_text()).claims
+    assert (claims.kind, claims.name, claims.role, claims.expires) == ("host", "host-b", "host", None)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        (("token", "create"), 2, "usage"),
+        (("token", "create", "--actor", "a", "--host", "b"), 2, "usage"),
+        (("token", "create", "--actor", "a b", "--role", "read", "--session", "*"), 2, "usage"),
+        (("token", "create", "--actor", "a", "--role", "read", "--session", "*", "--expires", "0s"), 2, "usage"),
+        (("token", "revoke", "abc"), 3, "not_found"),
+        (("serve", "--listen", "0.0.0.0:0", "--no-tls"), 2, "usage"),
+        (("serve", "--listen", "127.0.0.1:0", "--identity", "x"), 2, "usage"),
+        (("serve", "--listen", "127.0.0.1:0"), 2, "bad_config"),  # whose credentials?
+        (("serve", "--listen", "127.0.0.1:0", "--identity", "A" * 43, "--cert", "/dev/null"), 2, "bad_config"),
+    ],
+)
+def test_what_makes_no_sense_is_said(at: Host, words: tuple[str, ...], status: int, code: str) -> None:
+    at.fails("relay", *words, status=status, code=code)
+
+
+def test_a_port_that_is_taken_is_said(at: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        at.fails("relay", "serve", "--listen", where, "--identity", "A" * 43, status=2, code="usage")
+
+
+def test_a_lease_store_that_does_not_answer_is_said_at_once(at: Host) -> None:
+    away = {"CMDOP_MIGRATE_LEASE": "etcd://127.0.0.1:1"}
+    words = ("relay", "serve", "--listen", "127.0.0.1:0", "--identity", "A" * 43)
+    at.fails(*words, status=6, code="lease_unreachable", env=away)

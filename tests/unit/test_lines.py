@@ -1,0 +1,36 @@
+"""The agent's lines to holders: what they answer is heard, whatever they answer."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from cmdop_migrate.flows.lines import Lines
+from cmdop_migrate.session import wire
+
+
+def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connection(tmp_path: Path) -> None:
+    listener = wire.listen(str(tmp_path / "s"))
+    with listener:
+        lines = Lines(lambda session: tmp_path / session)
+        assert lines.say("s", op="fresh") and lines.idle == {}
+        holder, _ = listener.accept()
+        answer = wire.control({"re": "fresh", "idle": 12.5})
+        holder.sendall(wire.control({"re": "fresh"}) + answer[:7])
+        assert lines.say("s", op="fresh") and lines.idle == {}, "half an answer is none yet"
+        holder.sendall(answer[7:] + wire.control({"re": "fresh", "idle": "long"}))
+        assert lines.say("s", op="fresh") and lines.idle == {"s": 12.5}
+        holder.sendall(b"\xff" * 64)
+        assert lines.say("s", op="fresh") and lines.idle == {}, "said again over a new connection"
+        again, _ = listener.accept()
+        assert _kinds(again) == ["fresh"]
+        holder.close()
+        again.close()
+        assert lines.say("s", op="fresh")  # it hung up: a third one
+        lines.drop("s")
+        assert not Lines(lambda _: tmp_path / "nobody").say("s", op="fresh")
+
+
+def _kinds(sock: socket.socket) -> list[object]:
+    sock.settimeout(5)
+    return [wire.parse_control(payload)["op"] for _, payload in wire.Decoder().feed(sock.recv(1 << 16))]
