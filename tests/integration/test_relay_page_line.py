@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cmdop_migrate.flows import tools
-from cmdop_migrate.relay import credentials, sealed
+from cmdop_migrate.flows import relaytokens, tools
+from cmdop_migrate.relay import credentials, pages, sealed
 from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
 from cmdop_migrate.session import wire
@@ -211,3 +216,46 @@ def test_a_host_that_is_not_of_the_fleet_is_not_believed(relay: ARelay, browser:
     page.wait(f"{STATUS}.includes('not from a host of this fleet')")
     page.type("secret")
     assert host.is_left_alone()
+
+
+@pytest.fixture
+def elsewhere(browser: Browser, tmp_path: Path) -> Iterator[str]:
+    """The page on another server, as docs/relay-page.md says."""
+    copy = tmp_path / "web"
+    shutil.copytree(pages.OWN, copy)
+    index = (copy / "index.html").read_text()
+    assert 'name="relay" content="same-origin"' in index
+    (copy / "index.html").write_text(index.replace('content="same-origin"', 'content="credential"'))
+    with ThreadingHTTPServer((browser.net.gateway, 0), partial(Quiet, directory=copy)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://{browser.net.gateway}:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+def test_the_page_from_another_server_is_let_in_when_it_is_named(
+    relay: ARelay, browser: Browser, elsewhere: str
+) -> None:
+    host = Host(relay)
+    host.live(6)
+    where = relaytokens.Where(browser.url.replace("https:", "wss:"))
+    who = relaytokens.create_client(relay.config, "alice", "execute", "*", 600, where)
+    page = browser.page()
+    page.go(elsewhere)
+    page.wait("!document.getElementById('sign-in').hidden")
+    page.fill("#credential", who.text())
+    page.click("#sign-in-form button.main")
+    relay.logged("origin")
+    assert page.eval("document.getElementById('link').textContent") == "connecting …"
+    relay.stop()
+    relay.start("--origin", elsewhere)
+    page.wait("document.getElementById('link').textContent === ''", 30)
+    Host(relay).live(6)
+    page.wait("document.querySelector('#sessions .name')?.textContent === 'scripted'", 20)
+    page.go("about:blank")
