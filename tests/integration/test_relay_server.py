@@ -381,11 +381,12 @@ def metric(relay: ARelay, name: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(f"cmdop_migrate_relay_{name} ")))
 
 
-def test_health_figures_and_nothing_else(relay: ARelay, pair: Pair) -> None:
+def test_health_figures_the_page_and_nothing_else(relay: ARelay, pair: Pair) -> None:
     status, body, headers = get(relay, "/healthz")
     assert (status, body) == (200, "ok\n") and "default-src 'none'" in headers["Content-Security-Policy"]
     assert metric(relay, "routes") >= 1 and metric(relay, "hosts") >= 1
-    for path in ("/", "/../keys", "/%2e%2e/keys", "/healthz/x", "//etc/passwd"):
+    assert get(relay, "/")[0] == 200  # the page, or how to get it
+    for path in ("/../keys", "/%2e%2e/keys", "/healthz/x", "//etc/passwd"):
         assert get(relay, path)[0] == 404, path
 
 

@@ -386,7 +386,7 @@ def test_a_list_shows_what_the_credential_is_for() -> None:
     (one,) = frame.table()["sessions"]
     assert one == {
         "session": S1, "name": "web-1", "host": "host-a", "to": None, "state": "running", "routed": True,
-        "token": 3, "clients": 1, "info": {"moves": 2},
+        "token": 3, "clients": 1, "info": {"moves": 2}, "moved": None,
     }  # fmt: skip
     board.leave(host, "moving", token=3, to="host-b")
     (one,) = frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING)[0].table()["sessions"]
