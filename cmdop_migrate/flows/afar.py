@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from cmdop_migrate.session import terminal
 from cmdop_migrate.session.channel import Channel, HolderGone
 
 _ID = re.compile(r"[0-9a-f]{24}")
+NEW_RELAY = 2.0
 GATE_TIMEOUT = 5.0  # as hosts have it, unless they are told otherwise
 _WORDS = {
     "moving": "it is being moved",
@@ -76,6 +78,10 @@ def find(where: Place, reference: str) -> Found:
     if _ID.fullmatch(reference):
         return Found(reference, reference[:12])
     rows = list_all(where)
+    until = time.monotonic() + NEW_RELAY
+    while not rows and time.monotonic() < until:  # it may have just been started: its hosts are on their way back
+        time.sleep(0.3)
+        rows = list_all(where)
     by_name = [row for row in rows if row["name"] == reference]
     by_name = [row for row in by_name if row["state"] != "exited"] or by_name
     by_id = [row for row in rows if reference and str(row["session"]).startswith(reference)]

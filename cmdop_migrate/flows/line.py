@@ -33,6 +33,7 @@ from cmdop_migrate.session import wire
 from cmdop_migrate.session.channel import Channel
 
 READ = 64 << 10
+FLUSH = 1.0
 PATIENCE = 5.0  # for a relay that does not answer the first time
 _ENDS = {"no_session", "exited", "not_admitted"}  # codes after which there is nothing to try again
 _log = log.get("line")
@@ -119,6 +120,9 @@ class _Talk:
         tasks = [asyncio.create_task(one) for one in (self._from_client(), self._to_client(), self._reach())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[2] in done:  # what has come goes to the client before it hears that no more will
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._shown.join(), FLUSH)
             for task in done:
                 task.result()
         finally:
@@ -145,13 +149,18 @@ class _Talk:
         """At its pace. What it has taken, the session may send again."""
         loop = asyncio.get_running_loop()
         while True:
-            data, pipe, count = await self._shown.get()
+            shown = [await self._shown.get()]
+            while not self._shown.empty():
+                shown.append(self._shown.get_nowait())
             try:
-                await loop.sock_sendall(self._local, data)
+                await loop.sock_sendall(self._local, b"".join(data for data, _, _ in shown))
             except OSError:
                 return
-            if count and pipe is not None and pipe is self._pipe:
-                await self._took(pipe, count)
+            count = sum(count for _, pipe, count in shown if pipe is not None and pipe is self._pipe)
+            if count and self._pipe is not None:
+                await self._took(self._pipe, count)
+            for _ in shown:
+                self._shown.task_done()
             if self._over and self._shown.empty():
                 return
 

@@ -25,14 +25,16 @@ class Listing:
         self._known: dict[str, tuple[float, str]] = {}
 
     def why_not(self, claims: Claims) -> str:
-        now = clock.boottime()
-        self._known = {ident: known for ident, known in self._known.items() if now - known[0] < REMEMBERED}
-        if claims.id not in self._known:
+        """From several threads at once: the worst that comes of it is that it is asked twice."""
+        now, known = clock.boottime(), self._known
+        at, why = known.get(claims.id, (float("-inf"), ""))
+        if now - at >= REMEMBERED:
             issue = self._issued.find(claims.id)
             good = issue is not None and issue.claims == claims
             why = issue.why_not(clock.walltime()) if issue is not None and good else "not listed"
-            self._known[claims.id] = (now, why)
-        return self._known[claims.id][1]
+            fresh = {ident: one for ident, one in known.copy().items() if now - one[0] < REMEMBERED}
+            self._known = {**fresh, claims.id: (now, why)}
+        return why
 
 
 def serve(records: Records) -> None:

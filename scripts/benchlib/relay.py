@@ -69,7 +69,7 @@ async def _held(relay: ARelay, options: argparse.Namespace) -> dict[str, Any]:
     for _ in sessions:
         frame = await host.receive()
         assert frame.kind is Kind.REGISTERED, frame
-    drain = asyncio.create_task(_swallow(host))
+    listening = [asyncio.create_task(_swallow(host, Kind.OPEN))]
     began, gate = time.monotonic(), asyncio.Semaphore(AT_ONCE)
     clients = await asyncio.gather(
         *(
@@ -77,14 +77,16 @@ async def _held(relay: ARelay, options: argparse.Namespace) -> dict[str, Any]:
             for number in range(count)
         )
     )
+    listening += [asyncio.create_task(_swallow(one, None)) for one in clients]
     joined = time.monotonic() - began
     before, at = _cpu(pid), time.monotonic()
     await asyncio.sleep(options.seconds)
     used = (_cpu(pid) - before) / (time.monotonic() - at)
     memory = _memory(pid)
-    if drain.done():
-        drain.result()
-    drain.cancel()
+    for task in listening:
+        if task.done():
+            task.result()
+        task.cancel()
     for one in [*clients, host]:
         await one.close()
     return {
@@ -119,10 +121,11 @@ async def _client(relay: ARelay, badge: Credential, session: str, gate: asyncio.
         return connection
 
 
-async def _swallow(connection: Connection) -> None:
+async def _swallow(connection: Connection, wanted: Kind | None) -> None:
+    """Nothing but signs of life, and what is `wanted`."""
     while True:
         frame: Frame = await connection.receive()
-        assert frame.kind is Kind.OPEN, f"{frame.kind.name} {frame.payload!r}"
+        assert frame.kind is wanted, f"{frame.kind.name} {frame.payload!r}"
 
 
 def _memory(pid: int) -> int:
