@@ -1,4 +1,5 @@
-"""The link: this host's one connection to the relay, for all its sessions. A process of its own, beside the agent.
+"""The link: this host's one connection to the relay, for all its sessions; to each, where several share its name. A
+process of its own, beside the agent.
 
 It dials out, says which incarnations live here, and joins clients to holders. It
 knows nothing that matters: killed, it is started again, finds the sessions by
@@ -8,7 +9,8 @@ their records, and clients go on from where they were.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, NotAdmitted
@@ -18,11 +20,13 @@ from cmdop_migrate.flows.whereabouts import Leaving, Lookout, Standing, changes
 from cmdop_migrate.relay import credentials, frames, sealed
 from cmdop_migrate.relay.backoff import Backoff
 from cmdop_migrate.relay.credentials import Claims, Credential
-from cmdop_migrate.relay.dial import FIRST_TIMEOUT, OPEN_TIMEOUT, Connection, Lost, dial
+from cmdop_migrate.relay.dial import FIRST_TIMEOUT, OPEN_TIMEOUT, Connection, Lost, addresses, dial
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind
 from cmdop_migrate.session.inotify import Watch
 from cmdop_migrate.session.records import Records
 
+RESOLVE_EVERY = 15.0  # relays may be added to the name, and taken out
+RELAYS_MOST = 8
 LOOK_EVERY = 0.5  # should the kernel not say that something changed
 ASK_AGAIN = 1.0  # after a registration was refused
 CHECK_EVERY = 3.0  # whether those who are connected still may be
@@ -42,7 +46,7 @@ class Link:
         self._sign, self._listed = sign, listed
         self._watch = Watch()
         self._lookout = Lookout(records, self._watch)
-        self._changed = asyncio.Event()
+        self._waiting: set[asyncio.Event] = set()  # of every connection, set when something changes here
         self.told: set[str] = set()  # moves that the relay, or the one before it, was told of
 
     async def linger(self, seconds: float) -> None:
@@ -58,13 +62,35 @@ class Link:
     async def run(self) -> None:
         """For ever. NotAdmitted is waited out as well: who was revoked by mistake is admitted again."""
         asyncio.get_running_loop().add_reader(self._watch.fileno(), self._on_change)
+        relays: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                await self._meet(relays)
+                await asyncio.sleep(RESOLVE_EVERY if relays else ASK_AGAIN)
+        finally:
+            await end(list(relays.values()))
+
+    async def _meet(self, relays: dict[str, asyncio.Task[None]]) -> None:
+        """A connection to each relay behind the name: a client may be at any of them."""
+        try:
+            now = (await addresses(self._url))[:RELAYS_MOST]
+        except CmdopError as error:
+            _log.warning("%s", error)
+            return
+        for address in relays.keys() - set(now):
+            await end([relays.pop(address)])
+        for address in now:
+            if address not in relays or relays[address].done():
+                relays[address] = asyncio.create_task(self._keep(address), name=f"relay {address}")
+
+    async def _keep(self, address: str) -> None:
         backoff = Backoff()
         while True:
             try:
                 timeout = min(OPEN_TIMEOUT, FIRST_TIMEOUT * 2**backoff.failures)
-                async with await dial(self._url, self._credential(), timeout) as connection:
+                async with await dial(self._url, self._credential(), timeout, address) as connection:
                     backoff.worked()
-                    _log.info("connected to %s as %s", self._url, connection.welcome.name)
+                    _log.info("connected to %s at %s as %s", self._url, address, connection.welcome.name)
                     await _Service(self, connection).run()
             except (CmdopError, Lost) as error:
                 _log.warning("%s", error)
@@ -72,10 +98,11 @@ class Link:
 
     def _on_change(self) -> None:
         self._watch.drain()
-        self._changed.set()
+        self.wake()
 
     def wake(self) -> None:
-        self._changed.set()
+        for one in self._waiting:
+            one.set()
 
     def look(self) -> dict[str, Standing]:
         return self._lookout.look()
@@ -83,14 +110,15 @@ class Link:
     def moved(self) -> list[Move]:
         return self._lookout.moved()
 
-    async def change(self, within: float) -> None:
-        """Returns when something has changed, or `within` is over."""
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever something changes here."""
+        event = asyncio.Event()
+        self._waiting.add(event)
         try:
-            async with asyncio.timeout(within):
-                await self._changed.wait()
-        except TimeoutError:
-            return
-        self._changed.clear()
+            yield event
+        finally:
+            self._waiting.discard(event)
 
     def seal(self, frame: Frame, claims: Claims, standing: Standing) -> sealed.HostSide:
         handshake = credentials.unb64(frame.text("handshake"))
@@ -144,23 +172,30 @@ class _Service:
             await end([*own, *self._tasks.values()])
 
     async def _tell_relay(self) -> None:
-        while True:
-            before, self._seen = self._seen, self._link.look()
-            now = clock.boottime()
-            coming, leaving = changes(self._known, self._seen)
-            for one in leaving:
-                await self._leave(one)
-            for new in coming:
-                if self._refused.get(new.session, 0.0) <= now:
-                    self._known[new.session] = new.token
-                    facts = {"name": new.name, "state": "running"}
-                    register = frames.with_table(Kind.REGISTER, facts, new.session, new.token)
-                    await self._connection.send(register)
-            for session, standing in self._seen.items():
-                if standing.phase == "live" and standing.to != (before[session].to if session in before else None):
-                    await self._tell_clients(standing)
-            await self._tell_moves()
-            await self._link.change(LOOK_EVERY)
+        with self._link.listening() as changed:
+            while True:
+                await self._tell_once()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY):
+                        await changed.wait()
+                changed.clear()
+
+    async def _tell_once(self) -> None:
+        before, self._seen = self._seen, self._link.look()
+        now = clock.boottime()
+        coming, leaving = changes(self._known, self._seen)
+        for one in leaving:
+            await self._leave(one)
+        for new in coming:
+            if self._refused.get(new.session, 0.0) <= now:
+                self._known[new.session] = new.token
+                facts = {"name": new.name, "state": "running"}
+                register = frames.with_table(Kind.REGISTER, facts, new.session, new.token)
+                await self._connection.send(register)
+        for session, standing in self._seen.items():
+            if standing.phase == "live" and standing.to != (before[session].to if session in before else None):
+                await self._tell_clients(standing)
+        await self._tell_moves()
 
     async def _tell_moves(self) -> None:
         """How the moves from here went: only we have measured that."""

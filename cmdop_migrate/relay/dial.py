@@ -10,10 +10,11 @@ import socket
 import ssl
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidHandshake, InvalidURI, WebSocketException
+from websockets.uri import parse_uri
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import NotAdmitted, Unreachable, Usage
@@ -93,9 +94,24 @@ class Connection:
                     await self.send(Frame(Kind.BEAT))
 
 
-async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) -> Connection:
-    """An admitted connection. NotAdmitted: the relay does not want us, or is not the one we were told of.
-    Unreachable: it does not answer, or not as a relay does."""
+async def addresses(url: str) -> list[str]:
+    """All that the relay's name stands for: several relays may run behind one. Unreachable: for none."""
+    try:
+        parsed = parse_uri(url)
+        found = await asyncio.get_running_loop().getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
+    except InvalidURI as error:
+        raise _no_address(url) from error
+    except OSError as error:
+        raise Unreachable(f"the relay at {url} cannot be reached: {error.strerror or error}", _HINT) from error
+    return sorted({str(one[4][0]) for one in found})
+
+
+async def dial(
+    url: str, credential: Credential, timeout: float = OPEN_TIMEOUT, address: str | None = None
+) -> Connection:
+    """An admitted connection, to one `address` of the name or any. NotAdmitted: the relay does not want us, or is not
+    the one we were told of. Unreachable: it does not answer, or not as a relay does."""
+    elsewhere: dict[str, Any] = {"host": address} if address is not None else {}
     try:
         async with asyncio.timeout(timeout):
             opened = await connect(
@@ -106,6 +122,7 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
                 ping_interval=None,  # frames of our own do that
                 open_timeout=None,
                 close_timeout=1.0,
+                **elsewhere,
             )
             try:
                 _notice_dead(opened)
@@ -114,7 +131,7 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
                 opened.transport.abort()
                 raise
     except InvalidURI as error:
-        raise Usage(f"not the address of a relay: {url!r}", "Write it like wss://relay.example:8443") from error
+        raise _no_address(url) from error
     except ssl.SSLCertVerificationError as error:
         raise NotAdmitted(
             f"the relay's certificate is not good: {error.verify_message}",
@@ -123,6 +140,10 @@ async def dial(url: str, credential: Credential, timeout: float = OPEN_TIMEOUT) 
     except (OSError, TimeoutError, InvalidHandshake, Lost) as error:
         words = str(error) or f"no answer within {timeout:g} s"
         raise Unreachable(f"the relay at {url} cannot be reached: {words}", _HINT) from error
+
+
+def _no_address(url: str) -> Usage:
+    return Usage(f"not the address of a relay: {url!r}", "Write it like wss://relay.example:7443")
 
 
 def _notice_dead(connection: ClientConnection) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cmdop_migrate import config
+from cmdop_migrate.flows import afar, link, linkserve, tools
 from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.records import Records
 from tests import fences, typists
 from tests.hosts import Host, until
 from tests.relayed import Linked, linked
+from tests.relays import PLACE
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +81,62 @@ def test_one_that_hangs_keeps_no_lease_from_being_renewed(world: Linked) -> None
     assert not [one for one in a.events(session) if one["event"] == "fenced"]
     a.kill_agent(signal.SIGTERM)
     until(lambda: link_of(a) is None, 5, "it goes with its agent")
+
+
+def test_several_relays_behind_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host is at all of them, so a client may come to any; one that dies takes nobody along."""
+    places = [PLACE, "127.0.0.2"]
+
+    async def resolve(_: str) -> list[str]:
+        return places  # what a name server would say
+
+    monkeypatch.setattr(link, "addresses", resolve)
+    with linked(tmp_path) as world, contextlib.ExitStack() as stack:
+        first, port = world.relay, world.relay.port
+        second = subprocess.Popen(
+            first.at.argv("relay", "serve", "--json", "--listen", f"{places[1]}:{port}"),
+            env=first.at.env(), stdout=subprocess.PIPE, cwd="/",
+        )  # fmt: skip
+        stack.callback(second.wait, 10)
+        stack.callback(second.kill)
+        assert second.stdout is not None and b'"port"' in second.stdout.readline()
+        mine = Path(world.a.extra.pop("CMDOP_MIGRATE_RELAY_CREDENTIAL"))
+        del world.a.extra["CMDOP_MIGRATE_RELAY"]  # its agent starts no link: we are it
+        session = world.a.start("bash", "--norc", name="both")["session"]
+        stack.enter_context(linking(world, f"wss://relays.test:{port}", mine))
+        files = [world.credential(url=f"wss://{place}:{port}") for place in places]
+        for file in files:
+            world.routed(session, file)
+        with world.attach(files[1], "both") as pty:
+            pty.expect(b"# ")
+            world.client_json(files[0], "send", "both", "echo from-$((1+1))", "--enter")
+            pty.expect(b"from-2")
+            first.stop(signal.SIGKILL)
+            pty.type("echo on-$((1+2))\r")
+            pty.expect(b"on-3")
+            first.start()
+            world.routed(session, files[0])
+            pty.type(b"\x1cd")
+            assert pty.wait() == 0
+
+
+@contextlib.contextmanager
+def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
+    """The link of host A, in a thread of ours."""
+    records = Records(config.load(environ=world.a.env()))
+    signer = tools.open_keys(records.config).relay_signer
+    loop = asyncio.new_event_loop()
+
+    async def run() -> None:
+        listed = linkserve.Listing(records.config).why_not
+        await link.Link(records, url, lambda: afar.load(credential), signer.sign, listed).run()
+
+    task = loop.create_task(run())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(10)
+        loop.close()
