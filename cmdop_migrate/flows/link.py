@@ -129,7 +129,7 @@ class _Service:
         self._known: dict[str, int] = {}  # what the relay was told lives here
         self._refused: dict[str, float] = {}  # when to ask again
         self._parting: dict[str, float] = {}  # until when those that ended here have clients
-        self._moves: dict[str, str] = {}  # session -> the move the relay was told of
+        self._moves: dict[str, Move] = {}  # as the relay was told of them
         self._passages: dict[int, Passage] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
@@ -165,9 +165,10 @@ class _Service:
     async def _tell_moves(self) -> None:
         """How the moves from here went: only we have measured that."""
         for one in self._link.moved():
-            if one.figures is None or self._moves.get(one.session) == one.id:
+            if self._moves.get(one.session) == one:
                 continue
-            self._moves[one.session] = one.id
+            self._moves[one.session] = one
+            assert one.figures is not None
             facts = {name: one.figures[name] for name in ("frozen_s", "downtime_s")}
             phases = dict(list(one.figures["phases"].items())[:PHASES])
             facts |= {"to": one.target, "at": one.ended, "phases": phases}

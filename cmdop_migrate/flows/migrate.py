@@ -109,10 +109,10 @@ class _Migration:
             steps.run(sequence, self, self.phases, self.meter.stage)
         except CmdopError as error:
             raise self._told(error) from error
-        self.move = self.moves.end(self.move, End.ON_TARGET, told=True)
-        facts = self._facts()
-        figures = {name: facts[name] for name in ("token", "frozen_s", "downtime_s", "phases")}
-        self.move = self.moves.save(replace(self.move, figures=figures))
+        figures = self._figures()
+        self.move = self.moves.end(replace(self.move, figures=figures | {"downtime_s": None}), End.ON_TARGET, told=True)
+        facts = self._facts(figures)
+        self.move = self.moves.save(replace(self.move, figures=figures | {"downtime_s": facts["downtime_s"]}))
         self.records.events.emit(
             "migrated", self.record.session, name=self.record.name, to=self.target.name, token=facts["token"],
             frozen_s=facts["frozen_s"], downtime_s=facts["downtime_s"], phases=facts["phases"],
@@ -244,20 +244,30 @@ class _Migration:
         }[self.settled.end]
         return type(error)(error.message, f"{where} {error.hint}".strip())
 
-    def _facts(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
+        """What is known as soon as it is over. The target's times are known here only so well (receiver.py): how long
+        it stood still may be a little too long, never too short."""
         assert self.shipped is not None
         token = int(self.answer["token"]) if self.answer else self.settled.token if self.settled else 0
         there = {f"there.{name}": seconds for name, seconds in self.answer.get("phases", {}).items()}
+        frozen = None  # the connection broke, though it runs there: nobody measured
+        if self.answer:
+            frozen = round(self.receiver.here(float(self.answer["ran_at"])) - self.shipped.stopped_at, 6)
+        return {"token": token, "frozen_s": frozen, "phases": self.phases.seconds | there}
+
+    def _facts(self, figures: dict[str, Any]) -> dict[str, Any]:
+        assert self.shipped is not None
         return {
             "migration": self.move.id,
             "session": self.record.session,
             "name": self.record.name,
             "from": self.record.host,
             "to": self.target.name,
-            "token": token,
+            "token": figures["token"],
             "checkpoint": self.shipped.manifest.checkpoint,
-            **self._stopped(),
-            "phases": self.phases.seconds | there,
+            "frozen_s": figures["frozen_s"],
+            **self._downtime(),
+            "phases": figures["phases"],
             "bytes": self.shipped.to_json()["bytes"],
             "closed_connections": self.shipped.closed,
             "hooks": [*self.shipped.hooks, *self.answer.get("hooks", [])],
@@ -265,23 +275,18 @@ class _Migration:
             "took_s": round(clock.boottime() - self.began, 6),
         }
 
-    def _stopped(self) -> dict[str, Any]:
-        """How long it stood still, and how long nothing came out of it. The target's times are known here only
-        so well (receiver.py): it may be a little too long, never too short."""
+    def _downtime(self) -> dict[str, Any]:
+        """How long nothing came out of it."""
         assert self.shipped is not None
-        if not self.answer:  # the connection broke, though it runs there: nobody measured
-            return {"frozen_s": None, "downtime_s": None, "downtime": None}
+        if not self.answer:
+            return {"downtime_s": None, "downtime": None}
         stopped = self.shipped.stopped_at
         ran = self.receiver.here(float(self.answer["ran_at"]))
         prints = stopped - self.shipped.printed_at < PRINTS
         printed = self._first_output() if prints else None
         begin, basis = (self.shipped.printed_at, "last output") if prints else (stopped, "freeze")
         end, until = (printed, "first output") if printed is not None else (ran, "running")
-        return {
-            "frozen_s": round(ran - stopped, 6),
-            "downtime_s": round(end - begin, 6),
-            "downtime": {"from": basis, "until": until},
-        }
+        return {"downtime_s": round(end - begin, 6), "downtime": {"from": basis, "until": until}}
 
     def _first_output(self) -> float | None:
         """When it printed there for the first time; None when it has not."""

@@ -115,7 +115,7 @@ class Lookout:
 
     def moved(self) -> list[moves.Move]:
         """The last move of each session that went elsewhere from here, as of the last look."""
-        done = [move for _, move in self._moves.values() if move is not None and move.figures is not None]
+        done = [move for _, move in self._moves.values() if move is not None and move.figures and move.figures["token"]]
         return list({one.session: one for one in sorted(done, key=lambda one: one.started)}.values())
 
     def _record(self, session: str) -> Record | None:
