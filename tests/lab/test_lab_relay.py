@@ -125,6 +125,7 @@ def said(title: str, pauses: list[tuple[float, float]], facts: dict[str, Any]) -
     print(f"\n{title}: {len(pauses)} moves; {'; '.join(words)}; {facts}")
 
 
+@pytest.mark.timeout(120 + 30 * MOVES)
 def test_every_byte_once_and_in_order(lab: tuple[TestLab, LabRelay]) -> None:
     made, _ = lab
     _, client = start(made, "w")
@@ -139,6 +140,7 @@ def test_every_byte_once_and_in_order(lab: tuple[TestLab, LabRelay]) -> None:
     assert facts["told"]["moving"] >= MOVES
 
 
+@pytest.mark.timeout(120 + 60 * MOVES)
 def test_while_relays_die_and_the_clients_cable_is_cut(lab: tuple[TestLab, LabRelay]) -> None:
     made, relay = lab
     _, client = start(made, "x")
