@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cmdop_migrate.session.keeper import Keeper
 
 Message = dict[str, object]
+UNDECIDED = 0  # the number of an input that the gate has not let in yet; real ones begin at 1
 
 
 class Typed:
@@ -65,12 +66,14 @@ class Typed:
         stream = message.get("stream")
         if stream is not None and self.streams.open(str(stream)):
             seq, at = self.streams.last(str(stream))  # it is in: only the answer was lost
+            if seq == UNDECIDED:
+                return {"re": "send", "error": "gate", "why": "the gate was asked; what it answered got lost"}
             return {"re": "send", "seq": seq, "at": at}
         keeper.idle.touch()
         at = keeper.ring.end
         answer = keeper.writers.send(client, str(message["actor"]), data)
         if stream is not None and (answer is None or "error" not in answer):
-            seq = keeper.inputs.journal.next if answer is None else int(str(answer["seq"]))
+            seq = UNDECIDED if answer is None else int(str(answer["seq"]))
             self.streams.apply(str(stream), len(data), seq, at)
         keeper.feed_terminal()
         return answer

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
+from cmdop_migrate import config
 from cmdop_migrate.flows import talk
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.session import cgroup, wire
+from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.session.records import Records
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
 from tests.ptys import Pty
@@ -226,3 +229,18 @@ def test_an_address_of_a_session_s_own(host: Host) -> None:
     host.ok("restore", "w")
     assert "cannot be reached" in refused(host, "good"), "it is asked wherever the session goes"
     assert host.output("w").count("did ") == 1 and host.cm_json("inputs", session, "--verify")["ok"]
+
+
+def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: Path) -> None:
+    """A client that lost its connection sends the same input, by the same stream, over another one."""
+    with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="30s") as host:
+        session = host.start("bash", "--norc", name="w")["session"]
+        records = Records(config.load(environ=host.env()))
+        asked = {"op": "send", "data": "echo hang\r", "actor": "ann", "stream": "a" * 16}
+        with Channel(records.socket(session)) as lost:
+            lost.sock.sendall(wire.control(asked))
+            until(lambda: (tmp_path / "asked").exists(), 10, "the gate is asked")
+        with Channel(records.socket(session)) as again:
+            answer = again.ask(**asked)
+        assert answer["error"] == "gate" and "got lost" in answer["why"], answer
+        assert len((tmp_path / "asked").read_text().splitlines()) == 1, "it is there once"
