@@ -7,11 +7,13 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import cmdop_migrate
 from cmdop_migrate.flows.tools import TEST_STOP
 from tests import fences
 from tests.drains import World, several
@@ -169,3 +171,35 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     assert "nothing installed" in install("uninstall", dest, "--prefix", "/opt/cm")
     install("uninstall", dest, "--prefix", "/opt/cm", "--purge")
     assert files(dest) == set()
+
+
+def test_installed_for_real(tmp_path: Path) -> None:
+    """On a copy-on-write view of this machine's own root: /usr/local, /etc, and what cron would run from there."""
+    command = Path(sys.executable).with_name("cmdop-migrate")
+    view, store = tmp_path / "view", tmp_path / "store"
+    view.mkdir()
+    store.mkdir()
+    steps = f"""
+        set -eu
+        mount -t tmpfs none {store}
+        mkdir {store}/upper {store}/work
+        mount -t overlay none -o lowerdir=/,upperdir={store}/upper,workdir={store}/work {view}
+        for each in proc sys dev; do mount --rbind /$each {view}/$each; done
+        inside() {{ chroot {view} env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }}
+        inside {PROJECT}/scripts/install --with-cron --no-systemd --command {command}
+        echo "version: $(inside /usr/local/bin/cmdop-migrate --version)"
+        line=$(sed -n 's/.* root \\(.*reap-idle.*\\)/\\1/p' {view}/etc/cron.d/cmdop-migrate)
+        inside /bin/sh -c "$line" || echo "cron: exit $?"
+        echo "log: $(tail -n 1 {view}/var/lib/cmdop-migrate/log/cron-reap-idle.log)"
+        inside {PROJECT}/scripts/uninstall --purge
+        echo "left: $(cd {store}/upper && find . -type f | grep -v -e '^./root/' -e __pycache__ | sort | tr '\\n' ' ')"
+    """
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", steps],
+        text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    said = done.stdout
+    assert done.returncode == 0, said + done.stderr
+    assert f"version: cmdop-migrate, version {cmdop_migrate.__version__}" in said, said
+    assert "cron: exit" not in said and "reap" in said.partition("log: ")[2], said
+    assert "left: \n" in said, said
