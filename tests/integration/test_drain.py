@@ -222,9 +222,9 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     monkeypatch.setattr(evacuation, "OVERTIME", 1.0)
     monkeypatch.setattr(evacuation, "ABANDON", 3.0)
     records, began = Records(config.load()), clock.boottime()
-    wanted = Wanted(hosts=("host-b",), deadline=9.0, parallel=2)
+    wanted = Wanted(hosts=("host-b",), deadline=20.0, parallel=2)
     facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)
-    assert 9.0 < clock.boottime() - began < 9.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"
+    assert 20.0 < clock.boottime() - began < 20.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"
     assert lists(facts) == {"moved": [], "parked": [], "failed": [], "left": ["w1", "w2"]}, facts
     assert {one["why"] for one in facts["left"]} == {"still under way; see: cmdop-migrate resume"}
     assert not facts["deadline_kept"]
