@@ -43,7 +43,7 @@ def elsewhere(app: App, relay: tuple[str | None, Path | None], session: str | No
         raise Usage(f"not the address of a relay: {url!r}", "Write it like wss://relay.example:7443")
     if not named and os.geteuid() == 0 and (session is None or _is_here(app, session)):
         return None
-    if not named and app.config.relay is None and not app.config.relay_credential.exists():
+    if not named and app.config.relay is None and not os.path.exists(app.config.relay_credential):
         return None
     from cmdop_migrate.flows import afar  # brings TLS and keys along, which nobody on a host needs
 
