@@ -30,7 +30,8 @@ def needs(*tools: str) -> pytest.MarkDecorator:
 def test_vim_edits_and_redraws(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "text"
     file.write_text("first line\n")
-    host.start("vim", "-u", "NONE", "-n", str(file), name="v")
+    # By its short name: one that fills a line makes vim wait for Enter.
+    host.start("vim", "-u", "NONE", "-n", file.name, name="v", options=("--cwd", str(tmp_path)))
     with attach(host, "v") as one:
         one.expect(b"first line")
         one.type("osecond line\x1b")
