@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -23,11 +24,13 @@ class Asker:
         self.group = f"{mount}/cmdop-migrate/test-{os.getpid()}-{os.urandom(4).hex()}"
         self.epoll = select.epoll()
         self.answers: list[tuple[bool, str]] = []
+        self.started: set[int] = set()
         order: dict[str, object] = {"address": path, "timeout": timeout, "on_error": on_error}
         self.gate = Gate(order, self.group, self.epoll, lambda *answer: self.answers.append(answer))
 
     def ask(self, within: float = 10.0) -> tuple[bool, str]:
         self.gate.ask({"text": "x"})
+        self.note()
         end = time.monotonic() + within
         while not self.answers:
             assert time.monotonic() < end
@@ -41,14 +44,17 @@ class Asker:
         return self.answers.pop()
 
     def close(self) -> None:
+        """Reaps what it has started, and nobody else's children: servers of other tests are among them."""
+        self.note()
         self.gate.cancel()
         cgroup.remove(self.group)
-        while True:
-            try:
-                if os.waitpid(-1, 0)[0] == 0:
-                    return
-            except ChildProcessError:
-                return
+        for pid in self.started:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def note(self) -> None:
+        if self.gate._pid:
+            self.started.add(self.gate._pid)
 
 
 @pytest.fixture
@@ -97,6 +103,7 @@ def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
                 highest = max(highest, taken[-1])
             resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + spare, before[1]))
             asker.gate.ask({"text": "x"})
+            asker.note()
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
             for fd in taken:
                 os.close(fd)
