@@ -149,7 +149,7 @@ def test_it_hangs_and_nothing_else_does(tmp_path: Path) -> None:
             assert three.wait(20) == 4
         session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
         with hanging(host, "hang without a holder") as four:
-            (asked, *_) = cgroup.pids(cgroup.gate(host.group(session)))
+            (asked, *_) = until(lambda: cgroup.pids(cgroup.gate(host.group(session))), 10, "the gate is there")
             os.kill(host.holder(session), signal.SIGKILL)
             assert four.wait(20) == 4
             until(lambda: not os.path.exists(f"/proc/{asked}"), 10, "it ends with the session")
