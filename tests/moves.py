@@ -25,6 +25,12 @@ class World:
     sshd: Sshd
     dir: Path
 
+    def clear(self) -> None:
+        """Ends all sessions: the next test has the hosts to itself."""
+        for host in (self.a, self.b):
+            for row in host.sessions():
+                host.cm("kill", row["session"], "--signal", "KILL")
+
     @property
     def ssh_options(self) -> str:
         """For `ssh` itself."""

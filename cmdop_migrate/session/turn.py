@@ -126,7 +126,7 @@ class Turn:
             raise ValueError("not a queue")
         waiting = [(str(actor), float(timeout)) for actor, timeout in queue]
         if holder is None:
-            self.__init__()  # type: ignore[misc]
+            self.holder, self.frozen, self._queue = None, False, []  # nobody waits for a free turn
             return
         if not isinstance(holder, str):
             raise TypeError("not a name")

@@ -24,9 +24,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def world(shared: World) -> Iterator[World]:
     """host-a and host-b, without sessions of other tests."""
     yield shared
-    for host in (shared.a, shared.b):
-        for row in host.sessions():
-            host.cm("kill", row["session"], "--signal", "KILL")
+    shared.clear()
 
 
 @pytest.fixture
