@@ -62,6 +62,7 @@ class Wanted:
     only_idle: float | None = None  # for so many seconds; else it is left alone
     migration: str | None = None  # what it is made for
     hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
+    on_pack: Callable[[str], None] | None = None  # called, from any thread, with each pack that the store has
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,8 @@ class _Checkpoint:
         self._check_room()
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
-        writer = ImageWriter(store, ring, self.record.session, spill, parent=self.record.checkpoint)
+        parent, on_pack = self.record.checkpoint, self.wanted.on_pack
+        writer = ImageWriter(store, ring, self.record.session, spill, parent=parent, on_pack=on_pack)
         try:
             writer.begin()
             carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint)
@@ -226,7 +228,8 @@ class _Checkpoint:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
-        if not self.config.store.startswith("file:"):  # to a file it is the same work as keeping it on disk
+        # To a file it is the same work as keeping it on disk. Who is to go on elsewhere waits for the upload as well.
+        if self.wanted.leave_running and not self.config.store.startswith("file:"):
             writer.hold_uploads()
         found = self._touch(carrier)
         with self.phases.phase("reset"):

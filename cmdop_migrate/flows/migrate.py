@@ -148,7 +148,12 @@ class _Migration:
 
     @property
     def _wanted(self) -> checkpoint.Wanted:
-        return checkpoint.Wanted(reason="migrate", to=self.target.name, migration=self.move.id)
+        # A store of files is as near to the target as a copy of it would be.
+        is_near = self.records.config.store.startswith("file:")
+        return checkpoint.Wanted(
+            reason="migrate", to=self.target.name, migration=self.move.id,
+            on_pack=None if is_near else self.receiver.name_pack,
+        )  # fmt: skip
 
     def _pre_ship(self) -> None:
         for number in range(1, self.wanted.pre_ship + 1):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
+from cmdop_migrate.flows import gather
 
 CANCEL_TIMEOUT = 3.0  # it says something every half second
 SILENCE = 5.0
@@ -25,8 +26,10 @@ class Target(Protocol):
         timeout: float | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
         stdin: bytes | None = None,
+        on_start: Callable[[Callable[[bytes], None]], None] | None = None,
     ) -> dict[str, Any]:
-        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended."""
+        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended. `on_start` is given what
+        writes to its stdin."""
 
 
 class Receiver:
@@ -40,6 +43,7 @@ class Receiver:
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
         self._cancelled = False
+        self._write: Callable[[bytes], None] | None = None
         self._offset = math.inf
         self._heard = clock.boottime()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
@@ -52,6 +56,12 @@ class Receiver:
     def wait_ahead(self, checkpoint: str, timeout: float) -> None:
         """Until it has fetched that checkpoint."""
         self._await(lambda: any(one.get("checkpoint") == checkpoint for one in self._said), timeout, "fetch ahead")
+
+    def name_pack(self, pack: str) -> None:
+        """The store has it: it may be fetched. From any thread."""
+        write = self._write
+        if write is not None and not self._cancelled:
+            write(gather.name_of(pack))
 
     def check(self) -> None:
         """Raises when it does not stand by any more."""
@@ -112,12 +122,15 @@ class Receiver:
         answer: dict[str, Any] | None = None
         failure: BaseException | None = None
         try:
-            answer = self._target.call(*self._words, on_line=self._hear)
+            answer = self._target.call(*self._words, on_line=self._hear, on_start=self._on_start)
         except BaseException as error:  # noqa: BLE001 - a thread's end: whoever waits for it must be told
             failure = error
         with self._changed:
             self._answer, self._failure = answer, failure
             self._changed.notify_all()
+
+    def _on_start(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
 
     def _hear(self, line: dict[str, Any]) -> None:
         if self._cancelled:

@@ -30,6 +30,7 @@ from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.near import NearStore
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
@@ -43,11 +44,13 @@ _log = log.get("restore")
 
 @dataclass(frozen=True)
 class Known:
-    """What was found out beforehand: the CRIU to use, what is to be restored, an image that shares chunks with it."""
+    """What was found out beforehand: the CRIU to use, what is to be restored, an image that shares chunks with it, and
+    a folder with packs of it."""
 
     criu: Criu
     chosen: choose.Chosen
     ahead: Image | None
+    near: Path
 
 
 def restore(
@@ -142,6 +145,7 @@ class _Restore:
         contents.check_room(self.config.state_dir, manifest)
         with self.phases.phase("fetch"):
             self.say("fetching")
+            store = NearStore(store, self.known.near) if self.known else store
             if self.wanted.lazy:
                 return reader.fetch_lazy(store, ring, manifest.checkpoint, where, self._stalled)
             ahead = self.known.ahead if self.known else None

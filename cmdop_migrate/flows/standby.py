@@ -7,21 +7,25 @@ restored. Whoever started us can take that back only by winning the lease. When 
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.errors import Fenced, PeerLost, SessionExited, TimedOut, Unreachable
+from cmdop_migrate.errors import Blocked, Fenced, PeerLost, SessionExited, TimedOut, Unreachable
 from cmdop_migrate.flows import agentlock, contents, leases, tools
 from cmdop_migrate.flows.aheads import Ahead
 from cmdop_migrate.flows.choose import Chosen
+from cmdop_migrate.flows.gather import Gathering
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.flows.restore import Known
 from cmdop_migrate.images import catalog, reader
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.near import NearStore
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.store import LeaseStore
@@ -57,12 +61,22 @@ class Standby:
         self._say({"phase": "ready"})
         Phases("restore").reach("standby")
         held = leases.open_store(self._config)
+        near = self._kept.dir / "packs"
         try:
-            manifest = self._watch(held, store, ring)
+            with Gathering(store, near):
+                manifest = self._watch(held, NearStore(store, near), ring)
         finally:
             held.close()  # it must not be used on both sides of a fork
+        self._make_room(manifest, near)
         chosen = Chosen(manifest, self._records.load(self._session))
-        return Known(criu, chosen, self._ahead[-1] if self._ahead else None)
+        return Known(criu, chosen, self._ahead[-1] if self._ahead else None, near)
+
+    def _make_room(self, manifest: Manifest, near: Path) -> None:
+        """What was brought on a guess must not be what fills the disk."""
+        try:
+            contents.check_room(self._config.state_dir, manifest)
+        except Blocked:
+            shutil.rmtree(near)
 
     def close(self) -> None:
         for image in reversed(self._ahead):

@@ -60,7 +60,9 @@ class ImageWriter:
         spill_dir: Path,
         parent: str | None = None,
         tuning: Tuning | None = None,
+        on_pack: Callable[[str], None] | None = None,
     ) -> None:
+        """`on_pack` is called, from any thread, with the id of each pack that the store has from now on."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -71,6 +73,7 @@ class ImageWriter:
         self._mark = UploadMark(store, session, self.checkpoint, tuning.stale_after)
         self._blobs: dict[str, tuple[int, list[Future[int]]]] = {}
         self._blob_bytes = 0
+        self._on_pack = on_pack
         self._uploaded: list[tuple[str, list[int]]] = []
         self._next_index = _FIRST_INDEX
         self._index_lock = threading.Lock()
@@ -275,6 +278,8 @@ class ImageWriter:
     def _on_stored(self, pack: str, numbers: list[int], _length: int) -> None:
         """Now and then, index what is stored, so that an upload cut off at any point is not sent twice."""
         self._uploaded.append((pack, numbers))
+        if self._on_pack is not None:
+            self._on_pack(pack)
         if len(self._uploaded) < self._next_index or not self._index_lock.acquire(blocking=False):
             return
         try:

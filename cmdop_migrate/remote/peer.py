@@ -11,7 +11,7 @@ from cmdop_migrate import __version__, errors
 from cmdop_migrate.errors import CmdopError, NotRoot, PeerDiffers, PeerFailed, PeerLost, Usage
 from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.remote.inventory import Target
-from cmdop_migrate.remote.ssh import Finished, Pool
+from cmdop_migrate.remote.ssh import Finished, OnStart, Pool
 
 __all__ = ["Lost", "Peer"]
 
@@ -37,15 +37,17 @@ class Peer:
         timeout: float | None = None,
         on_line: Callable[[dict[str, Any]], None] | None = None,
         stdin: bytes | None = None,
+        on_start: OnStart | None = None,
     ) -> dict[str, Any]:
-        """The one object `cmdop-migrate --json WORDS…` answers with there; `on_line` hears its progress.
+        """The one object `cmdop-migrate --json WORDS…` answers with there; `on_line` hears its progress,
+        `on_start` is given what writes to its stdin (Pool.run).
 
         An error it answers with is raised as the same error here, with the host's name before its message. PeerLost:
         it was started, and nobody knows how it ended; it may still run. Any other PeerFailed: it was not started, or
         did not understand.
         """
         lines = _Lines(on_line)
-        finished = self._pool.run(self.target, command_line(self.target, words), lines.feed, stdin, timeout)
+        finished = self._pool.run(self.target, command_line(self.target, words), lines.feed, stdin, timeout, on_start)
         return self._answer(words, finished, lines)
 
     def hello(self) -> dict[str, Any]:

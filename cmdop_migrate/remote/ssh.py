@@ -7,6 +7,7 @@ not learn how: that is PeerLost, unlike PeerFailed, where it was never started.
 
 from __future__ import annotations
 
+import contextlib
 import select
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
 _POLL = 0.2
 _GRACE = 2.0  # for output after the exit status, which a child left behind may keep open
 _STDERR_KEPT = 16 << 10
+OnStart = Callable[[Callable[[bytes], None]], None]
 _LOST_HINT = "It may have done all, some or nothing. See: cmdop-migrate resume"
 
 
@@ -98,11 +100,13 @@ class Pool:
         on_output: Callable[[bytes], None],
         stdin: bytes | None = None,
         timeout: float | None = None,
+        on_start: OnStart | None = None,
     ) -> Finished:
-        """Run it there to its end. PeerFailed: it was never started. PeerLost: it was; how it ended is not known."""
+        """Run it there to its end. PeerFailed: it was never started. PeerLost: it was; how it ended is not known.
+        `on_start` is given a function that writes to its stdin, which then stays open; what is not taken is lost."""
         transport, channel = self._session(target)
         try:
-            self._start(target, transport, channel, command, stdin)
+            self._start(target, transport, channel, command, stdin, on_start)
             return self._follow(target, transport, channel, on_output, timeout)
         finally:
             hang_up(channel)
@@ -124,7 +128,13 @@ class Pool:
                     raise PeerFailed(f"{target.name}: the connection is lost: {error}", hint) from error
 
     def _start(
-        self, target: Target, transport: Transport, channel: Channel, command: bytes, stdin: bytes | None
+        self,
+        target: Target,
+        transport: Transport,
+        channel: Channel,
+        command: bytes,
+        stdin: bytes | None,
+        on_start: OnStart | None,
     ) -> None:
         # paramiko waits for the answer without a limit: this one hangs up.
         limit = threading.Timer(self.limits.answer, hang_up, (transport,))
@@ -143,11 +153,19 @@ class Pool:
         try:
             if stdin:
                 channel.sendall(stdin)
-            channel.shutdown_write()
+            if on_start is None:
+                channel.shutdown_write()
+                return
         except TimeoutError as error:
             raise PeerLost(f"{target.name}: the command there does not take its input", _LOST_HINT) from error
         except (SSHException, EOFError, OSError):
             return  # it ended without reading its input, or the connection did: what comes next tells which
+
+        def write(data: bytes) -> None:
+            with contextlib.suppress(SSHException, EOFError, OSError):
+                channel.sendall(data)
+
+        on_start(write)
 
     def _follow(
         self,

@@ -32,7 +32,7 @@ from tests.moves import World, two
 from tests.servers import seaweed
 
 MEMORY = Path("/dev/shm")
-CHANGE_EVERY = 25  # lines, of 5 ms and more: 5 % of the memory of a session that is sent ahead
+CHANGE_EVERY = 25  # lines, of 5 ms and more: then a session that is sent ahead rewrites its working set, 5 %
 Samples = dict[str, list[float]]
 
 

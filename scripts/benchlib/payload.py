@@ -2,8 +2,9 @@
 
 Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
 and `pages` change 5 % of the memory, `digest` prints a digest of all of it. With
-a second argument it makes a scattered change by itself every so many lines: not
-by the clock, or it would begin with one each time it comes back.
+a second argument it rewrites its working set, 5 % in scattered regions, always the
+same, by itself every so many lines: not by the clock, or it would begin with that
+each time it comes back.
 Stdlib only; it must run wherever Python does.
 """
 
@@ -46,17 +47,17 @@ def fill(view: memoryview) -> None:
         view[at : at + MIB] = text(MIB, at)
 
 
-def change(view: memoryview, pattern: str) -> None:
-    """5 % of all bytes get new, random ones."""
+def change(view: memoryview, pattern: str, chooser: random.Random) -> None:
+    """5 % of all bytes get new, random ones; which, `chooser` says."""
     wanted = len(view) // 20
     if pattern == "contiguous":
-        start = random.randrange((len(view) - wanted) // PAGE) * PAGE
+        start = chooser.randrange((len(view) - wanted) // PAGE) * PAGE
         regions = [(start, wanted)]
     elif pattern == "pages":
-        spots = random.sample(range(len(view) // PAGE), wanted // PAGE)
+        spots = chooser.sample(range(len(view) // PAGE), wanted // PAGE)
         regions = [(spot * PAGE, PAGE) for spot in spots]
     else:
-        spots = random.sample(range(len(view) // REGION), max(1, wanted // REGION))
+        spots = chooser.sample(range(len(view) // REGION), max(1, wanted // REGION))
         regions = [(spot * REGION, REGION) for spot in spots]
     for start, size in regions:
         for at in range(start, start + size, MIB):
@@ -68,7 +69,7 @@ def obey(view: memoryview, line: str) -> None:
     """`line` is a word and a mark; the answer has the mark in it."""
     word, _, mark = line.partition(" ")
     if word in ("contiguous", "scattered", "pages"):
-        change(view, word)
+        change(view, word, random.Random())
         print(f"done {mark}.", flush=True)
     elif word == "digest":
         print(f"done {mark}. {hashlib.blake2b(view, digest_size=16).hexdigest()}.", flush=True)
@@ -83,7 +84,7 @@ def main() -> None:
     while True:
         number += 1
         if every and number % every == 0:
-            change(view, "scattered")
+            change(view, "scattered", random.Random(1))  # always the same ones
         print(f"t {number} {time.time():.6f}", flush=True)
         if not listening:
             time.sleep(0.005)

@@ -1,0 +1,106 @@
+"""Packs brought ahead of their checkpoint spare the store, and are trusted no more than it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from image_helpers import SESSION, SMALL, Wrapped, checkpoint, memory, read_all
+
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.flows.gather import Gathering, name_of
+from cmdop_migrate.images import layout, near
+from cmdop_migrate.images.near import Gatherer, NearStore
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.storage.base import Store
+
+
+class Counted(Wrapped):
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self.packs_read = 0
+
+    def before(self, operation: str, name: str) -> None:
+        self.packs_read += operation == "get" and layout.pack_of(name) is not None
+
+
+def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
+    """Until `folder` has so many, of what `sent` names."""
+    reader, writer = os.pipe()
+    try:
+        with Gathering(store, folder, reader):
+            os.write(writer, sent)
+            os.close(writer)
+            until = time.monotonic() + 10
+            while len(os.listdir(folder)) < wanted and time.monotonic() < until:
+                time.sleep(0.01)
+    finally:
+        os.close(reader)
+
+
+def test_a_writer_names_each_pack_once_the_store_has_it(store, ring, spill):
+    named: list[str] = []
+
+    def on_pack(pack: str) -> None:
+        assert store.stat(layout.pack_name(pack)) is not None
+        named.append(pack)
+
+    writer = ImageWriter(store, ring, SESSION, spill, tuning=SMALL, on_pack=on_pack)
+    writer.begin()
+    writer.add_run("process-1", 0x10000, 40, 4, memory(1))
+    found = writer.commit(7)
+    assert sorted(named) == sorted(found.packs)
+
+
+def test_what_was_brought_ahead_is_not_read_again(store, ring, spill, tmp_path):
+    found = checkpoint(store, ring, spill, seed=3)
+    counted = Counted(store)
+    gathered(counted, tmp_path / "packs", b"".join(map(name_of, found.packs)), len(found.packs))
+    assert counted.packs_read == len(found.packs)
+    got = read_all(NearStore(counted, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
+    assert got["process-1@7f0000003000"] == memory(3)
+    assert counted.packs_read == len(found.packs)
+
+
+def test_what_was_not_brought_comes_from_the_store(store, ring, spill, tmp_path):
+    found = checkpoint(store, ring, spill, seed=3)
+    got = read_all(NearStore(store, tmp_path / "nothing"), ring, found.checkpoint, tmp_path / "local")
+    assert got["process-1@7f0000003000"] == memory(3)
+
+
+def test_a_pack_changed_on_this_disk_is_refused(store, ring, spill, tmp_path):
+    found = checkpoint(store, ring, spill, seed=3)
+    for pack in found.packs:
+        assert Gatherer(store, tmp_path / "packs").bring(pack)
+        damaged = bytearray((tmp_path / "packs" / pack).read_bytes())
+        damaged[100] ^= 1
+        (tmp_path / "packs" / pack).write_bytes(damaged)
+    with pytest.raises(ImageRefused):
+        read_all(NearStore(store, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
+
+
+def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
+    found = checkpoint(store, ring, spill)
+    noise = b'no json\n[]\n{"pack": 7}\n{"pack": "../../etc"}\n{"pack": "%s"}\n\xff\n' % (b"ab" * 16)
+    gathered(store, tmp_path / "packs", noise + b"".join(map(name_of, found.packs)), len(found.packs))
+    assert sorted(os.listdir(tmp_path / "packs")) == sorted(found.packs)
+
+
+def test_guesses_do_not_fill_the_disk(store, ring, spill, tmp_path, monkeypatch):
+    found = checkpoint(store, ring, spill)
+    monkeypatch.setattr(near, "RESERVE", 1 << 60)
+    assert not Gatherer(store, tmp_path / "packs").bring(found.packs[0])
+    assert os.listdir(tmp_path / "packs") == []
+
+
+def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
+    before = threading.active_count()
+    reader, writer = os.pipe()
+    with Gathering(store, tmp_path / "packs", reader):
+        pass
+    assert threading.active_count() == before  # its caller forks
+    os.close(reader)
+    os.close(writer)
