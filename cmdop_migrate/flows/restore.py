@@ -30,7 +30,6 @@ from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.near import NearStore
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
@@ -44,13 +43,13 @@ _log = log.get("restore")
 
 @dataclass(frozen=True)
 class Known:
-    """What was found out beforehand: the CRIU to use, what is to be restored, an image that shares chunks with it, and
-    a folder with packs of it."""
+    """What was found out beforehand: the CRIU to use, what is to be restored, an image that shares chunks with it; and
+    the store, which nobody has used yet, so that it may be used after a fork."""
 
     criu: Criu
     chosen: choose.Chosen
     ahead: Image | None
-    near: Path
+    store: Store
 
 
 def restore(
@@ -87,7 +86,8 @@ class _Restore:
 
     def run(self) -> None:
         criu = self.known.criu if self.known else tools.find_criu(self.config)
-        store, ring = tools.open_store(self.config), tools.open_keys(self.config)
+        store = self.known.store if self.known else tools.open_store(self.config)
+        ring = tools.open_keys(self.config)
         with self.phases.phase("choose"):
             host_leases = leases.open_store(self.config)
             current = functools.partial(leases.last_checkpoint, host_leases)
@@ -145,7 +145,6 @@ class _Restore:
         contents.check_room(self.config.state_dir, manifest)
         with self.phases.phase("fetch"):
             self.say("fetching")
-            store = NearStore(store, self.known.near) if self.known else store
             if self.wanted.lazy:
                 return reader.fetch_lazy(store, ring, manifest.checkpoint, where, self._stalled)
             ahead = self.known.ahead if self.known else None

@@ -62,6 +62,7 @@ class Standby:
         Phases("restore").reach("standby")
         held = leases.open_store(self._config)
         near = self._kept.dir / "packs"
+        unused = NearStore(tools.open_store(self._config), near)
         try:
             with Gathering(store, near):
                 manifest = self._watch(held, NearStore(store, near), ring)
@@ -69,7 +70,7 @@ class Standby:
             held.close()  # it must not be used on both sides of a fork
         self._make_room(manifest, near)
         chosen = Chosen(manifest, self._records.load(self._session))
-        return Known(criu, chosen, self._ahead[-1] if self._ahead else None, near)
+        return Known(criu, chosen, self._ahead[-1] if self._ahead else None, unused)
 
     def _make_room(self, manifest: Manifest, near: Path) -> None:
         """What was brought on a guess must not be what fills the disk."""

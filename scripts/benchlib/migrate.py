@@ -1,8 +1,9 @@
 """A move between two hosts, cold and sent ahead, beside the sum of raw `criu dump`, a copy, and `criu restore`.
 
-The other host is driven over a real sshd on loopback; images go through the store. The copy beside it is `tar` through
-the same sshd (and, for comparison, a plain one in memory), of what CRIU dumped into memory-backed files.
-docs/benchmarks.md tells how to read it.
+The other host is driven over a real sshd on loopback; images go through the store. The copy beside it, of what CRIU
+dumped into memory-backed files, goes the same way: up to the S3 server and down again, or, where the store is only a
+directory, by `tar` through the same sshd. The other two copies (ssh, and a plain one in memory) are measured for
+comparison. docs/benchmarks.md tells how to read it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from scripts.benchlib.common import Bar, median, show
 from scripts.benchlib.moves import NAME, Subject
 from tests.hosts import CM
 from tests.moves import World, two
-from tests.servers import seaweed
+from tests.servers import S3Server, seaweed
 
 MEMORY = Path("/dev/shm")
 CHANGE_EVERY = 25  # lines, of 5 ms and more: then a session that is sent ahead rewrites its working set, 5 %
@@ -77,7 +78,8 @@ def bars(results: dict[tuple[str, int], Samples]) -> list[Bar]:
                 continue
             value = median(one[f"{kind}_downtime"]) / median(raw)
             best = min(one[f"{kind}_downtime"]) / min(raw)
-            found.append(Bar(f"{kind}: downtime", where, value, limit, "raw dump + copy by ssh + restore", best))
+            basis = f"raw dump + copy by {'s3' if store == 's3' else 'ssh'} + restore"
+            found.append(Bar(f"{kind}: downtime", where, value, limit, basis, best))
     return found
 
 
@@ -87,19 +89,22 @@ def tables(results: dict[tuple[str, int], Samples]) -> str:
         "raw dump",
         "copy",
         "by ssh",
+        "by s3",
         "raw restore",
         "sum",
+        "sum by ssh",
         "cold",
         "frozen",
         "ahead",
         "frozen",
         "sent",
     )
-    keys = ("raw_dump", "raw_copy", "raw_ssh", "raw_restore", "raw_sum", "cold_downtime", "cold_frozen")
+    keys = ("raw_dump", "raw_copy", "raw_ssh", "raw_s3", "raw_restore", "raw_sum", "raw_ssh_sum")
+    ours = ("cold_downtime", "cold_frozen", "ahead_downtime", "ahead_frozen")
     rows = [
         (
             f"{store}, {size}",
-            *(show(one[key]) for key in (*keys, "ahead_downtime", "ahead_frozen")),
+            *(show(one.get(key, [])) for key in (*keys, *ours)),
             show(one["ahead_new"], "MiB"),
         )
         for (store, size), one in results.items()
@@ -114,6 +119,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY)))
         places: dict[str, str] = {}
+        server = None
         if store == "s3":
             server = stack.enter_context(seaweed(folder))
             places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
@@ -124,7 +130,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
         rivals.warm(memory, 2 * mib)
         for number in range(rounds):
             with _session(world, Subject(world.a, criu, mib, memory, twin), 0) as subject:
-                raw = _raw(world, subject, memory)
+                raw = _raw(world, subject, memory, server)
                 cold = _move(world)
             with _session(world, Subject(world.a, criu, mib, memory, twin), CHANGE_EVERY):
                 ahead = _move(world, "--pre-ship", "2")
@@ -148,7 +154,7 @@ def _session(world: World, subject: Subject, change_every: int) -> Iterator[Subj
     world.b.ok("kill", subject.session, "--signal", "KILL")
 
 
-def _raw(world: World, subject: Subject, memory: Path) -> dict[str, float]:
+def _raw(world: World, subject: Subject, memory: Path, server: S3Server | None) -> dict[str, float]:
     images, copy = memory / "raw", memory / "copy"
     dump = rivals.dump(subject.criu, subject.target(), images)
     began = time.monotonic()
@@ -160,11 +166,26 @@ def _raw(world: World, subject: Subject, memory: Path) -> dict[str, float]:
     there = f"ssh {world.ssh_options} -p {world.sshd.port} root@127.0.0.1 tar -C '{copy}' -xf -"
     subprocess.run(["bash", "-o", "pipefail", "-c", f"tar -C '{images}' -cf - . | {there}"], check=True)
     by_ssh = time.monotonic() - began
+    by_s3 = _by_s3(images, memory / "images.tar", server) if server is not None else None
     for one in (images, copy):
         shutil.rmtree(one)
     restore = subject.twin.restore()
     found = {"raw_dump": dump, "raw_copy": plain, "raw_ssh": by_ssh, "raw_restore": restore}
-    return found | {"raw_sum": dump + by_ssh + restore}
+    found |= {"raw_s3": by_s3} if by_s3 is not None else {}
+    copy_s = by_ssh if by_s3 is None else by_s3
+    return found | {"raw_sum": dump + copy_s + restore, "raw_ssh_sum": dump + by_ssh + restore}
+
+
+def _by_s3(images: Path, archive: Path, server: S3Server) -> float:
+    """Up, and down again. Packing and unpacking is not counted: kind to whom we compare with."""
+    subprocess.run(["tar", "-C", str(images), "-cf", str(archive), "."], check=True)
+    bucket = server.new_bucket()
+    began = time.monotonic()
+    rivals.copier("up", server, bucket, "images")(archive)
+    rivals.copier("down", server, bucket, "images")(archive)
+    took = time.monotonic() - began
+    archive.unlink()
+    return took
 
 
 def _move(world: World, *options: str) -> dict[str, Any]:
