@@ -194,7 +194,10 @@ class _Checkpoint:
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         parent, on_pack = self.record.checkpoint, self.wanted.on_pack
-        writer = ImageWriter(store, ring, self.record.session, spill, parent=parent, on_pack=on_pack)
+        writer = ImageWriter(
+            store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
+            put_off=self.wanted.leave_running,  # who is parked, or moved, waits for all of it anyway
+        )  # fmt: skip
         try:
             writer.begin()
             carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint)
@@ -228,9 +231,6 @@ class _Checkpoint:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
-        # To a file it is the same work as keeping it on disk. Who is to go on elsewhere waits for the upload as well.
-        if self.wanted.leave_running and not self.config.store.startswith("file:"):
-            writer.hold_uploads()
         found = self._touch(carrier)
         with self.phases.phase("reset"):
             closed = connections.external(self.group, self.record.link is not None)

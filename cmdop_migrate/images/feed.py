@@ -12,8 +12,10 @@ import queue
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from cmdop_migrate.images import layout
+from cmdop_migrate.images.aside import Aside
 from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.layout import PAGE, WINDOW
 
@@ -30,8 +32,10 @@ class PageFeed:
         check: Callable[[], None],
         buffers: int = BUFFERS,
         size: int = BUFFER,
+        aside: Path | None = None,
     ) -> None:
-        """`submit` takes a full buffer and gives it back later; `check` raises when nothing more can be stored."""
+        """`submit` takes a full buffer and gives it back later; `check` raises when nothing more can be stored. With
+        `aside`, what does not fit in memory waits in a file there for `go_on`."""
         if size <= WINDOW:
             raise ValueError("a buffer must be larger than a window")
         self.extents: dict[str, list[Extent]] = {}
@@ -43,7 +47,9 @@ class PageFeed:
         self._resting: deque[tuple[bytearray, list[Extent]]] = deque()
         self._rest = max(0, buffers * 3 // 4 - 1)
         self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one back is still in the cache
+        self._aside = Aside(aside, submit, self._free.put) if aside is not None else None
         self._unmade = buffers
+        self._put_off: Aside | None = None
         self._buffer: bytearray | None = None
         self._used = 0
         self._open: list[list[int]] = []  # [vaddr, size, offset] of what lies in the buffer, with the key below
@@ -78,10 +84,30 @@ class PageFeed:
         return memoryview(self._buffer)[self._used : self._used + self._handed]
 
     def done(self) -> None:
-        """Everything is there: send what is left."""
+        """Everything is there: ours now."""
         self._settle()
         self._send()
+        if self._aside is None:
+            self._wake(0)
+
+    def go_on(self) -> None:
+        """Whoever gave us pages waits no more: the work that was put off begins. Only after `done`."""
+        aside, self._aside = self._aside, None
         self._wake(0)
+        if aside is not None:
+            self._put_off = aside
+            aside.go_on(self._get)
+
+    def finish(self) -> None:
+        """After `go_on`: until everything is submitted."""
+        if self._put_off is not None:
+            self._put_off.finish()
+
+    def stop(self) -> None:
+        """Nothing is fed or read any more."""
+        for one in (self._aside, self._put_off):
+            if one is not None:
+                one.stop()
 
     def _settle(self) -> None:
         """Enter the bytes of the view that was handed out last."""
@@ -130,7 +156,10 @@ class PageFeed:
         """Until at most so many rest, the oldest first."""
         while len(self._resting) > most:
             buffer, batch = self._resting.popleft()
-            self._submit(buffer, batch, self._free.put)
+            if self._aside is not None:
+                self._aside.put(buffer, batch)
+            else:
+                self._submit(buffer, batch, self._free.put)
 
     def _get(self) -> bytearray:
         if self._unmade:

@@ -61,8 +61,10 @@ class ImageWriter:
         parent: str | None = None,
         tuning: Tuning | None = None,
         on_pack: Callable[[str], None] | None = None,
+        put_off: bool = False,
     ) -> None:
-        """`on_pack` is called, from any thread, with the id of each pack that the store has from now on."""
+        """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. `put_off`:
+        until `end_input` the machine is left to whoever gives input, and what can wait waits, on disk."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -74,6 +76,7 @@ class ImageWriter:
         self._blobs: dict[str, tuple[int, list[Future[int]]]] = {}
         self._blob_bytes = 0
         self._on_pack = on_pack
+        self._put_off = put_off
         self._uploaded: list[tuple[str, list[int]]] = []
         self._next_index = _FIRST_INDEX
         self._index_lock = threading.Lock()
@@ -93,7 +96,9 @@ class ImageWriter:
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
-        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check)
+        self._spool.hold(self._put_off)
+        aside = self._spill_dir if self._put_off else None
+        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside)
 
     @property
     def feed(self) -> PageFeed:
@@ -149,15 +154,11 @@ class ImageWriter:
         self._blobs[name] = len(view), futures
         self._blob_bytes += len(view)
 
-    def hold_uploads(self) -> None:
-        """Until `end_input` (or a full disk) the machine is left to whoever gives input."""
-        assert self._spool is not None, "begin() first"
-        self._spool.hold(True)
-
     def end_input(self) -> None:
-        """No more pages come. What was given is ours, some MiB of it not yet digested: whoever gave it may go on.
+        """No more pages come. What was given is ours, not all of it digested yet: whoever gave it may go on.
         Raises StoreUnreachable and the like when the upload has failed already."""
         self.feed.done()
+        self.feed.go_on()
         assert self._spool is not None
         self._spool.hold(False)
         self._running.check()
@@ -166,6 +167,7 @@ class ImageWriter:
         """Until all that was given is digested, sealed and held in memory or on disk: the store is not waited for.
         Raises StoreUnreachable and the like when the upload has failed already."""
         self.end_input()
+        self.feed.finish()
         self._running.drain()
 
     def commit(
@@ -306,6 +308,8 @@ class ImageWriter:
     def _stop(self) -> None:
         if self._spool is not None:
             self._spool.give_up()
+        if self._feed is not None:
+            self._feed.stop()
         if self._pipeline is not None:
             self._pipeline.stop()
         if self._spool is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from array import array
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +33,9 @@ def byte_at(vaddr: int) -> int:
     return (vaddr // PAGE * 7 + 3) % 251
 
 
-def feed_all(runs, cuts: list[int], size: int) -> tuple[PageTable, dict[tuple[int, int], bytes]]:
+def feed_all(
+    runs, cuts: list[int], size: int, aside: Path | None = None
+) -> tuple[PageTable, dict[tuple[int, int], bytes]]:
     """Feed the runs in messages of the given page counts; what each window came out as."""
     chunks: dict[tuple[int, int], bytes] = {}
     order: list[bytes] = []
@@ -45,7 +50,7 @@ def feed_all(runs, cuts: list[int], size: int) -> tuple[PageTable, dict[tuple[in
         buffer[:] = b"\xee" * len(buffer)
         release(buffer)
 
-    feed = PageFeed(submit, lambda: None, buffers=2, size=size)
+    feed = PageFeed(submit, lambda: None, buffers=2, size=size, aside=aside)
     feed.open("t")
     turn = 0
     for vaddr, pages, flags, present in runs:
@@ -61,6 +66,10 @@ def feed_all(runs, cuts: list[int], size: int) -> tuple[PageTable, dict[tuple[in
                 at += len(view)
             vaddr, pages = end, pages - step
     feed.done()
+    assert aside is None or not order, "what was put aside waits until it may go on"
+    feed.go_on()
+    feed.finish()
+    feed.stop()
     table = table_of(feed.extents["t"])
     for slot, ref in enumerate(table.refs):
         assert len(order[ref]) == [size for _, size in table.sized_refs()][slot]
@@ -76,6 +85,10 @@ def test_any_split_into_messages_and_buffers_gives_the_same_chunks(runs, cuts, s
     whole_table, whole = feed_all(runs, [1000], 1 << 22)
     table, parts = feed_all(runs, cuts, size)
     assert parts == whole
+    with tempfile.TemporaryDirectory() as folder:
+        late_table, late = feed_all(runs, cuts, size, Path(folder))
+        assert os.listdir(folder) == []
+    assert (late, late_table.segments) == (whole, whole_table.segments)
     assert table.segments == whole_table.segments
     for (vaddr, length), data in parts.items():
         expected = b"".join(bytes([byte_at(vaddr + at)]) * PAGE for at in range(0, length, PAGE))

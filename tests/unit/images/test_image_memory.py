@@ -27,7 +27,7 @@ class Stuck(MemoryStore):
             data = b""
         super().put(name, data)
 
-writer = ImageWriter(Stuck(), KeyRing((new_key(),)), "abcd", Path(sys.argv[1]))
+writer = ImageWriter(Stuck(), KeyRing((new_key(),)), "abcd", Path(sys.argv[1]), put_off=sys.argv[3] == "later")
 writer.begin()
 half, text = random.Random(1).randbytes(1 << 19), b"some text " * 26214 + bytes(4)
 writer.feed.open("process-1")
@@ -57,10 +57,11 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_a_gibibyte_through_a_stuck_store(tmp_path: Path):
+@pytest.mark.parametrize("work", ["now", "later"])
+def test_a_gibibyte_through_a_stuck_store(tmp_path: Path, work: str):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1024"]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1024", work]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)

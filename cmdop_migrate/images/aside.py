@@ -1,0 +1,143 @@
+"""Memory put aside on disk as it came, until whoever gave it goes on: then there is time to digest and compress it.
+
+It is sealed with a key that nobody keeps, in a file that has no name: what a crash leaves is of no use to anyone.
+Writing costs a third of digesting and sealing, which a frozen session would have to wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from cmdop_migrate import log
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.images.chunks import Extent
+
+_TAG = 16
+_logger = log.get("images.aside")
+Submit = Callable[[bytearray, Sequence[Extent], Callable[[bytearray], None]], None]
+Release = Callable[[bytearray], None]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    at: int  # in the file; also its nonce, so no two are sealed alike
+    size: int
+    batch: Sequence[Extent]
+
+
+class Aside:
+    """Takes full buffers from one thread, until `go_on`; then gives all of them to `submit`, in a thread of its own."""
+
+    def __init__(self, directory: Path, submit: Submit, release: Release) -> None:
+        """`release` takes a buffer back whose content is on disk."""
+        self._submit, self._release = submit, release
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  closed in stop()
+        self._seal = AESGCM(AESGCM.generate_key(256))
+        self._waiting: queue.SimpleQueue[tuple[bytearray, Sequence[Extent]] | None] = queue.SimpleQueue()
+        self._kept: list[_Kept] = []
+        self._end = 0
+        self._is_full = False
+        self._over = threading.Event()
+        self._go = threading.Event()
+        self._get: Callable[[], bytearray] | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
+        self._thread.start()
+
+    def put(self, buffer: bytearray, batch: Sequence[Extent]) -> None:
+        """Never waits."""
+        self._waiting.put((buffer, batch))
+
+    def go_on(self, get: Callable[[], bytearray]) -> None:
+        """No more comes. `get` waits for a free buffer, for what has to be read back."""
+        if self._get is None:
+            self._get = get
+            self._waiting.put(None)
+
+    def finish(self) -> None:
+        """After `go_on`: until all of it is submitted. Raises what made that impossible."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """What is still here is dropped."""
+        self._over.set()
+        self._waiting.put(None)
+        self._thread.join()
+        self._file.close()
+
+    def _run(self) -> None:
+        try:
+            scratch = bytearray(0)
+            while (given := self._waiting.get()) is not None and not self._over.is_set():
+                buffer, batch = given
+                size = max((one.offset + one.size for one in batch), default=0)
+                if len(scratch) != size + _TAG:
+                    scratch = bytearray(size + _TAG)
+                if self._keep(buffer, size, batch, scratch):
+                    self._release(buffer)
+                else:
+                    self._submit(buffer, batch, self._release)
+            for one in self._kept:
+                if self._over.is_set() or self._get is None:
+                    return
+                buffer = self._get()
+                self._read(one, buffer)
+                self._submit(buffer, one.batch, self._release)
+        except BaseException as error:  # noqa: BLE001 - a thread's end: `finish` tells who waits
+            self._failure = error
+
+    def _keep(self, buffer: bytearray, size: int, batch: Sequence[Extent], scratch: bytearray) -> bool:
+        """False: the disk is full. Then there is no way but to do all the work now."""
+        if self._is_full:
+            return False
+        with memoryview(buffer) as view:
+            self._seal.encrypt_into(_nonce(self._end), view[:size], None, scratch)
+        left = memoryview(scratch)
+        try:
+            at = self._end
+            while left:
+                done = os.pwrite(self._file.fileno(), left, at)
+                left, at = left[done:], at + done
+        except OSError as error:
+            _logger.warning("cannot put memory aside (%s): the session stands still longer", error.strerror)
+            self._is_full = True
+            return False
+        self._kept.append(_Kept(self._end, size, batch))
+        self._end = at
+        return True
+
+    def _read(self, one: _Kept, buffer: bytearray) -> None:
+        sealed = bytearray(one.size + _TAG)
+        left, at = memoryview(sealed), one.at
+        while left:
+            done = os.preadv(self._file.fileno(), [left], at)
+            if not done:
+                raise _damaged()
+            left, at = left[done:], at + done
+        try:
+            with memoryview(buffer) as view:
+                self._seal.decrypt_into(_nonce(one.at), sealed, None, view[: one.size])
+        except InvalidTag:
+            raise _damaged() from None
+
+
+def _damaged() -> Blocked:
+    return Blocked(
+        "this disk gave back other bytes than were put there", "The session goes on. See to the disk of state_dir."
+    )
+
+
+def _nonce(at: int) -> bytes:
+    return at.to_bytes(12, "big")

@@ -1,0 +1,134 @@
+"""Memory that was put aside comes back as it was, says nothing to who finds the disk, and a full disk only costs time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from array import array
+
+import pytest
+from image_helpers import SESSION, memory, read_all
+
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.images import feed as feeds
+from cmdop_migrate.images.aside import Aside
+from cmdop_migrate.images.chunks import Extent
+from cmdop_migrate.images.layout import PAGE
+from cmdop_migrate.images.writer import ImageWriter
+
+
+def batch(size: int) -> list[Extent]:
+    return [Extent("process-1", 0, size, 4, True, 0, array("I"))]
+
+
+class Taken:
+    """What was submitted, and the buffers that came back."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = []
+        self.back: list[bytearray] = []
+
+    def submit(self, buffer: bytearray, extents, release) -> None:
+        self.data.append(bytes(buffer[: extents[-1].offset + extents[-1].size]))
+        release(buffer)
+
+    def wait(self, count: int) -> None:
+        for _ in range(1000):
+            if len(self.back) >= count:
+                return
+            threading.Event().wait(0.01)
+        raise AssertionError(f"{len(self.back)} of {count} buffers came back")
+
+
+def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
+    taken = Taken()
+    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    given = [os.urandom(size * PAGE) for size in (16, 1, 16, 7)]
+    for one in given:
+        aside.put(bytearray(one), batch(len(one)))
+    taken.wait(4)
+    assert taken.data == [] and os.listdir(tmp_path) == []
+    aside.go_on(lambda: bytearray(16 * PAGE))
+    aside.finish()
+    assert taken.data == given
+    aside.stop()
+
+
+def test_the_disk_shows_nothing(tmp_path):
+    taken = Taken()
+    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside.put(bytearray(b"a secret here" + bytes(PAGE - 13)), batch(PAGE))
+    taken.wait(1)
+    on_disk = os.pread(aside._file.fileno(), 2 * PAGE, 0)
+    assert len(on_disk) > PAGE and b"secret" not in on_disk and bytes(64) not in on_disk
+    aside.stop()
+
+
+def test_what_was_changed_on_disk_is_refused(tmp_path):
+    taken = Taken()
+    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside.put(bytearray(os.urandom(PAGE)), batch(PAGE))
+    taken.wait(1)
+    byte = os.pread(aside._file.fileno(), 1, 100)
+    os.pwrite(aside._file.fileno(), bytes([byte[0] ^ 1]), 100)
+    aside.go_on(lambda: bytearray(PAGE))
+    with pytest.raises(Blocked, match="other bytes"):
+        aside.finish()
+    assert taken.data == []
+    aside.stop()
+
+
+def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
+    room = 2
+
+    def pwrite(fd: int, data: memoryview, at: int) -> int:
+        nonlocal room
+        room -= 1
+        if room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data, at)
+
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    taken = Taken()
+    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    given = [os.urandom(PAGE) for _ in range(5)]
+    for one in given:
+        aside.put(bytearray(one), batch(PAGE))
+    taken.wait(5)
+    assert taken.data == given[2:]  # at once, there being no other way
+    aside.go_on(lambda: bytearray(PAGE))
+    aside.finish()
+    assert taken.data == given[2:] + given[:2]
+    aside.stop()
+
+
+def test_given_up_it_leaves_nothing(tmp_path):
+    before = threading.active_count()
+    taken = Taken()
+    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside.put(bytearray(PAGE), batch(PAGE))
+    aside.stop()
+    assert threading.active_count() == before and taken.data == [] and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_image_is_the_same_whenever_the_work_is_done(store, ring, spill, tmp_path, monkeypatch, later):
+    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, 80 * PAGE, None))
+    writer = ImageWriter(store, ring, SESSION, spill, put_off=later)
+    writer.begin()
+    data = memory(5, 1000)
+    writer.add_run("process-1", 0x10000, 1000, 4, data)
+    writer.end_input()
+    found = writer.commit(7)
+    assert read_all(store, ring, found.checkpoint, tmp_path / "local")["process-1@10000"] == data
+
+
+def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
+    before = threading.active_count()
+    writer = ImageWriter(store, ring, SESSION, spill, put_off=True)
+    writer.begin()
+    writer.add_run("process-1", 0x10000, 1000, 4, memory(5, 1000))
+    writer.abort()
+    assert threading.active_count() == before
