@@ -22,6 +22,18 @@ settings.load_profile("patient")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Where several run at once, what takes long begins first.
+LONG = ("lab", "crash", "modes", "integration", "contract")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        level = item.path.relative_to(Path(__file__).parent).parts[0]
+        return LONG.index(level) if level in LONG else len(LONG)
+
+    items.sort(key=place)
+
+
 def pytest_report_header() -> list[str]:
     tools = [
         f"{tool} {'yes' if shutil.which(tool) else 'no'}" for tool in ("criu", "tini-static", "nft", "vim", "tmux")
