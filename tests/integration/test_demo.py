@@ -70,7 +70,7 @@ def test_interrupted_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -
         await_that(lambda: running(tmp_path))
         groups = groups_of(tmp_path)
         process.send_signal(number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=90)
     assert process.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
     assert groups and not any(group.exists() for group in groups)

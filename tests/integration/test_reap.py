@@ -107,9 +107,9 @@ def test_what_cannot_be_reaped_is_told_and_the_others_go(quick: Host) -> None:
 @pytest.mark.parametrize("options", [(), ("--destroy",)])
 def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options: tuple[str, ...]) -> None:
     session = quiet(quick, "quiet")
-    until(lambda: idle(quick, session) > 1.5, 20, "quiet")
+    until(lambda: idle(quick, session) > 5, 20, "quiet")
     cli = subprocess.Popen(
-        [*CM, "--json", "reap", "--idle", "1s", *options],
+        [*CM, "--json", "reap", "--idle", "5s", *options],
         env=quick.env(**{TEST_STOP: "checkpoint:freeze" if not options else "reap:destroy"}),
         stdout=subprocess.PIPE,
         start_new_session=True,
