@@ -43,8 +43,9 @@ class Target:
 class PageSink(Protocol):
     """Where dumped pages go."""
 
-    def open(self, target: Target) -> None:
-        """What follows belongs to `target`. Each is opened once, before its first run."""
+    def open(self, target: Target) -> bool:
+        """What follows belongs to `target`. Each is opened once, before its first run. True: an earlier copy of it is
+        known; what did not change since may come without its pages, as a run with PARENT."""
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
         """A run begins. With PRESENT its pages follow through `window`; without, it has none."""
@@ -118,9 +119,9 @@ def receive(sock: socket.socket, sink: PageSink, version: tuple[int, ...]) -> in
                 if target in seen:
                     raise ProtocolError(f"{target} opened twice")
                 seen.add(target)
-                sink.open(target)
+                known = sink.open(target)
                 if command == OPEN2:
-                    sock.sendall(b"\0")  # no parent image
+                    sock.sendall(b"\1" if known else b"\0")
             elif command in (ADD_F, ADD, HOLE):
                 flags = {ADD_F: flags, ADD: PRESENT, HOLE: PARENT}[command]
                 total += _take(wire, sink, vaddr, nr_pages, flags)

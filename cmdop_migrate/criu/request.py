@@ -39,6 +39,8 @@ class DumpSpec:
     freeze_cgroup: str | None = None
     leave_running: bool = False
     pages_fd: int | None = None  # our page server; without it CRIU writes pages-*.img itself
+    track: bool = False  # from now on the kernel is to note which pages are written; not every kernel can
+    parent: str | None = None  # images of the last dump with `track`, as seen from images_dir: only what changed since
     shared: tuple[SharedMount, ...] = ()
     external: tuple[str, ...] = ()  # other outside things, in CRIU's own words
     irmap_scan_paths: tuple[str, ...] = ()  # where inotify watches may point
@@ -82,6 +84,10 @@ def dump(spec: DumpSpec) -> dict[str, Any]:
         opts["freeze_cgroup"] = spec.freeze_cgroup
     if spec.pages_fd is not None:
         opts["ps"] = {"fd": spec.pages_fd}
+    if spec.track:
+        opts["track_mem"] = True
+    if spec.parent is not None:
+        opts["parent_img"] = spec.parent
     if spec.irmap_scan_paths:
         opts["irmap_scan_paths"] = list(spec.irmap_scan_paths)
     _external(opts, [f"mnt[{mount.inside}]:{mount.key}" for mount in spec.shared], spec.external)

@@ -37,6 +37,7 @@ from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
 from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.mounts import shared_mounts
+from cmdop_migrate.flows.rounds import Rounds, StillMemory
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
@@ -63,6 +64,7 @@ class Wanted:
     migration: str | None = None  # what it is made for
     hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
     on_pack: Callable[[str], None] | None = None  # called, from any thread, with each pack that the store has
+    rounds: Rounds | None = None  # what was written since the last of them is all that is read
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ class _Checkpoint:
             with self.phases.phase("upload"):
                 self.progress("uploading")
                 manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
+            if wanted.rounds is not None:
+                wanted.rounds.keep(self.images, writer.earlier)
             with self.phases.phase("commit"):
                 self.commit.run(manifest)
         except BaseException:
@@ -271,10 +275,13 @@ class _Checkpoint:
     def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
         ours, theirs = socket.socketpair()
         failed: list[BaseException] = []
+        rounds = self.wanted.rounds
+        earlier = rounds.earlier if rounds is not None else None
+        still = StillMemory(cgroup.pids(self.group)) if earlier is not None else None
 
         def receive() -> None:
             try:
-                pages.receive(ours, memory.Sink(writer), criu.version)
+                pages.receive(ours, memory.Sink(writer, earlier, still), criu.version)
             except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
                 failed.append(error)
 
@@ -288,6 +295,8 @@ class _Checkpoint:
                 freeze_cgroup=self.group,
                 leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
+                track=rounds is not None,
+                parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self.record, ""),
                 irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
             )
@@ -312,6 +321,8 @@ class _Checkpoint:
             theirs.close()
             os.close(directory)
             receiver.join()
+            if still is not None:
+                still.close()
         if failed:
             raise failed[0]
 

@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cmdop_migrate.criu import pagemap
-from cmdop_migrate.criu.pages import PRESENT, Buffer, Target
+from cmdop_migrate.criu.pages import PAGE, PARENT, PRESENT, Buffer, ProtocolError, Target
 from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.flows.rounds import StillMemory
+from cmdop_migrate.images.chunks import windows
+from cmdop_migrate.images.earlier import Earlier
+from cmdop_migrate.images.layout import WINDOW
 from cmdop_migrate.images.pages import PageReader
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
@@ -30,14 +34,39 @@ def target_of(name: str) -> Target:
 class Sink:
     """Pages of a dump, into an image."""
 
-    def __init__(self, writer: ImageWriter) -> None:
-        self._feed = writer.feed
+    def __init__(self, writer: ImageWriter, earlier: Earlier | None = None, still: StillMemory | None = None) -> None:
+        """With `earlier`, pages that did not change since need not come; `still` is where to read them all the same."""
+        self._writer, self._feed = writer, writer.feed
+        self._earlier, self._still = earlier, still
+        self._target = Target("process", 0)
 
-    def open(self, target: Target) -> None:
+    def open(self, target: Target) -> bool:
+        self._target = target
         self._feed.open(name_of(target))
+        return self._earlier is not None and target.kind == "process" and name_of(target) in self._earlier
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
-        self._feed.run(vaddr, nr_pages, flags, bool(flags & PRESENT))
+        if flags & PARENT:
+            self._unchanged(vaddr, nr_pages * PAGE)
+        else:
+            self._feed.run(vaddr, nr_pages, flags, bool(flags & PRESENT))
+
+    def _unchanged(self, vaddr: int, length: int) -> None:
+        if self._earlier is None:
+            raise ProtocolError(f"pages at {vaddr:#x} left out, as if an earlier copy of them were known")
+        name = name_of(self._target)
+        for offset, size in windows(vaddr, length):
+            kept = self._earlier.window(name, vaddr + offset) if size == WINDOW else None
+            if kept is None or not self._writer.keep(vaddr + offset, kept):
+                self._read(name, vaddr + offset, size)
+
+    def _read(self, name: str, vaddr: int, size: int) -> None:
+        """A window of which a part changed, or that the store has no more; page by page, for flags may differ."""
+        assert self._earlier is not None and self._still is not None
+        for at in range(vaddr, vaddr + size, PAGE):
+            flags = self._earlier.flags(name, at)
+            self._feed.run(at, 1, flags if flags is not None else PRESENT, True)
+            self._still.read(self._target, at, self._feed.window(at, PAGE))
 
     def window(self, vaddr: int, size: int) -> memoryview:
         return self._feed.window(vaddr, size)

@@ -24,6 +24,7 @@ from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
 from cmdop_migrate.flows.receiver import Receiver
+from cmdop_migrate.flows.rounds import Rounds, are_told
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.model import Record
 from cmdop_migrate.remote.peer import Peer
@@ -93,6 +94,7 @@ class _Migration:
         words = ("restore", record.session, "--standby", self.move.id, *lazy)
         self.receiver = Receiver(target, words, self.progress)
         self.settled: Settled | None = None
+        self.rounds: Rounds | None = None
         self.warnings: list[dict[str, Any]] = []
         self.began = clock.boottime()
 
@@ -109,6 +111,9 @@ class _Migration:
             steps.run(sequence, self, self.phases, self.meter.stage)
         except CmdopError as error:
             raise self._told(error) from error
+        finally:
+            if self.rounds is not None:
+                self.rounds.close()
         figures = self._figures()
         self.move = self.moves.end(replace(self.move, figures=figures | {"downtime_s": None}), End.ON_TARGET, told=True)
         facts = self._facts(figures)
@@ -152,10 +157,12 @@ class _Migration:
         is_near = self.records.config.store.startswith("file:")
         return checkpoint.Wanted(
             reason="migrate", to=self.target.name, migration=self.move.id,
-            on_pack=None if is_near else self.receiver.name_pack,
+            on_pack=None if is_near else self.receiver.name_pack, rounds=self.rounds,
         )  # fmt: skip
 
     def _pre_ship(self) -> None:
+        if are_told(tools.find_criu(self.records.config)):
+            self.rounds = Rounds(self.records.directory(self.record.session))
         for number in range(1, self.wanted.pre_ship + 1):
             self.phases.reach(f"pre-ship-{number}")
             with self.phases.phase(f"pre_ship_{number}"):

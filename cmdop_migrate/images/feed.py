@@ -73,6 +73,11 @@ class PageFeed:
             extent = Extent(self._dst, vaddr, nr_pages * PAGE, flags, False, 0, array("I"))
             self.extents[self._dst].append(extent)
 
+    def keep(self, vaddr: int, flags: int, ref: int) -> None:
+        """The whole window at `vaddr` is a chunk that the image has already."""
+        self._settle()
+        self.extents[self._dst].append(Extent(self._dst, vaddr, WINDOW, flags, True, 0, array("I", [ref])))
+
     def window(self, vaddr: int, size: int) -> memoryview:
         """A buffer for the bytes at `vaddr`, at most `size` long. Waits until one is free."""
         self._settle()

@@ -21,8 +21,9 @@ from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
 from cmdop_migrate.images import catalog, index, layout, manifest, tombstones
-from cmdop_migrate.images.chunks import table_of
+from cmdop_migrate.images.chunks import PageTable, table_of
 from cmdop_migrate.images.codec import Buffer
+from cmdop_migrate.images.earlier import Earlier, Kept
 from cmdop_migrate.images.feed import PageFeed
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Blob, Direct, Manifest
@@ -83,6 +84,7 @@ class ImageWriter:
         self._spool: Spool | None = None
         self._pipeline: Pipeline | None = None
         self._feed: PageFeed | None = None
+        self._tables: dict[str, PageTable] = {}
 
     def begin(self) -> None:
         """Mark the upload, then read what is doomed, then what exists: this order is the protocol (retention.py).
@@ -143,6 +145,18 @@ class ImageWriter:
         """Takes a chunk that the store has into this image without its bytes. False: it has none."""
         return self._running.refer(bytes.fromhex(ident)) is not None
 
+    def keep(self, vaddr: int, kept: Kept) -> bool:
+        """The window at `vaddr`, of what `feed` has open, is as it was. False: the store has it no more."""
+        ref = layout.NO_CHUNK if kept.ident is None else self._running.refer(kept.ident)
+        if ref is not None:
+            self.feed.keep(vaddr, kept.flags, ref)
+        return ref is not None
+
+    @property
+    def earlier(self) -> Earlier:
+        """After `commit`: this memory, for the next one."""
+        return Earlier(self._tables, self._running.table)
+
     def add_blob(self, name: str, data: Buffer) -> None:
         """Keep a named byte string in the image."""
         layout.checked_blob_name(name)
@@ -185,6 +199,7 @@ class ImageWriter:
             pages = table_of(extents)
             memory += pages.size
             self.add_blob(layout.PAGE_TABLES + dst, pages.encode())
+            self._tables[dst] = pages
         blobs = {name: Blob(size, tuple(f.result() for f in futures)) for name, (size, futures) in self._blobs.items()}
         pipeline.drain()
         stored = sum(length for *_, length, _ in pipeline.table.rows())

@@ -59,9 +59,10 @@ class Memory:
         self.gate = threading.Event()  # it fails only once this is set
         self.asked: list[int] = []
 
-    def open(self, target: Target) -> None:
+    def open(self, target: Target) -> bool:
         self.target = target
         self.runs[target], self.data[target] = [], {}
+        return False
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
         self.runs[self.target].append(pagemap.Run(vaddr, nr_pages, flags))

@@ -35,8 +35,9 @@ class Sink:
         self.log: list[object] = []
         self.parts: list[tuple[int, bytearray]] = []
 
-    def open(self, target: Target) -> None:
+    def open(self, target: Target) -> bool:
         self.log.append(target)
+        return False
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
         self.log.append(Run(vaddr, nr_pages, flags))
