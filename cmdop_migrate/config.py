@@ -49,6 +49,7 @@ class Config:
     hosts: tuple[HostEntry, ...] = ()
     bandwidth: int | None = None
     relay_credential: Path = Path(DEFAULT_STATE_DIR, "relay.credential")
+    dirty_tracking: str = "auto"
 
     @property
     def sessions_dir(self) -> Path:
@@ -113,10 +114,13 @@ def _gate_timeout(text: str) -> str:
     return text
 
 
-def _on_error(text: str) -> str:
-    if text not in ("deny", "allow"):
-        raise Usage(f"not a choice: {text!r}", "Valid: deny, allow.")
-    return text
+def _one_of(*words: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if text not in words:
+            raise Usage(f"not a choice: {text!r}", f"Valid: {', '.join(words)}.")
+        return text
+
+    return check
 
 
 def _subnet(text: str) -> str:
@@ -161,12 +165,19 @@ KEYS: dict[str, Setting] = {
     "bandwidth": Setting(
         None, _bandwidth, "bytes a second that a command sends to the store at most; without it, no limit"
     ),
+    "dirty_tracking": Setting(
+        "auto",
+        _one_of("auto", "off"),
+        "`--pre-ship` reads only what was written since its last round, where the kernel tells; `off`: all of it",
+    ),
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
     "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
     "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
     "gate": Setting(None, gate, "an executable or http(s) address that is [asked](../actors.md) before a line goes in"),
     "gate_timeout": Setting("5s", _gate_timeout, "how long the gate may take; then it has failed. At most 60s"),
-    "gate_on_error": Setting("deny", _on_error, "what becomes of a line when the gate fails: `deny` or `allow`"),
+    "gate_on_error": Setting(
+        "deny", _one_of("deny", "allow"), "what becomes of a line when the gate fails: `deny` or `allow`"
+    ),
 }
 
 
@@ -211,6 +222,7 @@ def to_environment(config: Config) -> dict[str, str]:
         "keep_exited": f"{config.keep_exited:g}s",
         "subnet": config.subnet,
         "bandwidth": f"{config.bandwidth}B" if config.bandwidth is not None else "",
+        "dirty_tracking": config.dirty_tracking,
         "hooks_dir": str(config.hooks_dir),
         "hook_timeout": f"{config.hook_timeout:g}s",
         "gate": config.gate or "",
@@ -252,6 +264,7 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         hosts=hosts,
         bandwidth=units.size(limit) if (limit := value("bandwidth")) is not None else None,
         relay_credential=Path(must("relay_credential")),
+        dirty_tracking=must("dirty_tracking"),
     )
 
 

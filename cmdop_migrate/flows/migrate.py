@@ -161,7 +161,8 @@ class _Migration:
         )  # fmt: skip
 
     def _pre_ship(self) -> None:
-        if are_told(tools.find_criu(self.records.config)):
+        config = self.records.config
+        if config.dirty_tracking != "off" and are_told(tools.find_criu(config)):
             self.rounds = Rounds(self.records.directory(self.record.session))
         for number in range(1, self.wanted.pre_ship + 1):
             self.phases.reach(f"pre-ship-{number}")
