@@ -232,7 +232,7 @@ def _dirty_tracking(facts: Facts) -> Check:
     if "mem_dirty_track" in facts.criu.features or (
         facts.criu.version is None and "MEM_SOFT_DIRTY" in facts.kernel_options
     ):
-        return _ok("dirty_tracking", "supported")
+        return _ok("dirty_tracking", "supported: --pre-ship reads only what was written since its last round")
     if facts.criu.version is None and not facts.kernel_options:
         return Check("dirty_tracking", "degraded", "not known without CRIU", "Run cmdop-migrate doctor --fix.")
     message = "the kernel does not track changed pages: --pre-ship rounds read all memory, and ship only what changed"
