@@ -8,21 +8,21 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cmdop_migrate.images import layout
-from cmdop_migrate.storage.base import Data, ObjectInfo, Store
+from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.through import ThroughStore
 
 RESERVE = 256 << 20  # of disk, which is not for guesses
 
 
-class NearStore(Store):
+class NearStore(ThroughStore):
     """Reads of packs are answered from `folder` where it has them, everything else by `inner`."""
 
     def __init__(self, inner: Store, folder: Path) -> None:
-        self.url = inner.url
-        self._inner, self._folder = inner, folder
+        super().__init__(inner)
+        self._folder = folder
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         pack = layout.pack_of(name)
@@ -34,21 +34,6 @@ class NearStore(Store):
             except FileNotFoundError:
                 pass
         return self._inner.get(name, start, length)
-
-    def put(self, name: str, data: Data) -> None:
-        self._inner.put(name, data)
-
-    def put_new(self, name: str, data: Data) -> bool:
-        return self._inner.put_new(name, data)
-
-    def stat(self, name: str) -> ObjectInfo | None:
-        return self._inner.stat(name)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        self._inner.delete(names)
 
 
 class Gatherer:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.storage.base import Data, ObjectInfo, Store
+from cmdop_migrate.storage.base import Data, Store
+from cmdop_migrate.storage.through import ThroughStore
 
 
 class Turns:
@@ -30,10 +31,10 @@ class Turns:
             return self._free_at - now
 
 
-class LimitStore(Store):
+class LimitStore(ThroughStore):
     def __init__(self, inner: Store, rate: int) -> None:
-        self.url = inner.url
-        self._inner, self._turns = inner, Turns(rate)
+        super().__init__(inner)
+        self._turns = Turns(rate)
 
     def put(self, name: str, data: Data) -> None:
         time.sleep(self._turns.wait_for(len(data)))
@@ -42,15 +43,3 @@ class LimitStore(Store):
     def put_new(self, name: str, data: Data) -> bool:
         time.sleep(self._turns.wait_for(len(data)))
         return self._inner.put_new(name, data)
-
-    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        return self._inner.get(name, start, length)
-
-    def stat(self, name: str) -> ObjectInfo | None:
-        return self._inner.stat(name)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._inner.list(prefix)
-
-    def delete(self, names: Iterable[str]) -> None:
-        self._inner.delete(names)
