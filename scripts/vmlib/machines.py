@@ -66,9 +66,10 @@ def boot(fleet: Fleet, boxes: dict[str, Path]) -> None:
     write_ssh_config(fleet)
 
 
-def provision() -> None:
-    """The payload as it is now, and the scripts of vagrant/provision."""
-    vagrant("rsync", timeout=600)
+def provision(rsync: bool) -> None:
+    """The scripts of vagrant/provision; with `rsync`, on the payload as it is now: `boot` has brought it."""
+    if rsync:
+        vagrant("rsync", timeout=600)
     vagrant("provision", timeout=UP_WITHIN)
 
 
