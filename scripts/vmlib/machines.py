@@ -42,15 +42,14 @@ Host *
 
 
 def vagrant(*words: str, timeout: float = 300) -> None:
-    """What it says is in the logs."""
+    """What it says is in the logs, one for each thing it is asked to do."""
     LOGS.mkdir(parents=True, exist_ok=True)
-    with (LOGS / "vagrant.log").open("ab") as log:
-        log.write(f"\n=== vagrant {' '.join(words)}\n".encode())
-        log.flush()
+    file = LOGS / f"vagrant-{'-'.join(word for word in words if word.replace('-', '').isalpha())[:40]}.log"
+    with file.open("ab") as log:
         argv = house.command(["env", *(f"{key}={value}" for key, value in ENVIRON.items()), "vagrant", *words], VAGRANT)
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=timeout, check=False)
     if done.returncode != 0:
-        tail = (LOGS / "vagrant.log").read_text(errors="replace")[-3000:]
+        tail = file.read_text(errors="replace")[-3000:]
         raise VmTrouble(f"vagrant {' '.join(words)}: exit {done.returncode}\n{tail}")
 
 
@@ -66,11 +65,16 @@ def boot(fleet: Fleet, boxes: dict[str, Path]) -> None:
     write_ssh_config(fleet)
 
 
-def provision(rsync: bool) -> None:
-    """The scripts of vagrant/provision; with `rsync`, on the payload as it is now: `boot` has brought it."""
-    if rsync:
-        vagrant("rsync", timeout=600)
-    vagrant("provision", timeout=UP_WITHIN)
+def provision(fleet: Fleet, rsync: bool) -> None:
+    """The scripts of vagrant/provision; with `rsync`, on the payload as it is now: `boot` has brought it. All at once: hosts
+    wait for the store by themselves."""
+
+    def one(machine: Machine) -> None:
+        if rsync:
+            vagrant("rsync", machine.name, timeout=600)
+        vagrant("provision", machine.name, timeout=UP_WITHIN)
+
+    _each(fleet.machines, one)
 
 
 def write_ssh_config(fleet: Fleet) -> None:

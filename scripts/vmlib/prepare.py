@@ -68,14 +68,13 @@ def prepare(fleet: Fleet, stages: Stages) -> None:
         with stages.stage("machines", "put back, booted"):
             machines.put_back(fleet, "booted")
             machines.write_ssh_config(fleet)
-            machines.clock(fleet)
     else:
         with stages.stage("machines", "booted by Vagrant"):
             machines.boot(fleet, boxes)
             machines.save(fleet, "booted")
             BOOTED.write_text(booted)
     with stages.stage("provision"):
-        machines.provision(rsync=again)
+        machines.provision(fleet, rsync=again)
         machines.answer(fleet)
         machines.save(fleet, "ready")
         READY.write_text(ready)

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # What every machine of the fleet has: cmdop-migrate from the wheel of this checkout, its own SSH key, root's access to it.
 #
-#   project.sh NAME
+#   project.sh NAME SECONDS    SECONDS: since the epoch, now
 set -euo pipefail
 name=$1 fleet=/vagrant/fleet
+
+# A machine that was put back from a snapshot has that moment's time.
+[ "$(date +%s)" -ge "$(($2 - 60))" ] || date -s "@$2" > /dev/null
 
 wheel=$(echo /vagrant/project/*.whl)
 installed=/opt/cmdop-migrate/.project
