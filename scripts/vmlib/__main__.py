@@ -11,7 +11,7 @@
   scripts/test-vm down                end them; boxes and snapshots stay for the next time
   scripts/test-vm clean               … and remove everything of them
 
-What is made is kept below .cache/vm by the content of what it is made from: boxes, booted machines, provisioned machines.
+What is made is kept below .cache/vm by the content of what it is made from: boxes, booted machines, provisioned ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def main(argv: list[str]) -> int:
             words = ["ssh", "-t", "-F", str(SSH_CONFIG), "-o", "BatchMode=no", *asked.words]
             return subprocess.run(house.command(words), check=False).returncode
         if asked.verb == "virsh":
-            return subprocess.run(house.command(["virsh", "-c", "qemu:///system", *asked.words]), check=False).returncode
+            return subprocess.run(
+                house.command(["virsh", "-c", "qemu:///system", *asked.words]), check=False
+            ).returncode
         if asked.verb == "pytest":
             return _pytest(asked.words or [PARTS["full"]])
         house.down()

@@ -12,7 +12,7 @@ from cmdop_migrate.config import DEFAULT_STATE_DIR
 from cmdop_migrate.criu import provide
 from cmdop_migrate.errors import CmdopError
 from scripts.vmlib import inputs
-from scripts.vmlib.model import CACHE, VmTrouble
+from scripts.vmlib.model import CACHE, PROJECT, VmTrouble
 
 PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
@@ -61,4 +61,4 @@ def _pip(*words: str) -> None:
 
 def wheel(into: Path) -> None:
     """Of the project, as it is in this checkout."""
-    _pip("wheel", "--no-deps", "-w", str(into), str(inputs.PROJECT))
+    _pip("wheel", "--no-deps", "-w", str(into), str(PROJECT))

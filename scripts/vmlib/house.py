@@ -73,7 +73,17 @@ def up() -> None:
     if keeper() is not None:
         return
     _furnish()
-    words = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+    words = [
+        "unshare",
+        "--mount",
+        "--net",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--propagation",
+        "private",
+    ]
     init = ["tini-static", "-g", "--", "bash", "-c", INSIDE, str(HOME)]
     with (RUN / "libvirtd.log").open("wb") as log:
         made = subprocess.Popen(

@@ -66,8 +66,8 @@ def boot(fleet: Fleet, boxes: dict[str, Path]) -> None:
 
 
 def provision(fleet: Fleet, rsync: bool) -> None:
-    """The scripts of vagrant/provision; with `rsync`, on the payload as it is now: `boot` has brought it. All at once: hosts
-    wait for the store by themselves."""
+    """The scripts of vagrant/provision; with `rsync`, on the payload as it is now: `boot` has brought it. All at once:
+    hosts wait for the store by themselves."""
 
     def one(machine: Machine) -> None:
         if rsync:

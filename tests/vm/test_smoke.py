@@ -25,8 +25,10 @@ def test_machines_are_machines(vms: Machines) -> None:
         seen[host.name] = (over.check_output("uname -r"), over.check_output("cat /proc/sys/kernel/random/boot_id"))
         doctor = host.cm_json("doctor")
         assert doctor["ok"], doctor
-        tracking = next(one for one in doctor["checks"] if one["check"] == "dirty_tracking")
-        print(f"\n  {host.name}: kernel {seen[host.name][0]}, python {over.check_output('python3 --version')}, {tracking}")
+        tracking = next(one for one in doctor["checks"] if one["name"] == "dirty_tracking")
+        print(
+            f"\n  {host.name}: kernel {seen[host.name][0]}, python {over.check_output('python3 --version')}, {tracking}"
+        )
     assert seen["host-a"][0].startswith("6.1.") and seen["host-b"][0].startswith("6.12.")
     assert seen["host-a"][1] != seen["host-b"][1]
 
@@ -49,7 +51,9 @@ def test_checkpoint_restore_there_and_the_client_stays(vms: Machines) -> None:
         client.finish(within=180)
         told = {str(one.get("op") or one.get("event")) for one in client.events}
     print(f"\n  frozen {saved['frozen_s']:.2f} s; checkpoint {saved['phases']}; restore {restored['phases']}")
-    print(f"  the client typed {client.typed} lines, saw {len(client.counted)} numbers, gaps {[round(one, 1) for one in client.gaps]}, told {told}")
+    print(
+        f"  the client typed {client.typed} lines, saw {len(client.counted)} numbers, gaps {[round(one, 1) for one in client.gaps]}, told {told}"
+    )
     assert b.runs(session) and not a.runs(session)
     assert a.cm_json("lease", "show", session)["holder"] == "host-b"
     until(lambda: b.session_pids(session), 30, "its processes are there")
