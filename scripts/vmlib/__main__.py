@@ -3,6 +3,7 @@
   scripts/test-vm                     the smoke part: one session from kernel 6.1 to 6.12, its client attached
   VM=full scripts/test-vm             all of tests/vm
   VM=none scripts/test-vm             nothing, and says so
+  VM_SECONDS=1800 scripts/test-vm     within so many, or not at all
   scripts/test-vm --keep              and leave the machines up, to look at them
   scripts/test-vm up                  only the machines; they stay up
   scripts/test-vm ssh host-a          into one that is up
@@ -28,6 +29,7 @@ from scripts.vmlib.model import CACHE, PROJECT, RUN, SSH_CONFIG, CannotHere, VmT
 from scripts.vmlib.stages import Stages
 
 PARTS = {"smoke": "tests/vm/test_smoke.py", "full": "tests/vm"}
+LEAST = 900  # seconds
 VERBS = ("run", "gather", "up", "down", "clean", "ssh", "virsh", "pytest")
 
 
@@ -79,6 +81,7 @@ def _run(keep: bool, words: list[str]) -> int:
         return 0
     if part not in PARTS:
         raise VmTrouble(f"VM={part}? It is smoke, full or none.")
+    _limit(int(os.environ.get("VM_SECONDS") or 0))
     stages = Stages()
     everything = fleet()
     try:
@@ -93,6 +96,20 @@ def _run(keep: bool, words: list[str]) -> int:
             house.down()
         print(stages.report(part))
     return status
+
+
+def _limit(seconds: int) -> None:
+    """Somebody has only so much time (scripts/test): too little is said, and what takes longer is ended."""
+    if not seconds:
+        return
+    if seconds < LEAST:
+        raise CannotHere(f"{seconds} s are left, and with a box to build it takes up to {LEAST} s")
+
+    def over(*_: object) -> None:
+        raise VmTrouble(f"not done within {seconds} s")
+
+    signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
 
 
 def _up() -> int:

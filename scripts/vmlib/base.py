@@ -14,9 +14,6 @@ from cmdop_migrate.errors import CmdopError
 from scripts.vmlib import inputs
 from scripts.vmlib.model import CACHE, PROJECT, VmTrouble
 
-PYTHONS = {"bookworm": "3.11", "trixie": "3.13"}
-PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
-
 
 def criu() -> Path:
     """A private CRIU as the project fetches it: this host's, or one of our own."""
@@ -42,8 +39,8 @@ def gather() -> Path:
     work = CACHE / f"base-work.{os.getpid()}"
     (work / "store").mkdir(parents=True)
     (work / "requirements").write_text("".join(f"{one}\n" for one in inputs.requirements()))
-    for version in PYTHONS.values():
-        chosen = [f"--platform={one}" for one in PLATFORMS]
+    for version in inputs.PYTHONS:
+        chosen = [f"--platform={one}" for one in inputs.PLATFORMS]
         where = ["-d", str(work / f"wheels-{version}"), "-r", str(work / "requirements")]
         _pip("download", "--only-binary=:all:", f"--python-version={version}", *chosen, *where)
     _pip("download", "--no-deps", "-d", str(work / "store"), inputs.s3_server())

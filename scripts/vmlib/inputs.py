@@ -11,6 +11,9 @@ from scripts.vmlib.model import PROJECT, VAGRANT
 
 PYPROJECT = PROJECT / "pyproject.toml"
 PROVISION = VAGRANT / "provision"
+# What wheels are fetched for: the Pythons of the suites, and the platforms those take.
+PYTHONS = ("3.11", "3.13")
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64", "manylinux_2_5_x86_64")
 
 
 def key(*parts: str | Path) -> str:
@@ -45,7 +48,7 @@ def s3_server() -> str:
 
 
 def base(criu: str) -> str:
-    return key(*requirements(), s3_server(), criu, Path(__file__).with_name("base.py"))
+    return key(*requirements(), s3_server(), criu, *PYTHONS, *PLATFORMS)
 
 
 def box(suite: str, base_key: str) -> str:
