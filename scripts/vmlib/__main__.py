@@ -123,7 +123,9 @@ def _up() -> int:
 
 def _pytest(words: list[str]) -> int:
     env = {**os.environ, "CMDOP_VM_RUN": str(RUN)}
-    argv = house.command([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words], PROJECT)
+    argv = house.command(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", "--durations=0", *words], PROJECT
+    )
     return subprocess.run(argv, env=env, check=False).returncode
 
 

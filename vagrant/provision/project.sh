@@ -11,7 +11,7 @@ name=$1 fleet=/vagrant/fleet
 wheel=$(echo /vagrant/project/*.whl)
 installed=/opt/cmdop-migrate/.project
 if ! cmp -s "$wheel" "$installed"; then
-    /opt/cmdop-migrate/bin/pip install --quiet --disable-pip-version-check --no-index --no-deps --force-reinstall "$wheel"
+    /opt/cmdop-migrate/bin/pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --force-reinstall "$wheel"
     cp "$wheel" "$installed"
 fi
 # Below /, so that nothing is started: each machine has its own part to play.
