@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.vmlib.model import PROJECT, VAGRANT
+from scripts.vmlib.model import PROJECT, TTL, VAGRANT
 
 PYPROJECT = PROJECT / "pyproject.toml"
 PROVISION = VAGRANT / "provision"
@@ -67,7 +67,7 @@ def project() -> str:
 
 
 def ready(booted_key: str) -> str:
-    return key(booted_key, project(), PROVISION, Path(__file__).with_name("payload.py"))
+    return key(booted_key, project(), PROVISION, TTL, Path(__file__).with_name("payload.py"))
 
 
 PROJECT_SCRIPTS = (
