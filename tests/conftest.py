@@ -43,6 +43,8 @@ def pytest_report_header() -> list[str]:
         f"CAP_SYS_RESOURCE {'yes' if has_capability(CAP_SYS_RESOURCE) else 'no'}, "
         f"userfaultfd {'yes' if has_userfaultfd() else 'no'}, cgroup v2 {'yes' if has_cgroup2() else 'no'}",
         "tools: " + ", ".join(tools),
+        "virtual machines: "
+        + ("up" if "CMDOP_VM_RUN" in os.environ else "not up, tests/vm is left out (scripts/test-vm)"),
     ]
 
 

@@ -133,8 +133,14 @@ def _show_schedule(app: App, facts: dict[str, Any]) -> None:
 @click.option(
     "--parallel", type=click.IntRange(1, 4), default=2, show_default=True, metavar="N", help="So many at once."
 )
+@click.option(
+    "--accept",
+    multiple=True,
+    metavar="CHECK",
+    help="Bring it back though this check of the plan there blocks. Repeatable.",
+)
 @command
-def undrain(app: App, bring_back: bool, parallel: int) -> int:
+def undrain(app: App, bring_back: bool, parallel: int, accept: tuple[str, ...]) -> int:
     """Accept sessions again after a drain.
 
     With --bring-back each host that took one moves it back here: it must know this host by its name.
@@ -143,6 +149,7 @@ def undrain(app: App, bring_back: bool, parallel: int) -> int:
     Examples:
       cmdop-migrate undrain
       cmdop-migrate undrain --bring-back
+      cmdop-migrate undrain --bring-back --accept kernel
     """
 
     def tell(entry: Entry) -> None:
@@ -150,7 +157,7 @@ def undrain(app: App, bring_back: bool, parallel: int) -> int:
             render.line(_words(entry if entry.state in ("back", "ended") else _not_back(entry)))
 
     with stopping.on_signals() as stop:
-        wanted = back.Wanted(bring_back, parallel)
+        wanted = back.Wanted(bring_back, parallel, accept)
         facts = back.undrain(app.records(), wanted, app.global_flags(), stop, tell)
     error = None
     if facts["failed"]:

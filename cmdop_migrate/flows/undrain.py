@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cmdop_migrate.errors import CmdopError, HostNotFound, SessionExited, SessionNotFound, from_code
-from cmdop_migrate.flows import leases, peers
+from cmdop_migrate.flows import leases, peers, plan
 from cmdop_migrate.flows.drains import Drain, Drains, Entry
 from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.flows.workers import Worker
@@ -29,10 +29,12 @@ Say = Callable[[Entry], None]
 class Wanted:
     bring_back: bool = False
     parallel: int = 2
+    accept: tuple[str, ...] = ()  # as `migrate` has it: hosts whose kernels differ get nothing back without
 
 
 def undrain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
     """What `undrain --json` answers. `away`: what the drain moved or parked and is not back."""
+    plan.check_names(wanted.accept)
     drains = Drains(records.config.state_dir)
     with drains.alone():
         flag = draining.read(records.config.state_dir)
@@ -43,7 +45,7 @@ def undrain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, 
             records.events.emit("undrained", drain=flag.drain)
         found: list[Entry] = []
         if wanted.bring_back and made is not None:
-            found = _Return(records, drains, made, flags, stop, say).run(wanted.parallel)
+            found = _Return(records, drains, made, wanted, flags, stop, say).run(wanted.parallel)
             made = drains.find(made.id) or made
         away = made.of("moved", "parked", "going") if made is not None else []
         return {
@@ -57,9 +59,16 @@ def undrain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, 
 
 class _Return:
     def __init__(
-        self, records: Records, drains: Drains, made: Drain, flags: Sequence[str], stop: Stop, say: Say
+        self,
+        records: Records,
+        drains: Drains,
+        made: Drain,
+        wanted: Wanted,
+        flags: Sequence[str],
+        stop: Stop,
+        say: Say,
     ) -> None:
-        self.records, self.drains, self.made = records, drains, made
+        self.records, self.drains, self.made, self.wanted = records, drains, made, wanted
         self.flags, self.stop, self.say = flags, stop, say
 
     def run(self, parallel: int) -> list[Entry]:
@@ -128,10 +137,11 @@ class _Return:
     def _call(self, pool: Pool, entry: Entry, holder: str) -> dict[str, Any]:
         """By the host it was moved to; by the one that has its lease, when it is not there any more."""
         own = self.records.config.host
+        words = ("migrate", entry.session, "--to", own, *(f"--accept={check}" for check in self.wanted.accept))
         names = list(dict.fromkeys(name for name in (entry.to, holder) if name))
         for name in names[:-1]:
             try:
-                return peers.partner(self.records, pool, name).call("migrate", entry.session, "--to", own)
+                return peers.partner(self.records, pool, name).call(*words)
             except (SessionExited, SessionNotFound, HostNotFound):
                 continue
-        return peers.partner(self.records, pool, names[-1]).call("migrate", entry.session, "--to", own)
+        return peers.partner(self.records, pool, names[-1]).call(*words)

@@ -213,7 +213,7 @@ def _forward_drops() -> tuple[str, ...]:
 
 def _ran(argv: list[str], given: str = "") -> str | None:
     try:
-        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=10.0)
+        done = subprocess.run(argv, input=given, capture_output=True, text=True, timeout=30.0)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None

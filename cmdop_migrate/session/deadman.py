@@ -1,7 +1,8 @@
 """The dead-man switch: a session whose lease is not known to be fresh stands still.
 
 The agent says "fresh until T" on CLOCK_BOOTTIME, which goes on counting while
-the machine sleeps. Past T the holder freezes the session by itself: no agent,
+the machine sleeps; a virtual machine that is paused counts nothing, and is found
+out by the clock of its board. Past T the holder freezes the session by itself: no agent,
 network or store need be there for that. Renewed, it goes on; superseded by
 another incarnation, it is killed. Stdlib only: the holder loads this.
 """
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 
 from cmdop_migrate.session import cgroup, syscalls
+from cmdop_migrate.session.pauses import Pauses
 
 LOOK_AGAIN = 0.05
 
@@ -57,14 +59,22 @@ class DeadMan:
             _thread.start_new_thread(self._guard, ())
 
     def _guard(self) -> None:
-        timer = select.poll()
+        timer, pauses = select.poll(), Pauses()
         timer.register(self._timer, select.POLLIN)
+        wait = None if pauses.every is None else pauses.every * 1000
         while True:
-            timer.poll()
+            came = timer.poll(wait)
+            paused = pauses.look()
             with self._lock:  # so that nobody renews between the look and the order
-                if self._until is not None and _now() >= self._until:
+                if self._until is not None and (paused or _now() >= self._until):
                     cgroup.order_freeze(self._group)
-            time.sleep(LOOK_AGAIN)
+                if self._until is not None and paused:
+                    # Nobody knows how long it was; a renewal that began before it says nothing. The caller hears by the timer.
+                    self._doubted = _now()
+                    self._until = min(self._until, self._doubted)
+                    self._arm()
+            if came:
+                time.sleep(LOOK_AGAIN)
 
     def on_timer(self) -> None:
         try:
@@ -90,9 +100,9 @@ class DeadMan:
         """The lease was renewed by a request that began at `since`, and nobody had taken over. An older word that
         comes late changes nothing; nor does one from before there was doubt."""
         self.check()  # past its time it was frozen, by us or for us: that must be known before it may go on
-        if self._until is None or until <= self._until or since < self._doubted:
-            return
         with self._lock:
+            if self._until is None or until <= self._until or since < self._doubted:
+                return
             self._until = until
         self._arm()
         if self.fenced and _now() < until:
