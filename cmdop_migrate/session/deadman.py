@@ -33,6 +33,7 @@ class DeadMan:
         self._group, self._until, self._on_change = group, until, on_change
         self._timer = syscalls.boottime_timer()
         self._lock = _thread.allocate_lock()
+        self._pauses = Pauses()
         self._doubted = 0.0
         self._watched = False
         self.fenced = False
@@ -59,22 +60,27 @@ class DeadMan:
             _thread.start_new_thread(self._guard, ())
 
     def _guard(self) -> None:
-        timer, pauses = select.poll(), Pauses()
+        timer = select.poll()
         timer.register(self._timer, select.POLLIN)
-        wait = None if pauses.every is None else pauses.every * 1000
+        wait = None if self._pauses.every is None else self._pauses.every * 1000
         while True:
             came = timer.poll(wait)
-            paused = pauses.look()
+            self._look_for_pause()
             with self._lock:  # so that nobody renews between the look and the order
-                if self._until is not None and (paused or _now() >= self._until):
+                if self._until is not None and _now() >= self._until:
                     cgroup.order_freeze(self._group)
-                if self._until is not None and paused:
-                    # Nobody knows how long it was; a renewal that began before it says nothing. The caller hears by the timer.
-                    self._doubted = _now()
-                    self._until = min(self._until, self._doubted)
-                    self._arm()
             if came:
                 time.sleep(LOOK_AGAIN)
+
+    def _look_for_pause(self) -> None:
+        """Nobody knows how long it was, and a renewal that began before it says nothing. Who did not look himself hears
+        of it by the timer."""
+        with self._lock:
+            if self._until is not None and self._pauses.look():
+                cgroup.order_freeze(self._group)
+                self._doubted = _now()
+                self._until = min(self._until, self._doubted)
+                self._arm()
 
     def on_timer(self) -> None:
         try:
@@ -85,7 +91,10 @@ class DeadMan:
 
     def check(self) -> None:
         """Freezes if the time has come. Writing the order to freeze is all that is waited for."""
-        if self._until is None or self.fenced or _now() < self._until:
+        if self._until is None or self.fenced:
+            return
+        self._look_for_pause()
+        if _now() < self._until:
             return
         self.fenced = True
         cgroup.order_freeze(self._group)
@@ -104,6 +113,7 @@ class DeadMan:
             if self._until is None or until <= self._until or since < self._doubted:
                 return
             self._until = until
+            self._pauses.renewed()
         self._arm()
         if self.fenced and _now() < until:
             self.fenced = False

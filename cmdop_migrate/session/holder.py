@@ -75,6 +75,7 @@ class Holder(Keeper):
         if events & select.EPOLLOUT:
             self.clients.pump(client)
         if events & ~select.EPOLLOUT:
+            self.deadman.check()  # whoever comes here comes to the one copy there is, or to one that stands still
             for kind, payload in self.clients.read(client):
                 try:
                     if kind == wire.INPUT:

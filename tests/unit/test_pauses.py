@@ -11,10 +11,18 @@ from cmdop_migrate.clock import boottime
 from cmdop_migrate.session import deadman, pauses
 from tests.hosts import until
 
+REAL = pauses.is_virtual
+
 
 def board(path: Path, ahead: float = 0.0) -> Path:
     path.write_text(f"{int(time.time() + ahead)}\n")
     return path
+
+
+@pytest.fixture(autouse=True)
+def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "is_virtual", lambda: True)
+    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 0.0)
 
 
 def test_looks(tmp_path: Path) -> None:
@@ -29,6 +37,42 @@ def test_looks(tmp_path: Path) -> None:
     assert not watch.look(), "set back"
     (tmp_path / "clock").write_text("no number\n")
     assert not watch.look()
+
+
+def test_short_pauses_add_up_until_a_renewal(tmp_path: Path) -> None:
+    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    watch.look()
+    board(tmp_path / "clock", 2)
+    assert not watch.look()
+    watch.renewed()
+    board(tmp_path / "clock", 3.5)
+    assert not watch.look(), "the lease was renewed between them"
+    board(tmp_path / "clock", 6)
+    assert watch.look(), "two of them, none long enough alone"
+
+
+def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
+    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    watch.look()
+    board(tmp_path / "clock", 60)
+    watch.renewed()
+    assert watch.look()
+
+
+def test_seldom_enough_for_a_slow_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 1000.0)
+    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    watch.look()
+    board(tmp_path / "clock", 60)
+    assert not watch.look()
+
+
+def test_metal_is_not_paused(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu vme avx2\n")
+    assert not REAL(str(tmp_path / "cpuinfo"))
+    for other in ("processor\t: 0\nflags\t\t: fpu vme hypervisor avx2\n", "processor\t: 0\nFeatures\t: fp\n"):
+        (tmp_path / "cpuinfo").write_text(other)
+        assert REAL(str(tmp_path / "cpuinfo"))
 
 
 def test_no_clock_on_the_board(tmp_path: Path) -> None:
