@@ -66,9 +66,9 @@ class ImageWriter:
         put_off: bool = False,
     ) -> None:
         """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
-        `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing is
-        digested either, and memory waits on disk as it came. Not worth it where most of it is in the store already: to
-        find that out is less work than to write it down."""
+        `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing
+        is digested either, and memory waits on disk as it came. Not worth it where most of it is in the store already:
+        to find that out is less work than to write it down."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
