@@ -198,9 +198,11 @@ class _Checkpoint:
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         parent, on_pack = self.record.checkpoint, self.wanted.on_pack
+        goes_on = self.wanted.leave_running  # else it is parked, or moved, and waits for all of it anyway
+        is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(
             store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
-            put_off=self.wanted.leave_running,  # who is parked, or moved, waits for all of it anyway
+            hold=goes_on and is_far, put_off=goes_on and parent is None,
         )  # fmt: skip
         try:
             writer.begin()

@@ -89,11 +89,11 @@ class Aside:
                     self._release(buffer)
                 else:
                     self._submit(buffer, batch, self._release)
-            for one in self._kept:
-                if self._over.is_set() or self._get is None:
-                    return
+            while self._kept and self._get is not None and not self._over.is_set():
+                one = self._kept.pop()  # the last first: then its room can be given back, which packs may need
                 buffer = self._get()
                 self._read(one, buffer)
+                os.ftruncate(self._file.fileno(), one.at)
                 self._submit(buffer, one.batch, self._release)
         except BaseException as error:  # noqa: BLE001 - a thread's end: `finish` tells who waits
             self._failure = error

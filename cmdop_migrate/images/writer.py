@@ -62,10 +62,13 @@ class ImageWriter:
         parent: str | None = None,
         tuning: Tuning | None = None,
         on_pack: Callable[[str], None] | None = None,
+        hold: bool = False,
         put_off: bool = False,
     ) -> None:
-        """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. `put_off`:
-        until `end_input` the machine is left to whoever gives input, and what can wait waits, on disk."""
+        """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
+        `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing
+        is digested either, and memory waits on disk as it came. Not worth it where most of it is in the store already:
+        to find that out is less work than to write it down."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -77,7 +80,7 @@ class ImageWriter:
         self._blobs: dict[str, tuple[int, list[Future[int]]]] = {}
         self._blob_bytes = 0
         self._on_pack = on_pack
-        self._put_off = put_off
+        self._hold, self._put_off = hold, put_off
         self._uploaded: list[tuple[str, list[int]]] = []
         self._next_index = _FIRST_INDEX
         self._index_lock = threading.Lock()
@@ -98,7 +101,7 @@ class ImageWriter:
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
-        self._spool.hold(self._put_off)
+        self._spool.hold(self._hold)
         aside = self._spill_dir if self._put_off else None
         self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside)
 

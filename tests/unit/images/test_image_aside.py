@@ -51,7 +51,8 @@ def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
     assert taken.data == [] and os.listdir(tmp_path) == []
     aside.go_on(lambda: bytearray(16 * PAGE))
     aside.finish()
-    assert taken.data == given
+    assert taken.data == given[::-1]
+    assert os.fstat(aside._file.fileno()).st_size == 0, "its room is given back as it is read"
     aside.stop()
 
 
@@ -100,7 +101,7 @@ def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
     assert taken.data == given[2:]  # at once, there being no other way
     aside.go_on(lambda: bytearray(PAGE))
     aside.finish()
-    assert taken.data == given[2:] + given[:2]
+    assert taken.data == given[2:] + given[1::-1]
     aside.stop()
 
 
