@@ -14,6 +14,10 @@ for ((second = 0; second < 600; second++)); do
     sleep 1
 done
 credential=/var/lib/cmdop-migrate/relay.credential
-[ -s $credential ] || cmdop-migrate relay token create --host "$name" --pin "$(cat "$fleet/relay.pin")" --out $credential > /dev/null
+for ((tries = 0; tries < 20; tries++)); do # it may be there, and slow
+    [ ! -s $credential ] || break
+    cmdop-migrate relay token create --host "$name" --pin "$(cat "$fleet/relay.pin")" --out $credential > /dev/null || sleep 2
+done
+[ -s $credential ]
 systemctl --quiet enable --now cmdop-migrate-agent
 cmdop-migrate doctor > /var/log/cmdop-doctor.log || { cat /var/log/cmdop-doctor.log; exit 1; }
