@@ -109,6 +109,7 @@ def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) ->
     a.fails("drain", "--parallel", "5", status=2, code="usage")
     a.fails("drain", "--park", "--to", "host-b", status=2, code="usage")
     a.fails("drain", "--bandwidth", "1KiB", status=2, code="usage")
+    a.fails("undrain", "--bring-back", "--accept", "nothing", status=2, code="usage")
     fences.counter(a)
     command = str(world.dir / "cm-host-a")
     where = (world.sshds["host-a"].address, "--user", "root", "--key", str(world.dir / "login"), "--command", command)

@@ -28,10 +28,10 @@ def test_cron_drains_reboot_undrain_brings_back(vms: Machines) -> None:
     print("\n  " + "\n  ".join(line for line in log.splitlines() if "moved" in line))
     for session in sessions:
         b.counts_on(session)
-    a.fails("run", "-d", "--", "true", status=4, code="draining")
+    a.fails("run", "-d", "--", "true", status=4, code="blocked")
     vms.reboot(a)
     assert vms.boot_id(a) != before
-    a.fails("run", "-d", "--", "true", status=4, code="draining")
+    a.fails("run", "-d", "--", "true", status=4, code="blocked")
     there = {session: b.counts_on(session) for session in sessions}
     # Back to an older kernel: on the operator's word (docs/plan.md), as UNDRAIN_OPTIONS may have it.
     a.shell("/usr/local/lib/cmdop-migrate/undrain-maintenance --bring-back --accept kernel", timeout=600)
