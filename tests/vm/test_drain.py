@@ -18,11 +18,11 @@ def test_cron_drains_reboot_undrain_brings_back(vms: Machines) -> None:
     a.shell(f"rm -f {LOG}")
     a.write(
         "/etc/cron.d/vm-drain",
-        "* * * * * root /usr/local/lib/cmdop-migrate/drain-maintenance --to host-b --deadline 6m\n",
+        "* * * * * root /usr/local/lib/cmdop-migrate/drain-maintenance --to host-b --deadline 12m\n",
     )
     until(lambda: a.shell(f"cat {LOG} 2> /dev/null || true"), 150, "cron has begun")
     a.shell("rm /etc/cron.d/vm-drain")
-    until(lambda: "(exit " in a.shell(f"cat {LOG}"), 420, "the drain ends")
+    until(lambda: "(exit " in a.shell(f"cat {LOG}"), 780, "the drain ends")
     log = a.shell(f"cat {LOG}")
     assert "(exit 0)" in log, log
     print("\n  " + "\n  ".join(line for line in log.splitlines() if "moved" in line))
