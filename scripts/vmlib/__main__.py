@@ -25,7 +25,7 @@ import subprocess
 import sys
 
 from scripts.vmlib import house, machines, prepare
-from scripts.vmlib.model import CACHE, PROJECT, RUN, SSH_CONFIG, CannotHere, VmTrouble, fleet
+from scripts.vmlib.model import CACHE, LOGS, PROJECT, RUN, SSH_CONFIG, CannotHere, VmTrouble, fleet
 from scripts.vmlib.stages import Stages
 
 PARTS = {"smoke": "tests/vm/test_smoke.py", "full": "tests/vm"}
@@ -84,17 +84,18 @@ def _run(keep: bool, words: list[str]) -> int:
     _limit(int(os.environ.get("VM_SECONDS") or 0))
     stages = Stages()
     everything = fleet()
-    try:
-        with prepare.alone():
+    with prepare.alone():  # whose machines they are, and who may end them
+        try:
             prepare.prepare(everything, stages)
             with stages.stage(f"tests ({part})"):
                 status = _pytest([PARTS[part], *words])
-                if status != 0:
-                    print(f"test-vm: logs of the machines: {machines.gather_logs(everything)}")
-    finally:
-        if not keep:
-            house.down()
-        print(stages.report(part))
+            if status != 0:
+                with stages.stage("logs of the machines", str(LOGS)):
+                    machines.gather_logs(everything)
+        finally:
+            if not keep:
+                house.down()
+            print(stages.report(part))
     return status
 
 
