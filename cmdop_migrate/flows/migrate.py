@@ -92,7 +92,7 @@ class _Migration:
         self.answer: dict[str, Any] = {}
         lazy = ("--lazy",) if wanted.lazy else ()
         words = ("restore", record.session, "--standby", self.move.id, *lazy)
-        self.receiver = Receiver(target, words, self.progress)
+        self.receiver = Receiver(target, words, self.progress, records.config.lease_ttl)
         self.settled: Settled | None = None
         self.rounds: Rounds | None = None
         self.warnings: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from cmdop_migrate.errors import PeerFailed, PeerLost
 from cmdop_migrate.flows import gather
 
 CANCEL_TIMEOUT = 3.0  # it says something every half second
-SILENCE = 5.0
+SILENCE = 5.0  # of a host that may be cut off; a longer lease, for slow ones, means more patience
 
 
 class Target(Protocol):
@@ -36,8 +36,9 @@ class Receiver:
     """`restore --standby` there. Each of its lines says when it was said, on its clock: the quickest one tells by how
     much that clock differs from ours, and the time it took to come is all that this can be wrong by."""
 
-    def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None]) -> None:
+    def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None], ttl: float) -> None:
         self._target, self._words, self._progress = target, words, progress
+        self._silence = max(SILENCE, ttl / 2)
         self._changed = threading.Condition()
         self._said: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
@@ -83,7 +84,7 @@ class Receiver:
             # No more than a second at a time: when it was us who slept, what it said meanwhile is still to be read.
             quiet = quiet + min(1.0, now - looked) if self._heard == heard else 0.0
             heard, looked = self._heard, now
-            if quiet > SILENCE and not is_taken():
+            if quiet > self._silence and not is_taken():
                 raise PeerLost(f"{self._target.name} has been silent for {quiet:.0f} s", "Is it cut off?")
 
         self._await(lambda: self._answer is not None, timeout, "answer", watch)
