@@ -76,8 +76,11 @@ class VmHost(Host):
         subprocess.run(self.ssh(f"cat > {path}"), input=text, text=True, timeout=SLOW, check=True)
 
     def events(self, session: str | None = None) -> list[dict[str, Any]]:
-        lines = self.shell(f"cat {STATE_DIR}/events.jsonl 2> /dev/null || true").splitlines()
-        return [one for one in map(json.loads, lines) if session in (None, one.get("session"))]
+        found = []
+        for line in self.shell(f"cat {STATE_DIR}/events.jsonl 2> /dev/null || true").splitlines():
+            with contextlib.suppress(ValueError):  # cut in the middle when the power was
+                found.append(json.loads(line))
+        return [one for one in found if session in (None, one.get("session"))]
 
     def wait_event(self, session: str, kind: str, within: float = 120) -> dict[str, Any]:
         found = until(lambda: [one for one in self.events(session) if one["event"] == kind], within, f"{kind} here")
