@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -85,6 +86,23 @@ def write_ssh_config(fleet: Fleet) -> None:
         address = next(word.partition("/")[0] for word in found if word.startswith("192.168.121."))
         blocks += f"Host {one.name}\n  HostName {address}\n  HostKeyAlias {one.name}\n"
     SSH_CONFIG.write_text(blocks + SSH_COMMON.format(fleet=FLEET))
+
+
+def renew_addresses(fleet: Fleet) -> None:
+    """Vagrant finds machines by the leases of their addresses, and those may be over since they were saved."""
+    places = re.findall(r"^Host (\S+)\n  HostName (\S+)", SSH_CONFIG.read_text(), re.M)
+
+    def one(machine: Machine) -> None:
+        key = str((RUN / "boxes" / machine.suite / "key").resolve())
+        options = ["-i", key, *(f"-o{word}" for word in ("StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"))]
+        argv = ["ssh", *options, f"vagrant@{dict(places)[machine.name]}", "sudo networkctl renew eth0"]
+        end = time.monotonic() + ANSWERS_WITHIN
+        while (done := house.run(*argv, check=False)).returncode != 0:
+            if time.monotonic() > end:
+                raise VmTrouble(f"{machine.name} does not answer: {done.stderr[-500:]}")
+            time.sleep(1)
+
+    _each(fleet.machines, one)
 
 
 def ssh(machine: Machine, script: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:

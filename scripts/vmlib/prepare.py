@@ -67,7 +67,7 @@ def prepare(fleet: Fleet, stages: Stages) -> None:
     if again:
         with stages.stage("machines", "put back, booted"):
             machines.put_back(fleet, "booted")
-            machines.write_ssh_config(fleet)
+            machines.renew_addresses(fleet)
     else:
         with stages.stage("machines", "booted by Vagrant"):
             machines.boot(fleet, boxes)
