@@ -342,7 +342,7 @@ def test_a_password_left_half_typed_is_not_written_down(host: Host, tmp_path: Pa
 
 def test_send_to_a_session_that_does_not_read(host: Host) -> None:
     """Refused whole once it is full; what was taken arrives, and the session lives."""
-    session = host.start("sh", "-c", "stty raw -echo; echo up; sleep 3; head -c 100000 | wc -c; sleep 100", name="t")
+    session = host.start("sh", "-c", "stty raw -echo; echo up; sleep 10; head -c 100000 | wc -c; sleep 100", name="t")
     host.wait_for("t", "up")
     codes = [host.cm("send", "t", "x" * 100_000).returncode for _ in range(6)]
     assert codes[0] == 0 and codes[-1] == 4
