@@ -30,6 +30,7 @@ from scripts.vmlib.stages import Stages
 
 PARTS = {"smoke": "tests/vm/test_smoke.py", "full": "tests/vm"}
 LEAST = 900  # seconds
+FAILED = 1  # pytest's word for it
 VERBS = ("run", "gather", "up", "down", "clean", "ssh", "virsh", "pytest")
 
 
@@ -86,12 +87,21 @@ def _run(keep: bool, words: list[str]) -> int:
     everything = fleet()
     with prepare.alone():  # whose machines they are, and who may end them
         try:
-            prepare.prepare(everything, stages)
+            try:
+                prepare.prepare(everything, stages)
+            except VmTrouble as trouble:
+                print(f"test-vm: once more, from the start: {trouble}")
+                house.down()
+                prepare.prepare(everything, stages)
             with stages.stage(f"tests ({part})"):
                 status = _pytest([PARTS[part], *words])
             if status != 0:
                 with stages.stage("logs of the machines", str(LOGS)):
                     machines.gather_logs(everything)
+            if status == FAILED:  # as scripts/test does it: who passes by itself is named, and to be looked at
+                with stages.stage("those that failed once more"):
+                    status = _pytest(["--last-failed", PARTS[part], *words])
+                print(f"test-vm: {'failed again' if status else 'UNSTABLE: failed first, passed by themselves'}")
         finally:
             if not keep:
                 house.down()
@@ -125,7 +135,7 @@ def _up() -> int:
 def _pytest(words: list[str]) -> int:
     env = {**os.environ, "CMDOP_VM_RUN": str(RUN)}
     argv = house.command(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", "--durations=0", *words], PROJECT
+        [sys.executable, "-m", "pytest", "-o", f"cache_dir={RUN}/pytest", "-s", "--durations=0", *words], PROJECT
     )
     return subprocess.run(argv, env=env, check=False).returncode
 
