@@ -37,7 +37,7 @@ from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
 from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.mounts import shared_mounts
-from cmdop_migrate.flows.rounds import Rounds, StillMemory
+from cmdop_migrate.flows.rounds import KEPT, Rounds, StillMemory
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
@@ -235,6 +235,8 @@ class _Checkpoint:
             frozen = self._freeze()
         self.is_ours = True
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
+        if self.wanted.rounds is None:
+            shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from
         self.images.mkdir(mode=0o700)
         pid: int = frozen["pid"]
         found = self._touch(carrier)

@@ -10,7 +10,8 @@ import json
 import os
 import select
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from cmdop_migrate import log
@@ -20,13 +21,19 @@ from cmdop_migrate.storage.base import Store
 
 PARALLEL = 2
 LINE_MAX = 1 << 16
+WAIT = 0.2
 _log = log.get("gather")
 
 
 class Gathering:
     """From `with` to its end, in threads; afterwards there is none of them left: its caller forks."""
 
-    def __init__(self, store: Store, folder: Path, source: int = 0) -> None:
+    def __init__(
+        self, store: Store, folder: Path, source: int = 0, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
+        """`meanwhile` is called again and again while it waits, at the end, for what is on its way."""
+        self._meanwhile = meanwhile
+        self._coming: set[Future[None]] = set()
         self._gatherer = Gatherer(store, folder)
         self._source = source
         self._pool = ThreadPoolExecutor(PARALLEL, "gather")
@@ -40,8 +47,13 @@ class Gathering:
     def __exit__(self, *_: object) -> None:
         os.close(self._wake)
         self._thread.join()
-        self._pool.shutdown(wait=True, cancel_futures=True)
         os.close(self._woken)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        try:
+            while wait(self._coming, timeout=WAIT).not_done:
+                self._meanwhile()
+        finally:
+            self._pool.shutdown(wait=True)
 
     def _listen(self) -> None:
         """Until the end of what it reads, or of us."""
@@ -53,7 +65,7 @@ class Gathering:
                     return
                 *lines, kept = (kept + data).split(b"\n")
                 for line in lines:
-                    self._pool.submit(self._bring, line)
+                    self._coming.add(self._pool.submit(self._bring, line))
                 if len(kept) > LINE_MAX:
                     return
         except OSError as error:  # no stdin at all, or one that cannot be waited for

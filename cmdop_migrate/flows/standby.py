@@ -64,7 +64,7 @@ class Standby:
         near = self._kept.dir / "packs"
         unused = NearStore(tools.open_store(self._config), near)
         try:
-            with Gathering(store, near):
+            with Gathering(store, near, meanwhile=self._beat):  # who waits for us takes silence for an answer
                 manifest = self._watch(held, NearStore(store, near), ring)
         finally:
             held.close()  # it must not be used on both sides of a fork

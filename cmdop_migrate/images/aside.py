@@ -48,7 +48,6 @@ class Aside:
         self._end = 0
         self._is_full = False
         self._over = threading.Event()
-        self._go = threading.Event()
         self._get: Callable[[], bytearray] | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
@@ -57,6 +56,11 @@ class Aside:
     def put(self, buffer: bytearray, batch: Sequence[Extent]) -> None:
         """Never waits."""
         self._waiting.put((buffer, batch))
+
+    def check(self) -> None:
+        """Raises what made it impossible to keep more: then no buffer comes back any more either."""
+        if self._failure is not None:
+            raise self._failure
 
     def go_on(self, get: Callable[[], bytearray]) -> None:
         """No more comes. `get` waits for a free buffer, for what has to be read back."""
@@ -67,8 +71,7 @@ class Aside:
     def finish(self) -> None:
         """After `go_on`: until all of it is submitted. Raises what made that impossible."""
         self._thread.join()
-        if self._failure is not None:
-            raise self._failure
+        self.check()
 
     def stop(self) -> None:
         """What is still here is dropped."""

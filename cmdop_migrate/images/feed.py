@@ -177,6 +177,8 @@ class PageFeed:
             self._wake(self._rest // 2)
         while True:
             self._check()
+            if self._aside is not None:
+                self._aside.check()
             try:
                 return self._free.get(timeout=0.5)
             except queue.Empty:

@@ -11,10 +11,8 @@ import pytest
 
 from scripts.vmlib import inputs, payload
 from scripts.vmlib.__main__ import LEAST
-from scripts.vmlib.__main__ import main as test_vm
+from scripts.vmlib.__main__ import main as run_vm
 from scripts.vmlib.model import PROJECT, fleet
-
-test_vm.__test__ = False  # type: ignore[attr-defined]
 
 
 def test_keys_are_of_names_and_contents(tmp_path: Path) -> None:
@@ -43,10 +41,10 @@ def test_every_host_knows_the_others_and_where_everything_is() -> None:
 
 def test_left_out_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("VM", "none")
-    assert test_vm([]) == 0
+    assert run_vm([]) == 0
     monkeypatch.setenv("VM", "smoke")
     monkeypatch.setenv("VM_SECONDS", str(LEAST - 1))
-    assert test_vm([]) == 0
+    assert run_vm([]) == 0
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2 and all(line.startswith("test-vm: SKIPPED: ") for line in said)
 

@@ -133,3 +133,18 @@ def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
     writer.add_run("process-1", 0x10000, 1000, 4, memory(5, 1000))
     writer.abort()
     assert threading.active_count() == before
+
+
+def test_what_cannot_be_kept_for_another_reason_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
+    def pwrite(*_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    feed = feeds.PageFeed(Taken().submit, lambda: None, buffers=2, size=32 * PAGE, aside=tmp_path)
+    feed.open("process-1")
+    feed.run(0x10000, 1000, 4, True)
+    at = 0x10000
+    with pytest.raises(MemoryError):
+        while at < 0x10000 + 1000 * PAGE:
+            at += len(feed.window(at, 1000 * PAGE))
+    feed.stop()

@@ -104,3 +104,23 @@ def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
     assert threading.active_count() == before  # its caller forks
     os.close(reader)
     os.close(writer)
+
+
+def test_what_is_on_its_way_is_waited_for_aloud(store, ring, spill, tmp_path):
+    """A slow store: whoever takes silence for an answer must hear something until the last pack is here."""
+    found = checkpoint(store, ring, spill)
+    going = threading.Event()
+
+    class Slow(Wrapped):
+        def before(self, operation: str, name: str) -> None:
+            going.set()
+            time.sleep(0.7)
+
+    heard: list[float] = []
+    reader, writer = os.pipe()
+    with Gathering(Slow(store), tmp_path / "packs", reader, lambda: heard.append(time.monotonic())):
+        os.write(writer, name_of(found.packs[0]))
+        assert going.wait(5)
+    assert heard and os.listdir(tmp_path / "packs") == [found.packs[0]]
+    os.close(reader)
+    os.close(writer)

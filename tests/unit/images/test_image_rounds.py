@@ -24,6 +24,7 @@ from cmdop_migrate.images.earlier import Earlier
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.layout import PAGE, WINDOW
 from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
@@ -159,7 +160,7 @@ def test_what_criu_left_of_a_round_is_kept_for_the_next_and_no_longer(tmp_path):
         (tmp_path / "images").mkdir()
         (tmp_path / "images/inventory.img").write_text(str(number))
         (tmp_path / "images/parent").symlink_to("../images.before")
-        rounds.keep(tmp_path / "images", Earlier({}, None))  # type: ignore[arg-type]
+        rounds.keep(tmp_path / "images", Earlier({}, ChunkTable()))
         assert rounds.parent == "../images.before"
         assert os.listdir(tmp_path) == ["images.before"]
         assert os.listdir(tmp_path / "images.before") == ["inventory.img"]
