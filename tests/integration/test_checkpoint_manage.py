@@ -245,3 +245,13 @@ def _move(a: Host, b: Host) -> None:
     assert b.cm_json("restore", "w")["token"] == 3
     there.assert_runs()
     b.cm_json("kill", "w", "--signal", "KILL")  # its address is one of host-a's: gone before that is looked at
+
+
+def test_what_a_killed_move_left_of_its_last_round_is_cleared(host: Host) -> None:
+    """CRIU's images of a round ahead: of no use to anybody, once the command that made them is gone."""
+    session = host.start("sleep", "1000", name="t")["session"]
+    (left,) = host.state.glob(f"sessions/{session}*")
+    (left / "images.before").mkdir()
+    (left / "images.before/inventory.img").write_bytes(b"x")
+    host.ok("checkpoint", "t", "--leave-running")
+    assert not (left / "images.before").exists() and not (left / "images").exists()
