@@ -1,27 +1,22 @@
-"""CRIU's page-server protocol, both ways.
+"""CRIU's page-server protocol.
 
-Dump: CRIU connects as a client and sends runs of pages labelled by address;
+CRIU connects as a client and sends runs of pages labelled by address;
 `receive` reads each run straight into buffers the sink hands out, so a page is
 copied once, from the kernel. A sink that is slow to hand out the next buffer
 stops CRIU: memory stays bounded.
-
-Restore: `criu lazy-pages` asks for pages (one page per fault; in the
-background 64 KiB, growing by 64 KiB to 4 MiB while no fault comes; never
-across an entry of the pagemap). It matches answers to questions by order, so
-they are answered in order, with as many pages as asked or fewer, never none.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 PAGE = 4096
 PARENT, LAZY, PRESENT = 1, 2, 4  # flags of a run, as in the pagemap
-ADD, HOLE, OPEN, OPEN2, CHECK_PARENT, ADD_F, GET = 1, 2, 3, 4, 5, 6, 7
+ADD, HOLE, OPEN, OPEN2, CHECK_PARENT, ADD_F = 1, 2, 3, 4, 5, 6
 CLOSE, FORCE_CLOSE = 0x1023, 0x1024
 _KINDS = {1: "process", 2: "shmem"}
 _MAX_RUN = 1 << 40 >> 12  # pages; a longer run is not CRIU but noise
@@ -66,14 +61,6 @@ class PageSource(Protocol):
         `nr_pages`. Raises when it cannot give the true bytes: nothing else may stand in for them."""
 
 
-@dataclass
-class Served:
-    """What `serve` did."""
-
-    requests: int = 0
-    pages: int = 0
-
-
 class Wire:
     """Headers and payloads on a stream socket, for one CRIU version."""
 
@@ -101,9 +88,6 @@ class Wire:
             if not got:
                 raise ProtocolError("the connection ended inside a message")
             view = view[got:]
-
-    def pack(self, command: int, flags: int, nr_pages: int, vaddr: int, dst: int) -> bytes:
-        return self._header.pack(command | flags << 16, nr_pages, vaddr, dst)
 
 
 def receive(sock: socket.socket, sink: PageSink, version: tuple[int, ...]) -> int:
@@ -159,42 +143,6 @@ def _kind(dst: int) -> str:
         raise ProtocolError(f"unknown kind of pages {dst & 0xFF}") from None
 
 
-def serve(
-    sock: socket.socket,
-    source: PageSource,
-    version: tuple[int, ...],
-    on_failure: Callable[[BaseException], None] | None = None,
-) -> Served:
-    """Answer `criu lazy-pages` until it says it is finished (returns), or leaves (ProtocolError).
-
-    When the source fails, `on_failure` runs *before* the socket is closed: closing it ends the daemon, and then the
-    kernel gives the session zero pages for everything that is missing. So `on_failure` must freeze or kill the
-    session, or hold its userfaultfds (see `lazy`). The source's error is then raised.
-    """
-    wire, served = Wire(sock, version), Served()
-    try:
-        while (message := wire.next()) is not None:
-            command, _, nr_pages, vaddr, pid = message
-            if command == GET:
-                buffers = read(source, Target("process", pid), vaddr, nr_pages)
-                count = sum(map(len, buffers)) // PAGE
-                _send(sock, [wire.pack(ADD_F, PRESENT, count, vaddr, pid), *buffers])
-                served.requests += 1
-                served.pages += count
-            elif command in (CLOSE, FORCE_CLOSE):
-                sock.sendall(struct.pack("<i", 0))
-                return served
-            else:
-                raise ProtocolError(f"unexpected command {command:#x}")
-        raise ProtocolError("criu lazy-pages left before all pages were in place")
-    except BaseException as error:
-        if on_failure is not None:
-            on_failure(error)
-        raise
-    finally:
-        sock.close()
-
-
 def read(source: PageSource, target: Target, vaddr: int, nr_pages: int) -> Sequence[Buffer]:
     """Ask the source and hold it to its word."""
     if nr_pages == 0:
@@ -204,14 +152,3 @@ def read(source: PageSource, target: Target, vaddr: int, nr_pages: int) -> Seque
     if size % PAGE or not 0 < size <= nr_pages * PAGE:
         raise ValueError(f"the source gave {size} bytes for {nr_pages} pages at {vaddr:#x}")
     return buffers
-
-
-def _send(sock: socket.socket, buffers: Sequence[Buffer]) -> None:
-    """Header and pages in one system call where they fit."""
-    left = [memoryview(buffer).cast("B") for buffer in buffers]
-    while left:
-        sent = sock.sendmsg(left[:64])
-        while left and sent >= len(left[0]):
-            sent -= len(left.pop(0))
-        if sent:
-            left[0] = left[0][sent:]

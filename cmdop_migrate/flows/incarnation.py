@@ -7,17 +7,16 @@ import json
 import os
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import ctty, logs, pages, provide, request, runner
-from cmdop_migrate.criu.lazy import LazyPages, State
+from cmdop_migrate.criu import ctty, logs, provide, request, runner
+from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
 from cmdop_migrate.flows import carry, contents, hooks, leases, memory, tools
@@ -104,7 +103,7 @@ class Incarnation:
         if lazy:
             self._run_lazily(source)
         else:
-            self._run(None, None)
+            self._run(None, set())
             self._clean()
             self._tell_hooks()
             self._say_done()
@@ -153,22 +152,15 @@ class Incarnation:
         return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
     def _run_lazily(self, source: memory.Source) -> None:
-        ours, theirs = socket.socketpair()
-        copy = os.dup(ours.fileno())
-        with self._daemon(theirs) as daemon:
-            server = threading.Thread(target=self._serve, args=(ours, source), name="pages", daemon=True)
-            server.start()
-            try:
-                starter = self.starter = self._run(daemon, copy)
-            finally:
-                os.close(copy)
+        with Pager(self.images, source.later, self._on_lost) as pager:
+            starter = self.starter = self._run(pager, source.waiting())
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
-            with ThreadPoolExecutor(1, "hooks") as pool:  # nothing may keep us from guarding its memory
+            with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for them
                 told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
                 with self.phases.phase("memory"):
-                    state = daemon.guard(self._on_lost)
-                if state is State.FINISHED:
+                    whole = pager.wait()
+                if whole:
                     self._clean()  # before "complete": after it the next checkpoint may use the same directory
                     with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
                         starter.control.send(b"complete")
@@ -181,34 +173,13 @@ class Incarnation:
         if not self.parent.wanted.lazy:
             self._say_done()
 
-    @contextlib.contextmanager
-    def _daemon(self, theirs: socket.socket) -> Iterator[LazyPages]:
-        """In a group of its own, by which it is found and ended when nobody is left who started it."""
-        group = cgroup.pager(self.group)
-        cgroup.create(group)
-        try:
-            with LazyPages.start(self.criu.argv, self.images, theirs) as daemon:
-                cgroup.join(group, daemon.process.pid)
-                yield daemon
-        finally:
-            cgroup.remove(group)
-
-    def _serve(self, sock: socket.socket, source: memory.Source) -> None:
-        try:
-            pages.serve(sock, source, self.criu.version, self._on_source_failed)
-        except (pages.ProtocolError, CmdopError, OSError) as error:
-            _log.info("no more memory is served: %s", error)
-        except Exception:  # noqa: BLE001 - a supervising thread: the session was stopped before this was raised
-            _log.error("serving memory failed", exc_info=True)
-
-    def _on_source_failed(self, error: BaseException) -> None:
+    def _on_lost(self, error: BaseException) -> None:
         if isinstance(error, CmdopError):
             self.lost = error
+        else:
+            _log.error("serving memory failed", exc_info=error)
+            self.lost = Unexpected(f"its memory could not be brought back: {error}", "It is parked: restore it again.")
         self._end(str(error))
-
-    def _on_lost(self, error: CriuFailed) -> None:
-        self.lost = self.lost or error
-        self._end(error.message)
 
     def _end(self, why: str) -> None:
         """Nothing of it runs when this returns. The holder does it, so that it records the session as parked, not as
@@ -228,7 +199,8 @@ class Incarnation:
         after = self.records.load(self.record.session)
         return after is not None and after.phase == "exited"
 
-    def _run(self, daemon: LazyPages | None, page_socket: int | None) -> Starter:
+    def _run(self, pager: Pager | None, waiting: set[int]) -> Starter:
+        """`waiting`: the processes that have memory to come from the pager."""
         self.parent.say("restoring")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = holder_order(self.config, self.records, self.record) | {
@@ -244,7 +216,7 @@ class Incarnation:
             try:
                 criu = starter.expect()["pid"]
                 with self.phases.phase("restore"):
-                    self._converse(ours, starter, criu, daemon, page_socket)
+                    self._converse(ours, starter, criu, pager, waiting)
                 self.phases.reach("resumed")
                 starter.control.send(b"resumed")
                 starter.expect()
@@ -257,12 +229,12 @@ class Incarnation:
             except BaseException:
                 starter.abandon()
                 raise
-        if page_socket is None:
+        if pager is None:
             starter.close()
         return starter
 
     def _converse(
-        self, sock: socket.socket, starter: Starter, criu: int, daemon: LazyPages | None, page_socket: int | None
+        self, sock: socket.socket, starter: Starter, criu: int, pager: Pager | None, waiting: set[int]
     ) -> None:
         masters: list[int] = []
         own_terminal = ctty.is_possible()
@@ -278,7 +250,7 @@ class Incarnation:
             if notification.script == "post-resume" and own_terminal:
                 worker.append(ctty.let_parent_end(self.pid))
             if notification.script == "pre-resume":
-                self._before_first_instruction(starter, masters, daemon, page_socket)
+                self._before_first_instruction(starter, masters, pager, waiting)
             return True
 
         directory = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -289,7 +261,7 @@ class Incarnation:
                 root=str(self.directory / "root"),
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=shared_mounts(self.record, str(self.directory / "root")),
-                lazy_pages=daemon is not None,
+                lazy_pages=pager is not None,
                 sibling=not own_terminal,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT, criu)
@@ -309,14 +281,14 @@ class Incarnation:
         return tools.keep_log(error, self.images, self.config, "restore")
 
     def _before_first_instruction(
-        self, starter: Starter, masters: list[int], daemon: LazyPages | None, page_socket: int | None
+        self, starter: Starter, masters: list[int], pager: Pager | None, waiting: set[int]
     ) -> None:
         """The tree is there and stands still: network, old connections, the holder. Raising here ends it."""
         self.phases.reach("pre-resume")
         if not masters or not self.pid:
             raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
-        if daemon is not None and not daemon.secure():
-            raise logs.failure("criu lazy-pages ended before the session could run", daemon.log_path)
+        if pager is not None:
+            pager.secure(waiting)
         if self.record.link is not None and self.before is not None:
             network.reconnect(self.pid, self.before, self.record.link)
         if self.image.manifest.facts.get("live"):
@@ -338,7 +310,7 @@ class Incarnation:
             "streams": self.terminal["streams"],
         }
         self.runs_from = clock.boottime()
-        fds = [masters[0]] if page_socket is None else [masters[0], page_socket]
+        fds = [masters[0]] if pager is None else [masters[0], pager.keep.fileno()]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()
 

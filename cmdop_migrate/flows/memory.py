@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cmdop_migrate.criu import pagemap
-from cmdop_migrate.criu.pages import PAGE, PARENT, PRESENT, Buffer, ProtocolError, Target
+from cmdop_migrate.criu.pages import LAZY, PAGE, PARENT, PRESENT, Buffer, ProtocolError, Target
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows.rounds import StillMemory
 from cmdop_migrate.images.chunks import windows
@@ -100,6 +100,32 @@ class Source:
             eager += pagemap.write(images, target, number, self._runs(target), self, lazy=lazy)
         return eager
 
+    def later(self, pid: int) -> Later:
+        """What of a process's memory `lay_out` left out."""
+        return Later(self.reader(Target("process", pid)))
+
+    def waiting(self) -> set[int]:
+        """The processes that have such memory."""
+        processes = [one for one in map(target_of, self._image.targets) if one.kind == "process"]
+        return {one.id for one in processes if any(True for _ in self.later(one.id).later())}
+
     def _runs(self, target: Target) -> Iterator[pagemap.Run]:
         for segment in self.reader(target).segments:
             yield pagemap.Run(segment.vaddr, segment.pages, segment.flags)
+
+
+class Later:
+    """Pages of one process that come while it runs."""
+
+    def __init__(self, reader: PageReader) -> None:
+        self._reader = reader
+
+    def later(self) -> Iterator[tuple[int, int]]:
+        return ((one.vaddr, one.end) for one in self._reader.segments if one.flags & LAZY)
+
+    def window(self, vaddr: int) -> tuple[int, int]:
+        return self._reader.window(vaddr)
+
+    def read(self, start: int) -> bytes | None:
+        data = self._reader.chunk_at(start)
+        return data if data is None or isinstance(data, bytes) else bytes(data)

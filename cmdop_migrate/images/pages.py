@@ -57,6 +57,22 @@ class PageReader:
             vaddr = stop
         return views
 
+    def window(self, vaddr: int) -> tuple[int, int]:
+        """start, end of what is stored together with `vaddr`. KeyError where there is no memory."""
+        segment = self.table.find(vaddr)
+        if segment is None:
+            raise KeyError(f"no memory at {vaddr:#x}")
+        start = vaddr - vaddr % WINDOW
+        return max(start, segment.vaddr), min(start + WINDOW, segment.end)
+
+    def chunk_at(self, vaddr: int) -> Buffer | None:
+        """The window that `vaddr` is in, as a whole; None: zeros."""
+        segment = self.table.find(vaddr)
+        if segment is None:
+            raise KeyError(f"no memory at {vaddr:#x}")
+        number = self.table.refs[self.table.slot(segment, vaddr)]
+        return None if number == NO_CHUNK else self._chunk(number)
+
     def _prepare(self, first: int, last: int) -> None:
         """Order what is needed and likely to be needed next."""
         with self._lock:

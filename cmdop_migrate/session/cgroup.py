@@ -133,21 +133,15 @@ def kill(path: str) -> None:
             raise
 
 
-def pager(path: str) -> str:
-    """The group of what brings this session's memory: beside it, so that it is not frozen or dumped with it."""
-    return f"{path}.pager"
-
-
 def gate(path: str) -> str:
     """The group of whoever is asked about this session's inputs: so that it ends whole, and with the session."""
     return f"{path}.gate"
 
 
 def remove(path: str, timeout: float = 5.0) -> bool:
-    """Kills what is left and removes the group, and only then its pager's: nothing runs with pages missing. False if
-    it is still busy after `timeout`."""
+    """Kills what is left and removes the group. False if it is still busy after `timeout`."""
     _remove(gate(path), timeout)
-    return _remove(path, timeout) and _remove(pager(path), timeout)
+    return _remove(path, timeout)
 
 
 def _remove(path: str, timeout: float) -> bool:

@@ -138,8 +138,8 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def find(pid: int, kind: str) -> psutil.Process | None:
-    """CRIU below `pid`: its worker (which renames itself), or its daemon."""
-    words = {"swrk": (" swrk ", "--rpc"), "lazy-pages": (" lazy-pages ",)}[kind]
+    """CRIU's worker below `pid`, which renames itself."""
+    words = {"swrk": (" swrk ", "--rpc")}[kind]
     for one in family(pid):
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(word in " ".join(one.cmdline()) for word in words):

@@ -1,4 +1,4 @@
-"""The real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, a lost lazy daemon."""
+"""The real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, memory that is lost."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from criu_session import Memory, Session, find_criu, reap, subreaper, version
 
 from cmdop_migrate.criu import pagemap, pages, provide, runner
-from cmdop_migrate.criu.lazy import LazyPages, State
-from cmdop_migrate.errors import CriuFailed, TimedOut
+from cmdop_migrate.criu.pager import Pager
+from cmdop_migrate.errors import CriuFailed, ImageRefused, TimedOut
 from tests.hosts import until
 
 # Fills SIZE MiB, then counts; every so often it proves that its memory is what it was.
@@ -125,24 +125,28 @@ def lay_out(session: Session, memory: Memory, lazy: bool) -> int:
     )
 
 
-@contextlib.contextmanager
-def lazily(session: Session, memory: Memory) -> Iterator[tuple[LazyPages, list[object]]]:
-    """A daemon fed from `memory` by a thread; the list gets what `serve` returned or raised."""
-    ours, theirs = socket.socketpair()
-    outcome: list[object] = []
+class Later:
+    """The memory of one process, as the pager asks for it."""
 
-    def feed() -> None:
-        try:
-            outcome.append(pages.serve(ours, memory, version(session.criu)))
-        except Exception as error:
-            outcome.append(error)
+    def __init__(self, memory: Memory, pid: int) -> None:
+        self.memory, self.target = memory, pages.Target("process", pid)
+        self.runs = [run for run in memory.runs[self.target] if run.flags & pages.LAZY]
 
-    thread = threading.Thread(target=feed)
-    with LazyPages.start(session.criu, session.images, theirs) as daemon:
-        thread.start()
-        yield daemon, outcome
-    thread.join(20)
-    assert not thread.is_alive()
+    def later(self) -> Iterator[tuple[int, int]]:
+        return ((run.vaddr, run.end) for run in self.runs)
+
+    def window(self, vaddr: int) -> tuple[int, int]:
+        run = next(run for run in self.runs if run.vaddr <= vaddr < run.end)
+        start = vaddr - vaddr % (64 << 10)
+        return max(start, run.vaddr), min(start + (64 << 10), run.end)
+
+    def read(self, start: int) -> bytes:
+        _, end = self.window(start)
+        return b"".join(self.memory.read(self.target, start, (end - start) // pages.PAGE))
+
+
+def processes(memory: Memory) -> set[int]:
+    return {target.id for target in memory.runs if target.kind == "process"}
 
 
 def test_eager_restore_from_our_pages(session: Session) -> None:
@@ -162,84 +166,92 @@ def test_eager_restore_from_our_pages(session: Session) -> None:
         assert int(stat.read().rsplit(")")[1].split()[1]) == os.getpid(), "the root is not our child"
 
 
-@pytest.mark.parametrize("most", [1 << 30, 3], ids=["full answers", "three pages at most"])
-def test_lazy_restore_from_our_pages(session: Session, most: int) -> None:
+def test_lazy_restore_from_our_pages(session: Session) -> None:
     memory = parked(session)
     session.prepare_root()
     laid = lay_out(session, memory, lazy=True)
     total = sum(run.nr_pages for runs in memory.runs.values() for run in runs)
     assert laid < total / 2
     memory.asked.clear()
-    memory.most = most
     session.text = ""
-    with lazily(session, memory) as (daemon, outcome):
-        session.restore(lambda note: note.script != "pre-resume" or daemon.secure(), lazy_pages=True)
-        states: list[State] = []
-        guard = threading.Thread(target=lambda: states.append(daemon.guard(lambda error: None)))
-        guard.start()
+    with Pager(session.images, lambda pid: Later(memory, pid), lost_is_wrong) as pager:
+
+        def secure(note: runner.Notification) -> bool:
+            if note.script == "pre-resume":
+                pager.secure(processes(memory))
+            return True
+
+        session.restore(secure, lazy_pages=True)
         session.wait_for("INTACT True")
-        guard.join(30)
-        assert states == [State.FINISHED]
-    assert isinstance(outcome[0], pages.Served) and outcome[0].pages >= total - laid
-    assert max(memory.asked) <= 1024 and 1 in memory.asked
+        assert pager.wait()
+    assert sum(memory.asked) >= total - laid
+    session.text = ""
+    session.wait_for("INTACT True")
 
 
-@pytest.mark.parametrize("how", ["source", "kill"])
-def test_a_lost_lazy_daemon_never_gives_zeros_to_the_session(session: Session, how: str) -> None:
-    """Unheld, its memory reads as zeros and it prints INTACT False, or crashes."""
+def lost_is_wrong(error: BaseException) -> None:
+    raise AssertionError("memory lost") from error
+
+
+def test_memory_that_cannot_be_given_never_reads_as_zeros(session: Session) -> None:
+    """Were its userfaultfds closed, it would print INTACT False, or crash."""
     memory = parked(session)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
     memory.asked.clear()
     memory.fail_after = 5
     session.text = ""
-    with lazily(session, memory) as (daemon, outcome):
-        held: list[int] = []
+    errors: list[BaseException] = []
+
+    def lost(error: BaseException) -> None:
+        time.sleep(1.5)  # plenty of time to run into a hole, were there one
+        with pytest.raises(AssertionError, match="no 'INTACT'"):
+            session.wait_for("INTACT", 0.5)
+        with open(f"/proc/{session.pid}/stat") as stat:
+            assert stat.read().rsplit(")")[1].split()[0] in "SD", "alive, and blocked"
+        os.kill(session.pid, signal.SIGKILL)
+        errors.append(error)
+
+    with Pager(session.images, lambda pid: Later(memory, pid), lost) as pager:
 
         def secure(note: runner.Notification) -> bool:
             if note.script == "pre-resume":
-                held.append(daemon.hold())
-                return daemon.secure()
+                pager.secure(processes(memory))
+                memory.gate.set()
             return True
 
         session.restore(secure, lazy_pages=True)
-        assert held[0] == 2, "a userfaultfd for each process"
-        if how == "kill":
-            daemon.process.kill()
-        else:
-            memory.gate.set()
-        errors: list[CriuFailed] = []
-
-        def lost(error: CriuFailed) -> None:
-            time.sleep(1.5)  # plenty of time to run into a hole, were there one
-            with pytest.raises(AssertionError, match="no 'INTACT'"):
-                session.wait_for("INTACT", 0.5)
-            with open(f"/proc/{session.pid}/stat") as stat:
-                assert stat.read().rsplit(")")[1].split()[0] in "SD", "alive, and blocked"
-            os.kill(session.pid, signal.SIGKILL)
-            errors.append(error)
-
-        assert daemon.guard(lost) is State.LOST
-        assert errors
-        memory.gate.set()
-    assert isinstance(outcome[0], OSError if how == "source" else Exception)
+        assert not pager.wait()
+    assert isinstance(errors[0], OSError)
 
 
-def test_a_daemon_lost_before_the_session_runs_is_a_refusal(session: Session) -> None:
+def test_memory_refused_before_the_session_runs_is_a_refusal(session: Session) -> None:
     memory = parked(session, 1)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
-    with lazily(session, memory) as (daemon, _):
 
-        def kill(note: runner.Notification) -> bool:
-            if note.script != "pre-resume":
-                return True
-            daemon.process.kill()
-            daemon.process.wait(10)
-            return daemon.secure()
+    def refused(pid: int) -> Later:
+        raise ImageRefused("not this one", "Restore another.")
 
-        with pytest.raises(CriuFailed):
-            session.restore(kill, lazy_pages=True)
+    errors: list[BaseException] = []
+    pids: list[int] = []
+
+    def lost(error: BaseException) -> None:
+        os.kill(until(lambda: pids and pids[0], 10, "its root"), signal.SIGKILL)
+        errors.append(error)
+
+    with Pager(session.images, refused, lost) as pager:
+
+        def secure(note: runner.Notification) -> bool:
+            if note.pid:
+                pids.append(note.pid)
+            if note.script == "pre-resume":
+                pager.secure(processes(memory))
+            return True
+
+        with pytest.raises((CriuFailed, ImageRefused)):
+            session.restore(secure, lazy_pages=True)
+    assert isinstance(errors[0], ImageRefused)
 
 
 @pytest.mark.parametrize("how", ["false", "raise"])

@@ -157,62 +157,6 @@ def test_a_sink_that_fails_hangs_up_on_criu(pair: tuple[socket.socket, socket.so
         criu.sendall(bytes(1 << 20))
 
 
-@pytest.mark.parametrize("version", [NEW, OLD])
-@pytest.mark.parametrize("most", [1, 3, 1 << 20])
-def test_serve_in_order_and_never_more_than_asked(
-    pair: tuple[socket.socket, socket.socket], version: tuple[int, int], most: int
-) -> None:
-    ours, daemon = pair
-    thread, outcome = background(lambda: pages.serve(ours, Source(most), version))
-    asked = [(BASE, 1), (BASE + 9 * PAGE, 200), (BASE, 70)]
-    daemon.sendall(b"".join(header(version, pages.GET, nr=nr, vaddr=at, dst=5) for at, nr in asked))  # all at once
-    with daemon.makefile("rb") as answers:
-        for at, nr in asked:
-            count = min(nr, most)
-            assert answers.read(len(header(version, 0))) == _answer(version, count, at)
-            assert answers.read(count * PAGE) == b"".join(content(at + i * PAGE) for i in range(count))
-        daemon.sendall(header(version, pages.FORCE_CLOSE))
-        assert answers.read(4) == b"\0\0\0\0"
-    thread.join(10)
-    assert outcome == [pages.Served(3, sum(min(nr, most) for _, nr in asked))]
-
-
-def _answer(version: tuple[int, int], count: int, at: int) -> bytes:
-    raw = bytearray(header(version, pages.ADD_F, PRESENT, count, at, 5))
-    if version >= (4, 2):
-        raw[4:8] = bytes(4)
-    return bytes(raw)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [Source(error=OSError("lost")), Source(most=0)],
-    ids=["source fails", "source gives nothing"],
-)
-def test_a_failing_source_never_feeds_the_daemon(pair: tuple[socket.socket, socket.socket], source: Source) -> None:
-    ours, daemon = pair
-    order: list[str] = []
-
-    def failed(error: BaseException) -> None:
-        daemon.setblocking(False)
-        with pytest.raises(BlockingIOError):  # still connected, nothing sent
-            daemon.recv(1)
-        daemon.settimeout(10)
-        order.append(type(error).__name__)
-
-    daemon.sendall(header(NEW, pages.GET, nr=4, vaddr=BASE, dst=5))
-    with pytest.raises((OSError, ValueError)):
-        pages.serve(ours, source, NEW, failed)
-    assert order and daemon.recv(1) == b""
-
-
-def test_a_daemon_that_leaves_is_an_error(pair: tuple[socket.socket, socket.socket]) -> None:
-    ours, daemon = pair
-    daemon.close()
-    with pytest.raises(ProtocolError):
-        pages.serve(ours, Source(), NEW)
-
-
 def test_runs_are_joined_and_kept_below_the_longest() -> None:
     runs = [Run(BASE, 2, 4), Run(BASE + 2 * PAGE, 3, 4), Run(BASE + 5 * PAGE, 1, 6), Run(BASE + 9 * PAGE, 9, 6)]
     assert list(joined(runs)) == [Run(BASE, 5, 4), *runs[2:]]

@@ -1,0 +1,376 @@
+"""Fills a restored session's memory while it runs.
+
+We stand where CRIU expects its own daemon: it connects to a socket in its work
+dir and sends, for each process, its pid (inside) and its userfaultfd. From then
+on the kernel tells us of every page that is touched and missing, and of all that
+moves, drops or inherits such pages. Several threads decode and place pages,
+those that are waited for first, a whole window of the image at a time.
+
+What is missing may only change together with what the kernel was told about it,
+or a page that was given up comes back with its old content. So, per process,
+one lock is held while an event is read and applied, and while a page is placed.
+
+What must never happen is that a userfaultfd closes early: the kernel then
+hands out zeros for all that is missing, and the session runs on with holes in
+its memory. So they also lie, unread, in a socket (`keep`) of which the holder has
+an end before the session runs. Should we die, it ends the session first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cmdop_migrate import log
+from cmdop_migrate.criu import userfault
+from cmdop_migrate.criu.missing import Missing
+from cmdop_migrate.criu.userfault import PAGE
+from cmdop_migrate.errors import Unexpected
+
+SOCKET = "lazy-pages.socket"
+_FINISHED = 0x52535446  # where a pid is expected: all processes are there
+_ROOM = 64 << 20  # for messages that nobody reads; each takes about 1 KiB
+_SNDBUFFORCE = 32  # SO_SNDBUFFORCE, which Python has no name for
+_FAULT_THREADS = 4
+_END = 1 << 64
+_PAUSE = 0.0002
+# An address that the kernel does not know, and of which no event tells: where a process inherited it, it was not meant
+# to (MADV_DONTFORK); where it did not, memory is lost.
+_DOUBT = 2.0
+_log = log.get("pager")
+
+
+class Memory(Protocol):
+    """One process's pages in the image, by the addresses it had when it was dumped."""
+
+    def later(self) -> Iterable[tuple[int, int]]:
+        """start, end of what is not laid out, in order."""
+
+    def window(self, vaddr: int) -> tuple[int, int]:
+        """start, end of what is stored together with `vaddr`."""
+
+    def read(self, start: int) -> bytes | None:
+        """The window that starts there; None: zeros. Raises when it cannot give the true bytes: nothing else may stand
+        in for them."""
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A window of the image, and where it belongs."""
+
+    start: int
+    end: int
+    shift: int
+
+    @property
+    def source(self) -> int:
+        return self.start - self.shift
+
+
+class Space:
+    """One process."""
+
+    def __init__(self, fd: int, memory: Memory, missing: Missing, inherited: bool = False) -> None:
+        self.fd, self.memory, self.missing = fd, memory, missing
+        self.inherited = inherited
+        self.lock = threading.Lock()
+        self._cursor = 0
+        self._doubts: dict[int, float] = {}
+
+    def claim(self) -> _Claim | None:
+        """What to bring next; None: once around, and where something is missing still, others are at it."""
+        with self.lock:
+            piece = self.missing.first(self._cursor, _END)
+            if piece is None:
+                self._cursor = 0
+                return None
+            return self._claim(piece[0], piece[2])
+
+    def wanted(self, address: int) -> _Claim | None:
+        """What a thread waits for; None: nothing is to come there. What follows is likely to be wanted next."""
+        with self.lock:
+            piece = self.missing.first(address, address + PAGE)
+            return None if piece is None else self._claim(address, piece[2])
+
+    def _claim(self, address: int, shift: int) -> _Claim:
+        start, end = self.memory.window(address - shift)
+        self._cursor = end + shift
+        return _Claim(start + shift, end + shift, shift)
+
+    def lacks(self, address: int) -> bool:
+        with self.lock:
+            return self.missing.first(address, address + PAGE) is not None
+
+    def put(self, claim: _Claim, data: bytes | None) -> None:
+        """Place what of it is missing still. What has moved meanwhile stays missing."""
+        if data is not None and len(data) != claim.end - claim.start:
+            raise ValueError(f"{len(data)} bytes for the window at {claim.source:#x}")
+        base = userfault.address_of(data) if data is not None else 0
+        at, most = claim.start, claim.end - claim.start
+        while at < claim.end:
+            with self.lock:
+                piece = self.missing.first(at, claim.end)
+                if piece is None:
+                    return
+                at, end, shift = piece
+                if shift != claim.shift:
+                    at = end
+                    continue
+                size = min(end - at, most)
+                done, error = userfault.put(self.fd, at, base and base + at - claim.start, size)
+                if error == errno.EEXIST:  # as good: it can have come from nobody but us
+                    done = PAGE
+                    userfault.wake(self.fd, at, PAGE)
+                if done:
+                    self.missing.cut(at, at + done)
+                    at += done
+                if error in (errno.ESRCH, errno.ENOSPC):  # the process has ended, or begun another program
+                    self.missing.clear()
+                    return
+                if error == errno.ENOENT and size == PAGE:
+                    self._doubt(at)
+                    at += PAGE
+            if error == errno.ENOENT:
+                most = PAGE  # two mappings meet in it
+            elif error == errno.EAGAIN and not done:
+                time.sleep(_PAUSE)  # its mappings change: the event must be read first
+            elif error not in (0, errno.EEXIST, errno.EAGAIN):
+                raise OSError(error, f"{os.strerror(error)}: no memory could be placed at {at:#x}")
+
+    def _doubt(self, at: int) -> None:
+        since = self._doubts.setdefault(at, time.monotonic())
+        if time.monotonic() - since < _DOUBT:
+            return
+        if not self.inherited:
+            raise Unexpected(f"there is no place for the memory at {at:#x}", "The session's checkpoint is whole.")
+        self.missing.cut(at, at + PAGE)
+
+    def zero(self, address: int) -> bool:
+        """A page that is in no image. False: not now, or something is to come there after all."""
+        with self.lock:
+            if self.missing.first(address, address + PAGE) is not None:
+                return False
+            _, error = userfault.put(self.fd, address, 0, PAGE)
+            if error == errno.EAGAIN:
+                return False
+            if error in (errno.EEXIST, errno.ENOENT):
+                userfault.wake(self.fd, address, PAGE)
+        return True
+
+    def apply(self, event: userfault.Remap | userfault.Drop) -> None:
+        """With the lock held. Whoever waits for a page there looks again."""
+        if isinstance(event, userfault.Remap):
+            self.missing.move(event.start, event.to, event.size)
+            userfault.wake(self.fd, event.start, event.size)
+        else:
+            self.missing.cut(event.start, event.end)
+            userfault.wake(self.fd, event.start, event.end - event.start)
+
+
+class Pager:
+    """One restore. Also a context manager."""
+
+    def __init__(
+        self, work_dir: Path, memory: Callable[[int], Memory], on_lost: Callable[[BaseException], None]
+    ) -> None:
+        """`memory` gives the pages of a process by its pid inside. `on_lost`: no more can be given; when it returns,
+        nothing of the session may run."""
+        self._memory, self._on_lost = memory, on_lost
+        self._spaces: list[Space] = []
+        self._by_fd: dict[int, Space] = {}
+        self._pids: set[int] = set()
+        self._lock = threading.Lock()
+        self._faults: queue.SimpleQueue[tuple[Space, int] | None] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._done = threading.Event()
+        self.lost: BaseException | None = None
+        self._vault, self.keep = socket.socketpair()
+        with contextlib.suppress(PermissionError):
+            self._vault.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM)
+        self._vault.setblocking(False)
+        self._listener = socket.socket(socket.AF_UNIX)
+        directory = os.open(work_dir, os.O_PATH | os.O_CLOEXEC)
+        try:
+            self._listener.bind(f"/proc/self/fd/{directory}/{SOCKET}")  # its own path may be too long
+        finally:
+            os.close(directory)
+        self._listener.listen(1)
+        self._listener.setblocking(False)
+        self._criu: socket.socket | None = None
+        self._pid: int | None = None  # its userfaultfd is next
+        self._wake_up = os.eventfd(0, os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        for fd in (self._listener.fileno(), self._wake_up):
+            self._epoll.register(fd, select.EPOLLIN)
+        self._threads: list[threading.Thread] = []
+        self._start(self._listen, *[self._serve] * _FAULT_THREADS)
+
+    def secure(self, expected: Iterable[int]) -> None:
+        """For `pre-resume`: everything is in the vault. Raises: the session must not run."""
+        with self._lock:
+            self._accept()
+            self._hear()
+            absent = set(expected) - self._pids
+        if self.lost is not None:
+            raise self.lost
+        if absent:
+            raise Unexpected(f"CRIU gave no access to the memory of {sorted(absent)}", "See its log.")
+
+    def wait(self) -> bool:
+        """Until all memory is in place, or lost; -> which."""
+        self._done.wait()
+        return self.lost is None
+
+    def close(self) -> None:
+        """What was not placed reads as zeros once nobody else has `keep`: the session must be gone by then."""
+        self._ended.set()
+        os.eventfd_write(self._wake_up, 1)
+        for _ in range(_FAULT_THREADS):
+            self._faults.put(None)
+        until = time.monotonic() + 1.0
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self._vault.close()
+        self.keep.close()
+        self._listener.close()
+        if any(thread.is_alive() for thread in self._threads):
+            return  # it waits for the store, and has them in use: they go when we do
+        self._epoll.close()
+        os.close(self._wake_up)
+        if self._criu is not None:
+            self._criu.close()
+        for fd in self._by_fd:
+            os.close(fd)
+
+    def __enter__(self) -> Pager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _supervised(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the session must not run on
+            with self._lock:
+                first = self.lost is None and not self._done.is_set() and not self._ended.is_set()
+                self.lost = self.lost or error
+            if first:
+                try:
+                    self._on_lost(error)
+                finally:
+                    self._done.set()
+
+    def _listen(self) -> None:
+        while not self._ended.is_set():
+            for fd, _ in self._epoll.poll():
+                if fd == self._listener.fileno():
+                    with self._lock:
+                        self._accept()
+                elif fd in self._by_fd:
+                    self._look(self._by_fd[fd])
+                elif self._criu is not None and fd == self._criu.fileno():
+                    with self._lock:
+                        self._hear()
+
+    def _accept(self) -> None:
+        """With the lock held, as below."""
+        with contextlib.suppress(BlockingIOError):
+            self._criu, _ = self._listener.accept()
+            self._epoll.register(self._criu.fileno(), select.EPOLLIN)
+
+    def _hear(self) -> None:
+        """All CRIU has said."""
+        while self._criu is not None:
+            size = 4 if self._pid is None else 1
+            flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC  # which `recv_fds` forgets
+            try:
+                data, extra, _, _ = self._criu.recvmsg(size, socket.CMSG_LEN(4), flags)
+            except BlockingIOError:
+                return
+            if len(data) != size:
+                self._epoll.unregister(self._criu.fileno())  # it has ended; what that means others see
+                self._criu.close()
+                self._criu = None
+            elif self._pid is not None:
+                pid, self._pid = self._pid, None
+                memory = self._memory(pid)
+                (fd,) = struct.unpack("<i", extra[0][2])
+                self._add(Space(fd, memory, Missing((start, end, 0) for start, end in memory.later())))
+                self._pids.add(pid)
+            else:
+                (said,) = struct.unpack("<i", data)
+                if said == _FINISHED:
+                    self._begin()
+                elif said > 0:  # below: a process that has ended, and waits to be buried
+                    self._pid = said
+
+    def _add(self, space: Space) -> None:
+        try:
+            socket.send_fds(self._vault, [b"\0"], [space.fd])
+        except BlockingIOError:
+            _log.warning("no room to keep another userfaultfd")
+        self._by_fd[space.fd] = space
+        self._spaces.append(space)
+        self._epoll.register(space.fd, select.EPOLLIN)
+
+    def _begin(self) -> None:
+        """All processes are there."""
+        self._start(*[self._fill] * max(2, min(4, os.cpu_count() or 2)))
+
+    def _start(self, *work: Callable[[], None]) -> None:
+        for one in work:
+            thread = threading.Thread(target=self._supervised, args=(one,), name=one.__name__, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _look(self, space: Space) -> None:
+        with space.lock:
+            for event in userfault.read(space.fd):
+                if isinstance(event, userfault.Fault):
+                    self._faults.put((space, event.address))
+                elif isinstance(event, userfault.Fork):
+                    with self._lock:
+                        self._add(Space(event.fd, space.memory, space.missing.copy(), inherited=True))
+                else:
+                    space.apply(event)
+
+    def _serve(self) -> None:
+        """Pages that are waited for."""
+        while (job := self._faults.get()) is not None:
+            space, address = job
+            while not self._ended.is_set():
+                claim = space.wanted(address)
+                if claim is not None:
+                    space.put(claim, space.memory.read(claim.source))
+                    if not space.lacks(address):
+                        break
+                elif space.zero(address):
+                    break
+                time.sleep(_PAUSE)
+
+    def _fill(self) -> None:
+        """All others."""
+        while not self._ended.is_set():
+            claims = ((space, claim) for space in list(self._spaces) if space.missing and (claim := space.claim()))
+            found = next(claims, None)
+            if found is not None:
+                space, claim = found
+                space.put(claim, space.memory.read(claim.source))
+                continue
+            with self._lock:  # of a fork that was not heard of, a page would be missing still
+                if not any(space.missing for space in self._spaces):
+                    self._done.set()
+                    return
+            time.sleep(_PAUSE)

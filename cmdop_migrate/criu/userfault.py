@@ -1,0 +1,98 @@
+"""userfaultfd: what the kernel says about a process's missing pages, and how they are put there.
+
+Constants and layouts are those of linux/userfaultfd.h; numbers are the same on
+every architecture that numbers its ioctls the common way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+
+PAGE = 4096
+_WAKE, _COPY, _ZEROPAGE = 0x8010AA02, 0xC028AA03, 0xC020AA04
+_FAULT, _FORK, _REMAP, _REMOVE, _UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
+_MESSAGE = struct.Struct("<B7x3Q")
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A thread waits for the page at `address`."""
+
+    address: int
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A child, with the same pages missing, has a userfaultfd of its own."""
+
+    fd: int
+
+
+@dataclass(frozen=True)
+class Remap:
+    start: int
+    to: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Unmapped, or given up by madvise: these pages read as zeros from now on, or not at all."""
+
+    start: int
+    end: int
+
+
+Event = Fault | Fork | Remap | Drop
+
+
+def read(fd: int) -> list[Event]:
+    """What the kernel has to say, oldest first; nothing when it has nothing. The process goes on with what it was doing
+    as soon as this has read of it."""
+    try:
+        data = os.read(fd, _MESSAGE.size * _AT_ONCE)
+    except BlockingIOError:
+        return []
+    return [_event(*fields) for fields in _MESSAGE.iter_unpack(data)]
+
+
+def _event(kind: int, first: int, second: int, third: int) -> Event:
+    if kind == _FAULT:
+        return Fault(second & ~(PAGE - 1))
+    if kind == _FORK:
+        return Fork(first & 0xFFFFFFFF)
+    if kind == _REMAP:
+        return Remap(first, second, third)
+    if kind in (_REMOVE, _UNMAP):
+        return Drop(first, second)
+    raise ValueError(f"unknown userfaultfd event {kind:#x}")
+
+
+def address_of(data: bytes) -> int:
+    """Where it lies in our memory, as long as it is kept."""
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
+
+
+def put(fd: int, at: int, source: int, size: int) -> tuple[int, int]:
+    """Put `size` bytes from `source` (0: zeros) there and wake who waits; -> (bytes that are there now, errno)."""
+    if source:
+        call, request = _COPY, bytearray(struct.pack("<QQQQq", at, source, size, 0, 0))
+    else:
+        call, request = _ZEROPAGE, bytearray(struct.pack("<QQQq", at, size, 0, 0))
+    try:
+        fcntl.ioctl(fd, call, request)
+    except OSError as error:
+        (done,) = struct.unpack_from("<q", request, len(request) - 8)
+        return max(0, done), error.errno or errno.EIO
+    return size, 0
+
+
+def wake(fd: int, start: int, size: int) -> None:
+    """Whoever waits for a page there looks again."""
+    fcntl.ioctl(fd, _WAKE, struct.pack("<QQ", start, size))

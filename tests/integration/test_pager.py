@@ -1,0 +1,182 @@
+"""Our pager on a real userfaultfd, without CRIU: what a process does to its memory while it comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pager_subject import PAGE, pattern
+
+from cmdop_migrate.criu.pager import SOCKET, Pager
+from cmdop_migrate.errors import ImageRefused, Unexpected
+from tests.hosts import until
+
+BASE, PAGES = 0x1000_0003, 4000  # not at the edge of a window
+WINDOW = 16
+
+
+class Pages:
+    """As an image has them: in windows of 16 pages, slow to come."""
+
+    def __init__(self, pages: int = PAGES, pause: float = 0.0005) -> None:
+        self.first, self.end = BASE, BASE + pages
+        self.pause = pause
+        self.gate = threading.Event()
+        self.gate.set()
+        self.fail_after = 1 << 60
+        self.reads = 0
+
+    def later(self) -> Iterator[tuple[int, int]]:
+        yield self.first * PAGE, self.end * PAGE
+
+    def window(self, vaddr: int) -> tuple[int, int]:
+        start = vaddr // PAGE // WINDOW * WINDOW
+        return max(start, self.first) * PAGE, min(start + WINDOW, self.end) * PAGE
+
+    def read(self, start: int) -> bytes | None:
+        self.reads += 1
+        if self.reads > self.fail_after:
+            raise ImageRefused("a chunk was changed", "Restore another.")
+        self.gate.wait(20)
+        time.sleep(self.pause)
+        low, high = self.window(start)
+        data = b"".join(pattern(number) for number in range(low // PAGE, high // PAGE))
+        return None if not any(data) else data
+
+
+@contextmanager
+def subject(folder: Path, seed: int, pages: int = PAGES) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, str(Path(__file__).with_name("pager_subject.py")), str(folder / SOCKET)]
+    process = subprocess.Popen(
+        [*words, str(BASE), str(pages), str(seed)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def said(process: subprocess.Popen[str], end: str) -> list[str]:
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        if line.strip() == end:
+            return lines
+        lines.append(line.strip())
+    raise AssertionError(f"it ended before {end}: {lines}")
+
+
+def tell(process: subprocess.Popen[str]) -> None:
+    assert process.stdin
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def fail(error: BaseException) -> None:
+    raise AssertionError("lost") from error
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_memory_is_what_it_was_whatever_is_done_to_it_meanwhile(tmp_path: Path, seed: int) -> None:
+    pages = Pages(pause=(0.002, 0.008)[seed % 2])
+    with Pager(tmp_path, lambda pid: pages, fail) as pager, subject(tmp_path, seed) as process:
+        said(process, "RUNS")
+        pager.secure({42})
+        tell(process)
+        wrong = said(process, "ACTED")
+        assert pager.wait(), pager.lost
+        tell(process)
+        assert wrong + said(process, "END") == []
+    assert pager.lost is None
+    assert pages.reads < 3 * PAGES / WINDOW * 8, "the same is read over and over"
+
+
+def test_nothing_is_given_up_while_the_holder_keeps_its_end(tmp_path: Path) -> None:
+    """The pager is gone with most pages missing: who touches one stays blocked, until nobody has the end any more."""
+    pages = Pages()
+    pages.gate.clear()
+    with subject(tmp_path, 1) as process:
+        with Pager(tmp_path, lambda pid: pages, fail) as pager:
+            said(process, "RUNS")
+            pager.secure({42})
+            kept = os.dup(pager.keep.fileno())
+            pages.gate.set()
+            tell(process)
+        time.sleep(0.5)
+        assert process.poll() is None
+        stat = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")")[1].split()[0]
+        assert stat in "SD"
+        os.killpg(process.pid, signal.SIGKILL)
+        os.close(kept)
+        assert process.stdout and "WRONG" not in process.stdout.read()
+
+
+def test_a_refused_chunk_ends_the_session_before_anything_is_closed(tmp_path: Path) -> None:
+    pages = Pages()
+    pages.fail_after = 20
+    heard: list[BaseException] = []
+    with subject(tmp_path, 2) as process:
+
+        def lost(error: BaseException) -> None:
+            time.sleep(0.3)  # plenty of time to run into a hole, were there one
+            os.killpg(process.pid, signal.SIGKILL)
+            heard.append(error)
+
+        with Pager(tmp_path, lambda pid: pages, lost) as pager:
+            said(process, "RUNS")
+            tell(process)
+            assert not pager.wait()
+        assert [type(one) for one in heard] == [ImageRefused] and pager.lost is heard[0]
+        assert process.stdout and "WRONG" not in process.stdout.read()
+
+
+def test_a_process_that_gave_no_access_to_its_memory_is_a_refusal(tmp_path: Path) -> None:
+    with Pager(tmp_path, lambda pid: Pages(), fail) as pager, subject(tmp_path, 3) as process:
+        said(process, "RUNS")
+        with pytest.raises(Unexpected, match="43"):
+            pager.secure({42, 43})
+
+
+def test_a_process_that_ends_leaves_nothing_to_do(tmp_path: Path) -> None:
+    pages = Pages(pause=0.01)
+    with Pager(tmp_path, lambda pid: pages, fail) as pager, subject(tmp_path, 4) as process:
+        said(process, "RUNS")
+        process.kill()
+        process.wait()
+        assert pager.wait()
+        assert pages.reads < PAGES / WINDOW
+
+
+def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image has pages where the process has no mapping, and no event told of it."""
+    monkeypatch.setattr("cmdop_migrate.criu.pager._DOUBT", 0.2)
+    pages = Pages(PAGES + 3)
+    heard: list[BaseException] = []
+    with Pager(tmp_path, lambda pid: pages, heard.append) as pager, subject(tmp_path, 5) as process:
+        said(process, "RUNS")
+        assert not pager.wait()
+        assert "no place" in str(heard[0])
+
+
+def test_closing_leaves_no_descriptor(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with Pager(tmp_path, lambda pid: Pages(pause=0), fail) as pager, subject(tmp_path, 6) as process:
+        said(process, "RUNS")
+        assert pager.wait()
+    until(lambda: len(os.listdir("/proc/self/fd")) == len(before), 5, "descriptors are closed")
