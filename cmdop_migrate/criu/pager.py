@@ -44,6 +44,7 @@ _ROOM = 64 << 20  # for messages that nobody reads; each takes about 1 KiB
 _SNDBUFFORCE = 32  # SO_SNDBUFFORCE, which Python has no name for
 _FAULT_THREADS = 4
 _END = 1 << 64
+BLOCK = 1 << 20  # decoded and placed at a time, where nobody waits
 _PAUSE = 0.0002
 # An address that the kernel does not know, and of which no event tells: where a process inherited it, it was not meant
 # to (MADV_DONTFORK); where it did not, memory is lost.
@@ -64,6 +65,12 @@ class Memory(Protocol):
         """The window that starts there; None: zeros. Raises when it cannot give the true bytes: nothing else may stand
         in for them."""
 
+    def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
+        """start, end of windows from that of `vaddr` on, all zeros or none, `most` bytes in all or one."""
+
+    def fill(self, start: int, out: memoryview) -> bool:
+        """What `stretch` gave, into `out`; False: zeros. Raises like `read`."""
+
 
 @dataclass(frozen=True)
 class _Claim:
@@ -76,6 +83,10 @@ class _Claim:
     @property
     def source(self) -> int:
         return self.start - self.shift
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
 
 
 class Space:
@@ -95,16 +106,16 @@ class Space:
             if piece is None:
                 self._cursor = 0
                 return None
-            return self._claim(piece[0], piece[2])
+            start, end, shift = piece
+            return self._claim(shift, *self.memory.stretch(start - shift, min(BLOCK, end - start)))
 
     def wanted(self, address: int) -> _Claim | None:
         """What a thread waits for; None: nothing is to come there. What follows is likely to be wanted next."""
         with self.lock:
             piece = self.missing.first(address, address + PAGE)
-            return None if piece is None else self._claim(address, piece[2])
+            return None if piece is None else self._claim(piece[2], *self.memory.window(address - piece[2]))
 
-    def _claim(self, address: int, shift: int) -> _Claim:
-        start, end = self.memory.window(address - shift)
+    def _claim(self, shift: int, start: int, end: int) -> _Claim:
         self._cursor = end + shift
         return _Claim(start + shift, end + shift, shift)
 
@@ -112,12 +123,10 @@ class Space:
         with self.lock:
             return self.missing.first(address, address + PAGE) is not None
 
-    def put(self, claim: _Claim, data: bytes | None) -> None:
-        """Place what of it is missing still. What has moved meanwhile stays missing."""
-        if data is not None and len(data) != claim.end - claim.start:
-            raise ValueError(f"{len(data)} bytes for the window at {claim.source:#x}")
-        base = userfault.address_of(data) if data is not None else 0
-        at, most = claim.start, claim.end - claim.start
+    def put(self, claim: _Claim, base: int) -> None:
+        """Place what of it is missing still, from `base` in our memory (0: zeros). What has moved meanwhile stays
+        missing."""
+        at, most = claim.start, claim.size
         while at < claim.end:
             with self.lock:
                 piece = self.missing.first(at, claim.end)
@@ -353,7 +362,10 @@ class Pager:
             while not self._ended.is_set():
                 claim = space.wanted(address)
                 if claim is not None:
-                    space.put(claim, space.memory.read(claim.source))
+                    data = space.memory.read(claim.source)
+                    if data is not None and len(data) != claim.size:
+                        raise ValueError(f"{len(data)} bytes for the window at {claim.source:#x}")
+                    space.put(claim, userfault.address_of(data) if data is not None else 0)
                     if not space.lacks(address):
                         break
                 elif space.zero(address):
@@ -362,12 +374,15 @@ class Pager:
 
     def _fill(self) -> None:
         """All others."""
+        buffer = bytearray(BLOCK)
+        base = userfault.address_in(buffer)
         while not self._ended.is_set():
             claims = ((space, claim) for space in list(self._spaces) if space.missing and (claim := space.claim()))
             found = next(claims, None)
             if found is not None:
                 space, claim = found
-                space.put(claim, space.memory.read(claim.source))
+                is_data = space.memory.fill(claim.source, memoryview(buffer)[: claim.size])
+                space.put(claim, base if is_data else 0)
                 continue
             with self._lock:  # of a fork that was not heard of, a page would be missing still
                 if not any(space.missing for space in self._spaces):

@@ -79,6 +79,11 @@ def address_of(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
+def address_in(buffer: bytearray) -> int:
+    """The same of one that is written to; it may not change its size from now on."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
 def put(fd: int, at: int, source: int, size: int) -> tuple[int, int]:
     """Put `size` bytes from `source` (0: zeros) there and wake who waits; -> (bytes that are there now, errno)."""
     if source:

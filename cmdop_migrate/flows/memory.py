@@ -129,3 +129,9 @@ class Later:
     def read(self, start: int) -> bytes | None:
         data = self._reader.chunk_at(start)
         return data if data is None or isinstance(data, bytes) else bytes(data)
+
+    def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
+        return self._reader.stretch(vaddr, most)
+
+    def fill(self, start: int, out: memoryview) -> bool:
+        return self._reader.fill(start, out)

@@ -17,7 +17,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from cmdop_migrate import log
+from cmdop_migrate import bulk, log
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.images.chunks import Extent
 
@@ -29,7 +29,8 @@ Release = Callable[[bytearray], None]
 
 @dataclass(frozen=True)
 class _Kept:
-    at: int  # in the file; also its nonce, so no two are sealed alike
+    at: int  # in the file; also its nonce, so no two are sealed alike. The next one's, where there is nothing but zeros
+    is_zero: bool
     size: int
     batch: Sequence[Extent]
 
@@ -45,6 +46,7 @@ class Aside:
         self._seal = AESGCM(AESGCM.generate_key(256))
         self._waiting: queue.SimpleQueue[tuple[bytearray, Sequence[Extent]] | None] = queue.SimpleQueue()
         self._kept: list[_Kept] = []
+        self._zeros = b""
         self._end = 0
         self._is_full = False
         self._over = threading.Event()
@@ -105,30 +107,30 @@ class Aside:
         """False: the disk is full. Then there is no way but to do all the work now."""
         if self._is_full:
             return False
+        if len(self._zeros) != size:
+            self._zeros = bytes(size)
+        if buffer.startswith(self._zeros):
+            self._kept.append(_Kept(self._end, True, size, batch))
+            return True
         with memoryview(buffer) as view:
             self._seal.encrypt_into(_nonce(self._end), view[:size], None, scratch)
-        left = memoryview(scratch)
         try:
-            at = self._end
-            while left:
-                done = os.pwrite(self._file.fileno(), left, at)
-                left, at = left[done:], at + done
+            bulk.write(self._file.fileno(), scratch, self._end)
         except OSError as error:
             _logger.warning("cannot put memory aside (%s): the session stands still longer", error.strerror)
             self._is_full = True
             return False
-        self._kept.append(_Kept(self._end, size, batch))
-        self._end = at
+        self._kept.append(_Kept(self._end, False, size, batch))
+        self._end += len(scratch)
         return True
 
     def _read(self, one: _Kept, buffer: bytearray) -> None:
+        if one.is_zero:
+            buffer[: one.size] = bytes(one.size)
+            return
         sealed = bytearray(one.size + _TAG)
-        left, at = memoryview(sealed), one.at
-        while left:
-            done = os.preadv(self._file.fileno(), [left], at)
-            if not done:
-                raise _damaged()
-            left, at = left[done:], at + done
+        if bulk.read(self._file.fileno(), memoryview(sealed), one.at) != len(sealed):
+            raise _damaged()
         try:
             with memoryview(buffer) as view:
                 self._seal.decrypt_into(_nonce(one.at), sealed, None, view[: one.size])

@@ -1,6 +1,7 @@
 """Sealed chunks of one checkpoint, brought from the store into a local file, each checked as it arrives.
 
-The file holds spans: neighbouring chunks of one pack, read with one request.
+The file holds spans: neighbouring chunks of one pack, read with one request. Packs of a store on the same disk are not
+copied: they get a second name beside the file.
 Spans arrive all at once (`fill`), or on demand and in the background (`lazy`).
 Bytes that do not verify are never written, never returned.
 """
@@ -15,8 +16,10 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from cmdop_migrate import bulk
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import ImageRefused, StoreUnreachable, Unreachable
+from cmdop_migrate.images import layout
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import CHUNK, Sealer
 from cmdop_migrate.images.table import ChunkTable
@@ -78,7 +81,7 @@ class Base:
         number = self._table.find(ident)
         return number if number >= 0 and self._table.place(number).length == length else -1
 
-    def sealed(self, number: int) -> bytes:
+    def sealed(self, number: int) -> bytes | memoryview:
         return self._cache.sealed(number)
 
 
@@ -113,6 +116,10 @@ class SealedCache:
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
+        self._path = path
+        self._linking = threading.Lock()
+        self._links: dict[int, int | None] = {}  # pack -> its descriptor, where it lies on this disk as it is
+        self._last = threading.local()
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if store else os.O_RDONLY
         self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
 
@@ -126,18 +133,55 @@ class SealedCache:
         """Spans that are not here yet."""
         return len(self._state) - self._state.count(_HERE)
 
-    def sealed(self, number: int) -> bytes:
-        """The sealed bytes of a chunk, as stored; fetched now if need be."""
+    def sealed(self, number: int, *, stream: bool = False) -> bytes | memoryview:
+        """The sealed bytes of a chunk, as stored; fetched now if need be. `stream`: this thread will ask for its
+        neighbours next."""
         if self._base is not None and self._in_base[number] >= 0:
             return self._base.sealed(self._in_base[number])
         at = self._span_of[number]
         if self._state[at] != _HERE:
             self._demand(at)
         span, place = self._spans[at], self._table.place(number)
-        data = os.pread(self._fd, place.length, span.base + place.offset - span.start)
-        if len(data) != place.length:
+        if stream:
+            if getattr(self._last, "at", -1) != at:
+                self._last.data = self._here(span, span.start, self._scratch(span.end - span.start))
+                self._last.at = at
+            begin = place.offset - span.start
+            data: memoryview = self._last.data[begin : begin + place.length]
+            return data
+        return self._here(span, place.offset, memoryview(bytearray(place.length)))
+
+    def _scratch(self, size: int) -> memoryview:
+        """A buffer of this thread's own, for what is done with before the next is asked for."""
+        self._last.at = -1
+        if len(getattr(self._last, "buffer", b"")) < size:
+            self._last.buffer = bytearray(max(size, SPAN))
+        return memoryview(self._last.buffer)[:size]
+
+    def _here(self, span: Span, offset: int, data: memoryview) -> memoryview:
+        """A part of a span that is here. Each is read once: it need not stay in the page cache."""
+        fd = self._link(span.pack)
+        at = offset if fd is not None else span.base + offset - span.start
+        if bulk.read(fd if fd is not None else self._fd, data, at) != len(data):
             raise ImageRefused("the local copy of the image is cut short", "Run the restore again.")
         return data
+
+    def _link(self, pack: int) -> int | None:
+        with self._linking:
+            if pack not in self._links:
+                self._links[pack] = self._open_link(pack)
+            return self._links[pack]
+
+    def _open_link(self, pack: int) -> int | None:
+        path = self._path.with_name(f"pack-{pack}")
+        if self._store is not None:
+            path.unlink(missing_ok=True)
+            if not self._store.link(layout.pack_name(self._manifest.packs[pack]), path):
+                return None
+        try:
+            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
 
     def fill(self, parallel: int = 4) -> None:
         """Bring everything. The first failure stops it and is raised."""
@@ -194,6 +238,10 @@ class SealedCache:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        for fd in self._links.values():
+            if fd is not None:
+                os.close(fd)
+        self._links.clear()
 
     def _groups(self) -> list[list[int]]:
         """Neighbouring spans of one pack, a request each."""
@@ -240,7 +288,11 @@ class SealedCache:
     def _fetch(self, group: list[int]) -> None:
         """Read the spans with one request, check every chunk, keep them."""
         first, last = self._spans[group[0]], self._spans[group[-1]]
-        data = memoryview(self._read(first.pack, first.start, last.end - first.start))
+        is_linked = self._link(first.pack) is not None
+        if is_linked:
+            data = self._here(first, first.start, self._scratch(last.end - first.start))
+        else:
+            data = memoryview(self._read(first.pack, first.start, last.end - first.start))
         for at in group:
             span = self._spans[at]
             part = data[span.start - first.start : span.end - first.start]
@@ -248,7 +300,8 @@ class SealedCache:
                 place = self._table.place(number)
                 begin = place.offset - span.start
                 self._sealer.check(CHUNK, self._table.ident(number), part[begin : begin + place.length], place.size)
-            self._keep(span.base, part)
+            if not is_linked:
+                bulk.write(self._fd, part, span.base)
         with self._changed:
             for at in group:
                 self._state[at] = _HERE
@@ -270,11 +323,6 @@ class SealedCache:
                 if self._closed.wait(pause):
                     raise StoreUnreachable("closed while waiting for the store", error.hint) from error
                 pause = min(pause * 2, _LONGEST_WAIT)
-
-    def _keep(self, at: int, data: memoryview) -> None:
-        while data:
-            done = os.pwrite(self._fd, data, at)
-            data, at = data[done:], at + done
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:

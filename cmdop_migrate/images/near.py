@@ -5,11 +5,13 @@ They are a copy of what the store has, and trusted no more than the store is: wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
 from pathlib import Path
 
+from cmdop_migrate import bulk
 from cmdop_migrate.images import layout
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.through import ThroughStore
@@ -35,6 +37,14 @@ class NearStore(ThroughStore):
                 pass
         return self._inner.get(name, start, length)
 
+    def link(self, name: str, path: Path) -> bool:
+        pack = layout.pack_of(name)
+        if pack is not None:
+            with contextlib.suppress(OSError):
+                os.link(self._folder / pack, path)
+                return True
+        return self._inner.link(name, path)
+
 
 class Gatherer:
     """Brings packs into a folder, as long as the disk has room to spare. May be shared between threads."""
@@ -49,7 +59,7 @@ class Gatherer:
         """Whether it is here now, whole. False: no room, or the store has none of that name."""
         name = layout.pack_name(layout.checked_id(pack, "pack id"))
         with self._lock:
-            # What is here will be copied once more, when it is known to be needed.
+            # What is here may be copied once more, when it is known to be needed.
             if shutil.disk_usage(self._folder).free < self._size + 2 * layout.PACK_SIZE + RESERVE:
                 return False
             self._size += layout.PACK_SIZE
@@ -58,7 +68,10 @@ class Gatherer:
         except KeyError:
             return False
         half = self._folder / f"{pack}.half"
-        with open(os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(data)
+        fd = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            bulk.write(fd, data, 0)
+        finally:
+            os.close(fd)
         half.rename(self._folder / pack)
         return True

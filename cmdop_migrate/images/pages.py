@@ -26,9 +26,15 @@ _ZEROS = memoryview(bytes(WINDOW))
 class PageReader:
     """The memory of one target. May be used from several threads."""
 
-    def __init__(self, table: PageTable, chunk: Callable[[int], Buffer], pool: Executor) -> None:
+    def __init__(
+        self,
+        table: PageTable,
+        chunk: Callable[[int], Buffer],
+        chunk_into: Callable[[int, memoryview], None],
+        pool: Executor,
+    ) -> None:
         self.table = table
-        self._chunk = chunk
+        self._chunk, self._chunk_into = chunk, chunk_into
         self._pool = pool
         self._blocks: OrderedDict[int, Future[list[memoryview]]] = OrderedDict()
         self._recent: OrderedDict[int, memoryview] = OrderedDict()
@@ -72,6 +78,34 @@ class PageReader:
             raise KeyError(f"no memory at {vaddr:#x}")
         number = self.table.refs[self.table.slot(segment, vaddr)]
         return None if number == NO_CHUNK else self._chunk(number)
+
+    def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
+        """start, end of windows from that of `vaddr` on, all zeros or none, `most` bytes in all or one."""
+        start, end = self.window(vaddr)
+        segment = self.table.find(vaddr)
+        assert segment is not None
+        slot = self.table.slot(segment, vaddr)
+        is_zero = self.table.refs[slot] == NO_CHUNK
+        while end < segment.end and end + WINDOW - start <= most:
+            slot += 1
+            if (self.table.refs[slot] == NO_CHUNK) is not is_zero:
+                break
+            end = min(end + WINDOW, segment.end)
+        return start, end
+
+    def fill(self, start: int, out: memoryview) -> bool:
+        """What `stretch` gave, decoded; False: zeros, and `out` was left alone."""
+        segment = self.table.find(start)
+        if segment is None:
+            raise KeyError(f"no memory at {start:#x}")
+        slot, at = self.table.slot(segment, start), 0
+        if self.table.refs[slot] == NO_CHUNK:
+            return False
+        while at < len(out):
+            size = min(WINDOW - (start + at) % WINDOW, len(out) - at)
+            self._chunk_into(self.table.refs[slot], out[at : at + size])
+            slot, at = slot + 1, at + size
+        return True
 
     def _prepare(self, first: int, last: int) -> None:
         """Order what is needed and likely to be needed next."""

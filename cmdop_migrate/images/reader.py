@@ -44,11 +44,21 @@ class Image:
         """The plaintext of a chunk."""
         if not 0 <= number < len(self._table):
             raise ImageRefused(f"chunk {number} is not in the image", HINT)
+        size = self._table.place(number).size
+        return self._sealer.open_chunk(self._table.ident(number), self.cache.sealed(number), size, self._codec())
+
+    def chunk_into(self, number: int, out: memoryview) -> None:
+        """The same, into memory of its size; its neighbours will be asked for next."""
+        if not 0 <= number < len(self._table):
+            raise ImageRefused(f"chunk {number} is not in the image", HINT)
+        sealed = self.cache.sealed(number, stream=True)
+        self._sealer.open_into(out, self._table.ident(number), sealed, self._codec())
+
+    def _codec(self) -> Codec:
         codec: Codec | None = getattr(self._local, "codec", None)
         if codec is None:
             codec = self._local.codec = Codec()
-        size = self._table.place(number).size
-        return self._sealer.open_chunk(self._table.ident(number), self.cache.sealed(number), size, codec)
+        return codec
 
     def read(self, ref: str) -> bytes:
         """A chunk by its id in hex, as `submit_named` gave it out."""
@@ -75,7 +85,7 @@ class Image:
         """The memory of one target. KeyError when there is none."""
         table = PageTable.decode(self.blob(layout.PAGE_TABLES + dst))
         check_refs(table, self._table)
-        return PageReader(table, self.chunk, self._pool)
+        return PageReader(table, self.chunk, self.chunk_into, self._pool)
 
     @property
     def base(self) -> Base:

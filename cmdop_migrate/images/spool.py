@@ -7,7 +7,6 @@ sealed already, and the file has no name, so nothing is left behind.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 from collections import deque
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from cmdop_migrate import log
+from cmdop_migrate import bulk, log
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.packs import Pack
@@ -167,10 +166,7 @@ class Spool:
                 self._spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._file = tempfile.TemporaryFile(dir=self._spill_dir, buffering=0)  # noqa: SIM115  closed in stop()
             fd = self._file.fileno()
-        at = slot * layout.PACK_SIZE
-        while data:
-            done = os.pwrite(fd, data, at)
-            data, at = data[done:], at + done
+        bulk.write(fd, data, slot * layout.PACK_SIZE)
 
     def _run(self) -> None:
         while (waiting := self._next()) is not None:
@@ -194,11 +190,11 @@ class Spool:
 
     def _put(self, waiting: _Waiting) -> None:
         if waiting.buffer is not None:
-            data: bytes | memoryview = memoryview(waiting.buffer)[: waiting.length]
+            data = memoryview(waiting.buffer)[: waiting.length]
         else:
             assert self._file is not None
-            data = os.pread(self._file.fileno(), waiting.length, waiting.slot * layout.PACK_SIZE)
-            if len(data) != waiting.length:
+            data = memoryview(bytearray(waiting.length))
+            if bulk.read(self._file.fileno(), data, waiting.slot * layout.PACK_SIZE) != waiting.length:
                 raise OSError(5, "the spill file was cut short", str(self._spill_dir))
         self._store.put(layout.pack_name(waiting.ident), data)
         with self._changed:

@@ -14,6 +14,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from cmdop_migrate.errors import Usage
 
@@ -77,6 +78,11 @@ class Store(ABC):
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Remove. A name that is not there is no error. Killed half-way, some are gone and the others whole."""
+
+    def link(self, name: str, path: Path) -> bool:
+        """Give the object a second name on this machine's disk, instead of a copy. False: that is not possible."""
+        del name, path
+        return False
 
 
 def is_name(text: str) -> bool:

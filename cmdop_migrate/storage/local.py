@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cmdop_migrate import log
+from cmdop_migrate import bulk, log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range, is_name
@@ -87,6 +87,13 @@ class LocalStore(Store):
         check_prefix(prefix)
         return self._walk(prefix.rpartition("/")[0], prefix)
 
+    def link(self, name: str, path: Path) -> bool:
+        try:
+            os.link(self.root / check_name(name), path, follow_symlinks=False)
+        except OSError:  # on another disk, or not there: whoever reads it will be told
+            return False
+        return True
+
     def delete(self, names: Iterable[str]) -> None:
         checked = [check_name(name) for name in names]
         touched: set[Path] = set()
@@ -140,7 +147,7 @@ class LocalStore(Store):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
-                _write_all(fd, data)
+                bulk.write(fd, data, 0)
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -206,13 +213,6 @@ def _read_range(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _write_all(fd: int, data: Data) -> None:
-    with memoryview(data).cast("B") as rest:
-        done = 0
-        while done < len(rest):
-            done += os.write(fd, rest[done:])
 
 
 def _sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import CmdopError
@@ -65,6 +66,9 @@ class MeterStore(Store):
             data = self._inner.get(name, start, length)
         self._add("get", Count(received=len(data)))
         return data
+
+    def link(self, name: str, path: Path) -> bool:
+        return self._inner.link(name, path)
 
     def stat(self, name: str) -> ObjectInfo | None:
         with self._timed("stat"):

@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from cmdop_migrate import log
@@ -84,6 +85,9 @@ class RetryStore(Store):
     def delete(self, names: Iterable[str]) -> None:
         kept = tuple(names)
         _Tries(self._policy, self._outside).until_done(lambda: self._inner.delete(kept))
+
+    def link(self, name: str, path: Path) -> bool:
+        return self._inner.link(name, path)
 
     def _resumed(self, prefix: str, listing: Iterator[ObjectInfo], tries: _Tries) -> Iterator[ObjectInfo]:
         last = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store
 
@@ -29,3 +30,6 @@ class ThroughStore(Store):
 
     def delete(self, names: Iterable[str]) -> None:
         self._inner.delete(names)
+
+    def link(self, name: str, path: Path) -> bool:
+        return self._inner.link(name, path)

@@ -144,6 +144,13 @@ class Later:
         _, end = self.window(start)
         return b"".join(self.memory.read(self.target, start, (end - start) // pages.PAGE))
 
+    def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
+        return self.window(vaddr)
+
+    def fill(self, start: int, out: memoryview) -> bool:
+        out[:] = self.read(start)
+        return True
+
 
 def processes(memory: Memory) -> set[int]:
     return {target.id for target in memory.runs if target.kind == "process"}

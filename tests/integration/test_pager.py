@@ -53,6 +53,20 @@ class Pages:
         data = b"".join(pattern(number) for number in range(low // PAGE, high // PAGE))
         return None if not any(data) else data
 
+    def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
+        start, end = self.window(vaddr)
+        while end < self.end * PAGE and end + WINDOW * PAGE - start <= most:
+            end = self.window(end)[1]
+        return start, end
+
+    def fill(self, start: int, out: memoryview) -> bool:
+        at = 0
+        while at < len(out):
+            data = self.read(start + at) or bytes(WINDOW * PAGE)
+            out[at : at + len(data)] = data
+            at += len(data)
+        return True
+
 
 @contextmanager
 def subject(folder: Path, seed: int, pages: int = PAGES) -> Iterator[subprocess.Popen[str]]:

@@ -45,11 +45,14 @@ def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
     taken = Taken()
     aside = Aside(tmp_path, taken.submit, taken.back.append)
     given = [os.urandom(size * PAGE) for size in (16, 1, 16, 7)]
+    given[2:2] = [bytes(5 * PAGE)]
+    given += [bytes(PAGE)]
     for one in given:
-        aside.put(bytearray(one), batch(len(one)))
-    taken.wait(4)
+        aside.put(bytearray(one) + b"what was in it before", batch(len(one)))
+    taken.wait(6)
     assert taken.data == [] and os.listdir(tmp_path) == []
-    aside.go_on(lambda: bytearray(16 * PAGE))
+    assert os.fstat(aside._file.fileno()).st_size < 40 * PAGE + 4 * 32, "zeros take no room"
+    aside.go_on(lambda: bytearray(b"x" * 16 * PAGE))
     aside.finish()
     assert taken.data == given[::-1]
     assert os.fstat(aside._file.fileno()).st_size == 0, "its room is given back as it is read"
@@ -83,15 +86,15 @@ def test_what_was_changed_on_disk_is_refused(tmp_path):
 def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
     room = 2
 
-    def pwrite(fd: int, data: memoryview, at: int) -> int:
+    def pwritev(fd: int, data: list[memoryview], at: int, flags: int) -> int:
         nonlocal room
         room -= 1
         if room < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(fd, data, at)
+        return real(fd, data, at, flags)
 
-    real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    real = os.pwritev
+    monkeypatch.setattr(os, "pwritev", pwritev)
     taken = Taken()
     aside = Aside(tmp_path, taken.submit, taken.back.append)
     given = [os.urandom(PAGE) for _ in range(5)]
@@ -136,10 +139,10 @@ def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
 
 
 def test_what_cannot_be_kept_for_another_reason_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
-    def pwrite(*_: object) -> int:
+    def pwritev(*_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     feed = feeds.PageFeed(Taken().submit, lambda: None, buffers=2, size=32 * PAGE, aside=tmp_path)
     feed.open("process-1")
     feed.run(0x10000, 1000, 4, True)

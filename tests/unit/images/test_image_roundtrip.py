@@ -155,7 +155,7 @@ def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatc
     def full(*_args: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cmdop_migrate.images.spool.os.pwrite", full)
+    monkeypatch.setattr("cmdop_migrate.images.spool.bulk.write", full)
     writer = ImageWriter(store, ring, SESSION, spill, None, Tuning(workers=2, uploaders=1, pack_buffers=3))
     writer.begin()
     data = os.urandom(80 << 20)
