@@ -45,6 +45,7 @@ _SNDBUFFORCE = 32  # SO_SNDBUFFORCE, which Python has no name for
 _FAULT_THREADS = 4
 _END = 1 << 64
 BLOCK = 1 << 20  # decoded and placed at a time, where nobody waits
+NICE = 5
 _PAUSE = 0.0002
 # An address that the kernel does not know, and of which no event tells: where a process inherited it, it was not meant
 # to (MADV_DONTFORK); where it did not, memory is lost.
@@ -373,7 +374,8 @@ class Pager:
                 time.sleep(_PAUSE)
 
     def _fill(self) -> None:
-        """All others."""
+        """All others. Whoever waits, and the session itself, go first."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         buffer = bytearray(BLOCK)
         base = userfault.address_in(buffer)
         while not self._ended.is_set():
