@@ -1,29 +1,27 @@
-"""Bytes in bulk that are used once: past the page cache, where the kernel can (Linux 6.14 and later).
-
-Otherwise they push out what programs here use; and pages that were long free
-are dear on a virtual machine, whose hypervisor has to find them first. Writing
-1.5 GiB took 1.2 to 2.3 CPU s through the cache, 0.5 s past it.
-"""
+"""All of the bytes, at a place in a file."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-_DONTCACHE = 0x80  # RWF_DONTCACHE
+Data = bytes | bytearray | memoryview
+_DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14 and later
 _UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL)
 
 
-def write(fd: int, data: bytes | bytearray | memoryview, at: int) -> None:
-    """All of it."""
+def write(fd: int, data: Data, at: int, *, cached: bool = True) -> None:
+    """Not `cached`: past the page cache, where the kernel can. Pages for it that were long free are dear on a virtual
+    machine, whose hypervisor has to find them first: 1.5 GiB took 1.2 to 2.3 CPU s through the cache, 0.5 s past it. On
+    a slow disk they are still there when they are read back."""
     left = memoryview(data).cast("B")
     while left:
         try:
-            done = os.pwritev(fd, [left], at, _DONTCACHE)
+            done = os.pwritev(fd, [left], at, 0 if cached else _DONTCACHE)
         except OSError as error:
-            if error.errno not in _UNKNOWN:
+            if cached or error.errno not in _UNKNOWN:
                 raise
-            done = os.pwrite(fd, left, at)
+            cached, done = True, 0
         left, at = left[done:], at + done
 
 
@@ -31,12 +29,7 @@ def read(fd: int, view: memoryview, at: int) -> int:
     """Until `view` is full or the file ends; -> bytes read."""
     total = 0
     while total < len(view):
-        try:
-            done = os.preadv(fd, [view[total:]], at + total, _DONTCACHE)
-        except OSError as error:
-            if error.errno not in _UNKNOWN:
-                raise
-            done = os.preadv(fd, [view[total:]], at + total)
+        done = os.preadv(fd, [view[total:]], at + total)
         if not done:
             break
         total += done

@@ -35,13 +35,13 @@ from typing import Protocol
 from cmdop_migrate import log
 from cmdop_migrate.criu import userfault
 from cmdop_migrate.criu.missing import Missing
+from cmdop_migrate.criu.pages import SNDBUFFORCE
 from cmdop_migrate.criu.userfault import PAGE
 from cmdop_migrate.errors import Unexpected
 
 SOCKET = "lazy-pages.socket"
 _FINISHED = 0x52535446  # where a pid is expected: all processes are there
 _ROOM = 64 << 20  # for messages that nobody reads; each takes about 1 KiB
-_SNDBUFFORCE = 32  # SO_SNDBUFFORCE, which Python has no name for
 _FAULT_THREADS = 4
 _END = 1 << 64
 BLOCK = 1 << 20  # decoded and placed at a time, where nobody waits
@@ -207,7 +207,7 @@ class Pager:
         self.lost: BaseException | None = None
         self._vault, self.keep = socket.socketpair()
         with contextlib.suppress(PermissionError):
-            self._vault.setsockopt(socket.SOL_SOCKET, _SNDBUFFORCE, _ROOM)
+            self._vault.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _ROOM)
         self._vault.setblocking(False)
         self._listener = socket.socket(socket.AF_UNIX)
         directory = os.open(work_dir, os.O_PATH | os.O_CLOEXEC)

@@ -8,6 +8,7 @@ stops CRIU: memory stays bounded.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ ADD, HOLE, OPEN, OPEN2, CHECK_PARENT, ADD_F = 1, 2, 3, 4, 5, 6
 CLOSE, FORCE_CLOSE = 0x1023, 0x1024
 _KINDS = {1: "process", 2: "shmem"}
 _MAX_RUN = 1 << 40 >> 12  # pages; a longer run is not CRIU but noise
+SNDBUFFORCE = 32  # SOSNDBUFFORCE, which Python has no name for
+_ROOM = 8 << 20
 Buffer = bytes | bytearray | memoryview
 
 
@@ -59,6 +62,14 @@ class PageSource(Protocol):
     def read(self, target: Target, vaddr: int, nr_pages: int) -> Sequence[Buffer]:
         """`target`'s pages at `vaddr` in one or several buffers: a whole number of pages, at least one, at most
         `nr_pages`. Raises when it cannot give the true bytes: nothing else may stand in for them."""
+
+
+def channel() -> tuple[socket.socket, socket.socket]:
+    """-> (ours, CRIU's end), with room for more than a moment's pages: each stop of the one for the other costs."""
+    ours, theirs = socket.socketpair()
+    with contextlib.suppress(PermissionError):
+        theirs.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _ROOM)
+    return ours, theirs
 
 
 class Wire:

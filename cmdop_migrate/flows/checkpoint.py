@@ -22,7 +22,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -202,7 +201,7 @@ class _Checkpoint:
         is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(
             store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
-            hold=goes_on and is_far, put_off=goes_on and parent is None,
+            hold=goes_on and is_far, put_off=goes_on,
         )  # fmt: skip
         try:
             writer.begin()
@@ -277,7 +276,7 @@ class _Checkpoint:
         return answer
 
     def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = pages.channel()
         failed: list[BaseException] = []
         rounds = self.wanted.rounds
         earlier = rounds.earlier if rounds is not None else None

@@ -22,6 +22,7 @@ from cmdop_migrate.errors import Blocked
 from cmdop_migrate.images.chunks import Extent
 
 _TAG = 16
+_AHEAD = 8  # pieces: backwards the kernel does not guess what is read next
 _logger = log.get("images.aside")
 Submit = Callable[[bytearray, Sequence[Extent], Callable[[bytearray], None]], None]
 Release = Callable[[bytearray], None]
@@ -96,6 +97,8 @@ class Aside:
                     self._submit(buffer, batch, self._release)
             while self._kept and self._get is not None and not self._over.is_set():
                 one = self._kept.pop()  # the last first: then its room can be given back, which packs may need
+                for soon in self._kept[-_AHEAD:] if len(self._kept) % _AHEAD == 0 else ():
+                    os.posix_fadvise(self._file.fileno(), soon.at, soon.size + _TAG, os.POSIX_FADV_WILLNEED)
                 buffer = self._get()
                 self._read(one, buffer)
                 os.ftruncate(self._file.fileno(), one.at)
@@ -115,7 +118,7 @@ class Aside:
         with memoryview(buffer) as view:
             self._seal.encrypt_into(_nonce(self._end), view[:size], None, scratch)
         try:
-            bulk.write(self._file.fileno(), scratch, self._end)
+            bulk.write(self._file.fileno(), scratch, self._end, cached=False)
         except OSError as error:
             _logger.warning("cannot put memory aside (%s): the session stands still longer", error.strerror)
             self._is_full = True

@@ -159,7 +159,7 @@ class SealedCache:
         return memoryview(self._last.buffer)[:size]
 
     def _here(self, span: Span, offset: int, data: memoryview) -> memoryview:
-        """A part of a span that is here. Each is read once: it need not stay in the page cache."""
+        """A part of a span that is here."""
         fd = self._link(span.pack)
         at = offset if fd is not None else span.base + offset - span.start
         if bulk.read(fd if fd is not None else self._fd, data, at) != len(data):

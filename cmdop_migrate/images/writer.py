@@ -67,8 +67,8 @@ class ImageWriter:
     ) -> None:
         """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
         `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing
-        is digested either, and memory waits on disk as it came. Not worth it where most of it is in the store already:
-        to find that out is less work than to write it down."""
+        is digested either, and memory waits on disk as it came; but not where the store has the parent, and so most of
+        it: to find that out is less work than to write it down."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -102,7 +102,7 @@ class ImageWriter:
         )
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
         self._spool.hold(self._hold)
-        aside = self._spill_dir if self._put_off else None
+        aside = self._spill_dir if self._put_off and not first else None
         self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside)
 
     @property
