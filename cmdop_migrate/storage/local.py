@@ -147,7 +147,7 @@ class LocalStore(Store):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
-                bulk.write(fd, data, 0)
+                bulk.write(fd, data, 0, cached=len(data) < 1 << 20)
                 os.fsync(fd)
             finally:
                 os.close(fd)
