@@ -316,6 +316,8 @@ class Pager:
             elif self._pid is not None:
                 pid, self._pid = self._pid, None
                 memory = self._memory(pid)
+                if not extra:
+                    raise Unexpected("no room for the userfaultfds of so many processes", "Raise the limit: ulimit -n.")
                 (fd,) = struct.unpack("<i", extra[0][2])
                 self._add(Space(fd, memory, Missing((start, end, 0) for start, end in memory.later())))
                 self._pids.add(pid)

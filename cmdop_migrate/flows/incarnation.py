@@ -19,7 +19,7 @@ from cmdop_migrate.criu import ctty, logs, provide, request, runner
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, hooks, leases, memory, tools
+from cmdop_migrate.flows import carry, contents, descriptors, hooks, leases, memory, tools
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
@@ -36,6 +36,7 @@ from cmdop_migrate.session.start import Starter, make_stores, overlays
 
 CRIU_TIMEOUT = 600.0
 HOLDER_TIMEOUT = 5.0
+FILES = 1 << 16
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -152,6 +153,7 @@ class Incarnation:
         return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
     def _run_lazily(self, source: memory.Source) -> None:
+        descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with Pager(self.images, source.later, self._on_lost) as pager:
             starter = self.starter = self._run(pager, source.waiting())
             if self.parent.wanted.lazy:

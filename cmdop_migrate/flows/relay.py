@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import resource
 import signal
 from asyncio import sslproto
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Usage
 from cmdop_migrate.events import Events
-from cmdop_migrate.flows import leases, relaytokens
+from cmdop_migrate.flows import descriptors, leases, relaytokens
 from cmdop_migrate.images import keys
 from cmdop_migrate.relay import certificate, pages
 from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
@@ -59,7 +58,7 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
     truth = Truth(lease_store, issued, figures)
     events = Events(config.state_dir, config.host)
-    most = min(wish.connections, _more_files(wish.connections + OWN_FILES) - OWN_FILES)
+    most = min(wish.connections, descriptors.more_files(wish.connections + OWN_FILES) - OWN_FILES)
     serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or pages.OWN, most)
     relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
     _small_buffers()
@@ -133,15 +132,6 @@ def _small_buffers() -> None:
     not made to be changed, so that where it cannot be, a relay only needs more memory."""
     if isinstance(getattr(sslproto.SSLProtocol, "max_size", None), int):
         setattr(sslproto.SSLProtocol, "max_size", TLS_BUFFER)  # noqa: B010 - it is not in the type stubs
-
-
-def _more_files(wanted: int) -> int:
-    """As many open files as that, or as the system allows; how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return wanted if soft == resource.RLIM_INFINITY else min(soft, wanted)
 
 
 def _emit(events: Events, event: str, **facts: object) -> None:
