@@ -186,7 +186,7 @@ def test_two_at_once_and_a_polite_end(world: World) -> None:
     for one in facts["left"]:
         fences.counts_on(a, one["session"])
     facts = a.cm_json("drain", "--bandwidth", "20MiB", timeout=120)
-    assert len(facts["moved"]) == 2
+    assert len(facts["moved"]) == 2, facts
     assert all(world.where(session) == ["host-b"] for session in sessions.values())
 
 
