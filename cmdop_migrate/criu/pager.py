@@ -275,7 +275,8 @@ class Pager:
         except BaseException as error:  # noqa: BLE001 - whatever it is, the session must not run on
             with self._lock:
                 first = self.lost is None and not self._done.is_set() and not self._ended.is_set()
-                self.lost = self.lost or error
+                if first:
+                    self.lost = error
             if first:
                 try:
                     self._on_lost(error)

@@ -27,6 +27,7 @@ from cmdop_migrate.images.tables import read_range
 from cmdop_migrate.storage.base import Store
 
 SPAN = 2 << 20  # one demand request
+LINKS = "pack-*"  # names of packs that were linked, beside the file
 GROUP = 4  # spans in one request when filling
 # Unneeded bytes worth reading to save a request, which costs 2.5 ms of CPU and a round trip. Several chunks long: where
 # scattered changes left every other chunk of 20 packs dead, 64 KiB made 595 requests of it, 512 KiB makes 22.
@@ -173,7 +174,7 @@ class SealedCache:
             return self._links[pack]
 
     def _open_link(self, pack: int) -> int | None:
-        path = self._path.with_name(f"pack-{pack}")
+        path = self._path.with_name(LINKS.replace("*", str(pack)))
         if self._store is not None:
             path.unlink(missing_ok=True)
             if not self._store.link(layout.pack_name(self._manifest.packs[pack]), path):

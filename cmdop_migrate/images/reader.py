@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cmdop_migrate.errors import ImageRefused, Unreachable
 from cmdop_migrate.images import catalog, index, layout, manifest
-from cmdop_migrate.images.cache import Base, SealedCache
+from cmdop_migrate.images.cache import LINKS, Base, SealedCache
 from cmdop_migrate.images.chunks import PageTable
 from cmdop_migrate.images.codec import HINT, Buffer, Codec
 from cmdop_migrate.images.keys import KeyRing
@@ -117,7 +117,8 @@ def fetch(
         cache.fill(parallel)
     except BaseException:
         cache.close()
-        (local_dir / CHUNKS_FILE).unlink(missing_ok=True)
+        for left in (local_dir / CHUNKS_FILE, *local_dir.glob(LINKS)):
+            left.unlink(missing_ok=True)
         raise
     if base is not None:
         return Image(found, table, sealer, cache)

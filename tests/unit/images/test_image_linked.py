@@ -55,6 +55,7 @@ def test_a_linked_pack_is_checked_before_and_when_it_is_used(disk, ring, spill, 
         image.close()
     with pytest.raises(ImageRefused):
         reader.fetch(disk, ring, found.checkpoint, tmp_path / "other")
+    assert list((tmp_path / "other").iterdir()) == [], "a link would keep what is pruned"
 
 
 def flip(path: Path) -> None:
