@@ -27,6 +27,7 @@ from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
 from cmdop_migrate.flows.linkage import Linkage
 from cmdop_migrate.flows.metrics import Metrics
+from cmdop_migrate.flows.vigil import Vigil
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
@@ -59,14 +60,16 @@ class Agent:
         self.name = HostName(leases, records)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
         self.handovers = Handovers(records, leases, self._tell_back)
+        self.vigil = Vigil(records.socket, lambda: list(self.known))
 
     def run(self) -> None:
         """Until told to stop, or, started on demand, until there is nothing to do."""
         idle, due = 0, clock.boottime()
         while not self.stopped.is_set():
             seen = self._stamp()
-            renew = clock.boottime() >= due
+            renew = clock.boottime() >= due or self.vigil.found
             if renew:
+                self.vigil.renewing()
                 due = clock.boottime() + margins.renew_every(self.config.lease_ttl)
             try:
                 busy = self.step(renew)
@@ -84,7 +87,7 @@ class Agent:
         while clock.boottime() < due:
             if self.stopped.wait(min(LOOK_EVERY, max(0.0, due - clock.boottime()))):
                 return
-            if seen is None or self._stamp() != seen:
+            if seen is None or self.vigil.found or self._stamp() != seen:
                 return
 
     def _stamp(self) -> object:
@@ -327,7 +330,9 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         agent.step()
         ready(trouble)
         linkage.start()
+        agent.vigil.start()
         agent.run()
+        agent.vigil.stop()
         agent.metrics.remove()
     finally:
         linkage.stop()

@@ -124,8 +124,9 @@ class DeadMan:
         """Nobody knows whether the lease is still ours: stand still until a later look at it says so."""
         if self._until is None:
             return
-        self._doubted = _now()
         with self._lock:
+            self._pauses.look(at_once=True)  # if that is why, it is seen to, and not found again after a renewal
+            self._doubted = _now()
             self._until = min(self._until, self._doubted)
         self.check()
 

@@ -38,11 +38,12 @@ class Pauses:
         """Seconds between two looks; None when there is nothing to look at."""
         return None if self._fd is None else LOOK_EVERY
 
-    def look(self) -> bool:
+    def look(self, at_once: bool = False) -> bool:
         """Since the last renewal the board's clock went on further than ours, by all pauses together. One that was set
-        forward by somebody looks the same: the session stands still until its lease is renewed, and goes on."""
+        forward by somebody looks the same: the session stands still until its lease is renewed, and goes on.
+        `at_once`: however recent the last look is."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if self._fd is None or now - self._looked < AT_MOST_EVERY:
+        if self._fd is None or (now - self._looked < AT_MOST_EVERY and not at_once):
             return False
         try:
             ahead = int(os.pread(self._fd, 32, 0)) - now

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.session import deadman, pauses
+from cmdop_migrate.flows import vigil
+from cmdop_migrate.session import deadman, pauses, wire
 from tests.hosts import until
 
 REAL = pauses.is_virtual
@@ -62,9 +64,10 @@ def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
 def test_seldom_enough_for_a_slow_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "AT_MOST_EVERY", 1000.0)
     watch = pauses.Pauses(str(board(tmp_path / "clock")))
-    watch.look()
+    watch.look(at_once=True)  # this machine may not be up for as long as that
     board(tmp_path / "clock", 60)
     assert not watch.look()
+    assert watch.look(at_once=True)
 
 
 def test_metal_is_not_paused(tmp_path: Path) -> None:
@@ -99,3 +102,58 @@ def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.Mo
     assert switch.fenced and heard == [True], "a renewal from before the pause says nothing"
     switch.renewed(boottime() + 1000, boottime())
     assert not switch.fenced and heard == [True, False]
+
+
+def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told of a pause before it found it: once renewed, it does not stand still a second time for the same."""
+    clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
+    order.write_text("0")
+    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 1000.0)
+    monkeypatch.setattr(deadman, "Pauses", lambda: pauses.Pauses(str(clock)))
+    heard: list[bool] = []
+    switch = deadman.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
+    switch.check()
+    board(clock, 60)
+    switch.doubt()
+    assert switch.fenced and order.read_text().strip() == "1"
+    switch.renewed(boottime() + 1000, boottime())
+    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 0.0)
+    switch.check()
+    assert not switch.fenced and heard == [True, False]
+
+
+def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has gone keeps it from nobody; after a renewal nothing is found any more."""
+    clock = board(tmp_path / "clock")
+    monkeypatch.setattr(vigil, "Pauses", lambda: pauses.Pauses(str(clock)))
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        for name, listener in (("one", first), ("two", second)):
+            listener.bind(str(tmp_path / name))
+            listener.listen()
+            listener.settimeout(5)
+        watch = vigil.Vigil(lambda name: tmp_path / name, lambda: ["one", "gone", "two"])
+        watch.start()
+        try:
+            time.sleep(5 * vigil.LOOK_EVERY)
+            assert not watch.found
+            board(clock, 60)
+            for listener in (first, second):
+                with listener.accept()[0] as line:
+                    line.settimeout(5)
+                    assert [wire.parse_control(payload) for _, payload in wire.Decoder().feed(line.recv(4096))] == [
+                        {"op": "doubt"}
+                    ]
+            until(lambda: watch.found, 5, "a reason to renew")
+            watch.renewing()
+            time.sleep(5 * vigil.LOOK_EVERY)
+            assert not watch.found
+        finally:
+            watch.stop()
+
+
+def test_nothing_to_keep_vigil_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vigil, "Pauses", lambda: pauses.Pauses(str(tmp_path / "none")))
+    watch = vigil.Vigil(lambda name: tmp_path / name, lambda: ["one"])
+    watch.start()
+    assert not watch.found
+    watch.stop()
