@@ -18,7 +18,7 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts import parse_mountinfo
 from cmdop_migrate.preflight.hostfacts import Port
 from cmdop_migrate.preflight.sessionfacts import HeldFile, Measured, SessionFacts
-from cmdop_migrate.session import cgroup, connections, touched, tree
+from cmdop_migrate.session import cgroup, connections, openfiles, touched, tree
 from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -69,6 +69,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
         nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
         mounts=_mounts(record),
+        databases=_databases(group, record),
         measured=measured(records),
     )
 
@@ -135,6 +136,12 @@ def _mounts(record: Record) -> tuple[str, ...]:
     ours = (*record.layers, *record.binds)
     odd = [one for one in parse_mountinfo(text) if one.kind not in _KNOWN_MOUNTS and one.point not in ours]
     return tuple(f"{one.kind} at {one.point}" for one in odd)
+
+
+def _databases(group: str, record: Record) -> tuple[str, ...]:
+    """In a shared directory they are the same files after the move."""
+    shared = tuple(f"{path.rstrip('/')}/" for path in record.binds)
+    return tuple(path for path in openfiles.rollback_databases(group) if not path.startswith(shared))
 
 
 def measured(records: Records) -> tuple[Measured, ...]:

@@ -116,6 +116,16 @@ def _mounts(move: Move) -> Iterable[Said]:
         yield Said("warn", f"file systems CRIU may not know are mounted in the session: {several(move.session.mounts)}")
 
 
+def _databases(move: Move) -> Iterable[Said]:
+    if move.session.databases:
+        which = several(move.session.databases)
+        yield Said(
+            "warn",
+            f"SQLite databases are open with a rollback journal: {which}. What is under way goes on, but the first"
+            " write after the next BEGIN fails until the program opens them anew",
+        )
+
+
 def _expected(move: Move) -> Iterable[Said]:
     session = move.session
     sizes = f"memory {show_size(session.memory)}, changed files {show_size(session.files)}"
@@ -194,5 +204,12 @@ RULES: tuple[Rule[Move], ...] = (
         _nodes,
     ),
     Rule("mounts", ("warn",), "file systems the session mounted itself", "Unmount them first.", _mounts),
+    Rule(
+        "databases",
+        ("warn",),
+        "SQLite databases open for writing, with a rollback journal",
+        "Use PRAGMA journal_mode=WAL, or open them anew after the move; a hook after the restore can tell the program.",
+        _databases,
+    ),
     Rule("expected", ("info",), "frozen time and bytes, from recent checkpoints", "Nothing to do.", _expected),
 )

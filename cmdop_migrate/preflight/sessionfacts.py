@@ -54,7 +54,8 @@ class Expected:
 class SessionFacts:
     """`memory`: bytes to dump, about; `files`: bytes it changed; `outside`: connections with a peer elsewhere, as text;
     `unseen`: processes that watch files which were not found; `nodes`: device nodes it made; `mounts`: file systems it
-    mounted itself that CRIU may not know, as `kind at point`."""
+    mounted itself that CRIU may not know, as `kind at point`; `databases`: of SQLite, open for writing, not in WAL
+    mode."""
 
     session: str
     name: str
@@ -74,6 +75,7 @@ class SessionFacts:
     unseen: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
+    databases: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
 
     @property

@@ -11,6 +11,8 @@ from typing import Literal
 from cmdop_migrate.session import cgroup
 
 MAX_OPEN = 1000
+_SQLITE = b"SQLite format 3\0"
+_SQLITE_HEAD = 19  # up to its write version
 _ACCESS: dict[int, Literal["read", "write", "both"]] = {os.O_RDONLY: "read", os.O_WRONLY: "write", os.O_RDWR: "both"}
 
 
@@ -41,6 +43,27 @@ def opened(group: str) -> list[Opened]:
             if len(found) >= MAX_OPEN:
                 return found
     return found
+
+
+def rollback_databases(group: str) -> list[str]:
+    """SQLite databases open for writing that are not in WAL mode: SQLite compares the inode number of such a one with
+    what it was, and a session's files get others when they are made anew. Reading them here disturbs nobody: locks are
+    of processes, and we have none."""
+    found = set()
+    for one in opened(group):
+        try:
+            with open(f"/proc/{one.pid}/fd/{one.fd}", "rb", buffering=0) as file:
+                head = file.read(_SQLITE_HEAD)
+        except OSError:
+            continue  # closed, or ended, while we looked
+        if one.access != "read" and is_rollback_database(head):
+            found.add(one.path)
+    return sorted(found)
+
+
+def is_rollback_database(head: bytes) -> bool:
+    """By its first bytes: the write version is 1, or, in WAL mode, 2."""
+    return len(head) == _SQLITE_HEAD and head.startswith(_SQLITE) and head[_SQLITE_HEAD - 1] == 1
 
 
 def _look(pid: int, fd: int) -> Opened | None:

@@ -57,7 +57,7 @@ def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
 
 
 def tables(results: Results) -> str:
-    return "\n".join([_checkpoints(results), _restores(results), _phases(results)])
+    return "\n".join([_checkpoints(results), _steps(results), _restores(results), _phases(results)])
 
 
 def _checkpoints(results: Results) -> str:
@@ -84,6 +84,18 @@ def _checkpoints(results: Results) -> str:
     head = ["store, MiB", "what", "raw dump s", "ours frozen s", "script s", "ours s", "ratio"]
     head += ["script CPU s", "ours CPU s", "script MiB", "ours MiB", "peak MiB"]
     return table("Checkpoint: median (min–max)", head, rows)
+
+
+def _steps(results: Results) -> str:
+    """Done all at the same time, with cores to spare, the script would take as long as its longest step: what is left
+    for anybody who dumps and sends the same bytes."""
+    rows = []
+    for (store, size), one in results.items():
+        steps = [one[f"script_first_{step}"] for step in ("dump", "pack", "send")]
+        longest = [max(each) / total for *each, total in zip(*steps, one["script_first_total"], strict=True)]
+        rows.append([f"{store} {size}", *map(show, steps), show(one["script_first_total"]), f"{median(longest):.2f}"])
+    head = ["store, MiB", "dump s", "tar and zstd s", "upload or fsync s", "script s", "longest step / script"]
+    return table("The script, step by step: median (min–max)", head, rows)
 
 
 def _restores(results: Results) -> str:

@@ -93,6 +93,8 @@ class Subject:
         return {
             f"{key}_total": done.total,
             f"{key}_dump": done.dump,
+            f"{key}_pack": done.pack,
+            f"{key}_send": done.send,
             f"{key}_cpu": done.cpu,
             f"{key}_stored": done.stored,
         }

@@ -23,9 +23,11 @@ PAYLOAD = Path(__file__).with_name("payload.py")
 
 @dataclass(frozen=True)
 class Script:
-    """One run of the script."""
+    """One run of the script, and its steps."""
 
     dump: float
+    pack: float
+    send: float
     total: float
     cpu: float
     stored: int
@@ -74,13 +76,15 @@ def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] 
     dumped = dump(criu, session, images)
     archive = target if put is None else work / "script.tar.zst"
     pack = f"tar -C '{images}' -cf - . | zstd -q -T0 -f -o '{archive}'"
+    packing = time.monotonic()
     subprocess.run(["bash", "-o", "pipefail", "-c", pack], check=True)
+    sending = time.monotonic()
     if put is None:
         _sync(archive)
     else:
         put(archive)
-    total = time.monotonic() - began
-    done = Script(dumped, total, _cpu() - cpu, archive.stat().st_size)
+    ended = time.monotonic()
+    done = Script(dumped, sending - packing, ended - sending, ended - began, _cpu() - cpu, archive.stat().st_size)
     shutil.rmtree(images)
     if put is not None:
         archive.unlink()

@@ -167,3 +167,45 @@ def test_bad_input(here: Host, counting: Counting, tmp_path: Path) -> None:
     ask = tmp_path / "ask.json"
     ask.write_text("[]")
     here.fails("facts", "--for", str(ask), status=2, code="usage")
+
+
+DATABASES = """
+import sqlite3, time
+kept = []
+for path, mode in (("/root/plain.db", "delete"), ("/root/wal.db", "wal"), ("/srv/shared.db", "delete")):
+    kept.append(sqlite3.connect(path))
+    kept[-1].execute(f"pragma journal_mode={mode}")
+    kept[-1].execute("create table t (n)")
+    kept[-1].commit()
+reading = sqlite3.connect("file:/root/plain.db?mode=ro", uri=True)
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_sqlite_with_a_rollback_journal_is_told_and_truly_fails(here: Host, tmp_path: Path) -> None:
+    """What the warning says is so: and not so for the one in WAL mode, nor for the one in a shared directory."""
+    shared = tmp_path / "srv"
+    shared.mkdir()
+    program = DATABASES.replace("/srv", str(shared)).replace(
+        "time.sleep(600)",
+        "input()\n"
+        "for one in kept:\n"
+        "    try: one.execute('insert into t values (1)'); one.commit(); print('wrote', flush=True)\n"
+        "    except sqlite3.OperationalError as error: print('refused:', error, flush=True)\n"
+        "time.sleep(600)",
+    )
+    session = here.start(PYTHON, "-c", program, name="db", options=("--share", str(shared)))["session"]
+    try:
+        here.wait_for("db", "open")
+        answer = here.cm_json("plan", "db")
+        ((level, message),) = said(answer, "databases")
+        assert answer["ok"] and level == "warn"
+        assert "/root/plain.db" in message and "wal.db" not in message and "shared.db" not in message
+        here.ok("checkpoint", "db")
+        here.ok("restore", session)
+        here.ok("send", session, "", "--enter")
+        here.wait_for(session, r"wrote\s+wrote")
+        assert "refused: attempt to write a readonly database" in here.output(session)
+    finally:
+        here.ok("kill", session, "--signal", "KILL")

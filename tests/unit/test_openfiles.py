@@ -53,3 +53,11 @@ def test_only_what_may_be_half_done_is_listed(tmp_path: Path, monkeypatch: pytes
         ("written", "both", 4, ()),
         ("locked", "read", 0, ("FLOCK READ",)),
     ]
+
+
+def test_databases_of_sqlite_by_their_first_bytes() -> None:
+    head = b"SQLite format 3\0\x10\x00"
+    assert openfiles.is_rollback_database(head + b"\x01")
+    assert not openfiles.is_rollback_database(head + b"\x02"), "WAL"
+    assert not openfiles.is_rollback_database(head) and not openfiles.is_rollback_database(b"")
+    assert not openfiles.is_rollback_database(b"x" * 18 + b"\x01")

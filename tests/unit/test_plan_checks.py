@@ -152,6 +152,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("watches", "warn", "tail (pid 3)", session(unseen=("tail (pid 3)",))),
     ("device_nodes", "block", "/root/sda", session(nodes=("/root/sda",))),
     ("mounts", "warn", "ramfs at /mnt", session(mounts=("ramfs at /mnt",))),
+    ("databases", "warn", "/root/books.db", session(databases=("/root/books.db",))),
     ("expected", "info", "not measured yet", lambda move: move),
 ]
 
