@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import threading
@@ -85,6 +87,46 @@ def bars_table(bars: Iterable[Bar]) -> str:
         for bar in bars
     ]
     return table("Bars", ["bar", "where", "measured", "best / best", "limit", "", "basis"], rows)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was typed after `scripts/bench KIND`."""
+
+    sizes: list[int]
+    rounds: int
+    stores: list[str]
+    quick: bool
+    json: str | None
+
+    def report(self, report: dict[str, Any], tables: str) -> None:
+        """To the file that was asked for, if any; and to stdout."""
+        if self.json and self.json != "-":
+            Path(self.json).write_text(json.dumps(report, indent=1) + "\n")
+        print(json.dumps(report) if self.json == "-" else f"{report['machine']}\n{tables}")
+
+
+def ask(
+    arguments: list[str], kind: str, description: str | None, quick: str, sizes: Sequence[int], stores: Sequence[str]
+) -> Asked:
+    """`quick` says what --quick measures: `sizes` and `stores`, one round. Ends the program when it cannot run; from
+    here on Ctrl-C is heard, which a shell has background jobs ignore."""
+    parser = argparse.ArgumentParser(prog=f"scripts/bench {kind}", description=description)
+    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="measured rounds [%(default)s]")
+    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
+    parser.add_argument("--quick", action="store_true", help=f"{quick}: does it run?")
+    parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
+    chosen = parser.parse_args(arguments)
+    if os.geteuid() != 0:
+        parser.error("sessions need root")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+    if chosen.quick:
+        return Asked(list(sizes), 1, list(stores), True, chosen.json)
+    return Asked(
+        [int(one) for one in chosen.sizes.split(",")], chosen.rounds, chosen.stores.split(","), False, chosen.json
+    )
 
 
 def machine() -> dict[str, Any]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -33,35 +29,18 @@ _WATCHED = (
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench images", description=__doc__)
-    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds, after one that is not [%(default)s]")
-    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
-    parser.add_argument("--quick", action="store_true", help="64 and 256 MiB, one round: does it run?")
-    parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
-    chosen = parser.parse_args(arguments)
-    if os.geteuid() != 0:
-        parser.error("sessions need root")
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts background jobs with SIGINT ignored
-        signal.signal(number, signal.default_int_handler)
-    sizes = [64, 256] if chosen.quick else [int(one) for one in chosen.sizes.split(",")]
-    rounds = 1 if chosen.quick else chosen.rounds
-    facts = {**common.machine(), "load_before": common.load(), "rounds": rounds, "warm_up": not chosen.quick}
-    results = _measure(sizes, rounds, chosen.stores.split(","), warm_up=not chosen.quick)
+    asked = common.ask(arguments, "images", __doc__, "64 and 256 MiB, one round", (64, 256), ("file", "s3"))
+    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "warm_up": not asked.quick}
+    results = _measure(asked.sizes, asked.rounds, asked.stores, warm_up=not asked.quick)
     facts["load_after"] = common.load()
-    found = bars(results, sizes)
+    found = bars(results, asked.sizes)
     report = {
         "machine": facts,
-        "sizes_mib": sizes,
+        "sizes_mib": asked.sizes,
         "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
         "bars": [bar.to_json() for bar in found],
     }
-    if chosen.json and chosen.json != "-":
-        Path(chosen.json).write_text(json.dumps(report, indent=1) + "\n")
-    if chosen.json == "-":
-        print(json.dumps(report))
-    else:
-        print(f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
+    asked.report(report, f"{tables(results)}\n{common.bars_table(found)}")
     return 0
 
 

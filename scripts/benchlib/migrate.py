@@ -8,11 +8,7 @@ comparison. docs/benchmarks.md tells how to read it.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -38,24 +34,12 @@ Samples = dict[str, list[float]]
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/bench migrate", description=__doc__)
-    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=3, help="[%(default)s]")
-    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
-    parser.add_argument("--quick", action="store_true", help="64 MiB, one round, a file store: does it run?")
-    parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
-    chosen = parser.parse_args(arguments)
-    if os.geteuid() != 0:
-        parser.error("sessions need root")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    sizes = [64] if chosen.quick else [int(one) for one in chosen.sizes.split(",")]
-    stores = ["file"] if chosen.quick else chosen.stores.split(",")
-    facts = {**common.machine(), "load_before": common.load()}
+    asked = common.ask(arguments, "migrate", __doc__, "64 MiB, one round, a file store", (64,), ("file",))
+    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds}
     results: dict[tuple[str, int], Samples] = {}
-    for store in stores:
-        for size in sizes:
-            results[store, size] = _measure(store, size, 1 if chosen.quick else chosen.rounds)
+    for store in asked.stores:
+        for size in asked.sizes:
+            results[store, size] = _measure(store, size, asked.rounds)
     facts["load_after"] = common.load()
     found = bars(results)
     report = {
@@ -63,9 +47,7 @@ def main(arguments: list[str]) -> int:
         "samples": {f"{store}/{size}": dict(one) for (store, size), one in results.items()},
         "bars": [bar.to_json() for bar in found],
     }
-    if chosen.json and chosen.json != "-":
-        Path(chosen.json).write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report) if chosen.json == "-" else f"{facts}\n{tables(results)}\n{common.bars_table(found)}")
+    asked.report(report, f"{tables(results)}\n{common.bars_table(found)}")
     return 0
 
 
