@@ -17,14 +17,16 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectTimeoutError,
 from cmdop_migrate import log
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range, is_name
-from cmdop_migrate.storage.s3client import S3Limits, S3Place, content_md5, s3_client
-from cmdop_migrate.storage.s3errors import error_code, http_status, translated
+from cmdop_migrate.storage.s3client import S3Limits, S3Place, content_crc32, content_md5, s3_client
+from cmdop_migrate.storage.s3errors import WRONG_SUM, error_code, http_status, translated
 
 SINGLE_PUT_MAX = 16 << 20
 PART_SIZE = 8 << 20
 PART_THREADS = 4
 PUT_NEW_MAX = 5 << 30  # what S3 takes in one PUT
 DELETE_BATCH = 1000
+LARGE = 1 << 20  # from here on it matters what a checksum costs
+_PROBE = ".checksum"  # no name of an object (base.is_name), so nobody lists it
 # Servers answer a batch they do not know, or whose checksum they do not know, in many ways; none of them is a "no".
 _NO_BATCH = {400, 405, 411, 501}
 
@@ -37,13 +39,15 @@ class S3Store(Store):
         self._root = f"{place.prefix}/" if place.prefix else ""
         self._bucket_seen = False
         self._batch_delete = True
+        self._checks_crc32: bool | None = None  # not known yet
+        self._probing = threading.Lock()
 
     def put(self, name: str, data: Data) -> None:
         key = self._key(name)
         with self._failures(f"store {name}"):
             if len(data) <= SINGLE_PUT_MAX:
                 body = _body(data)
-                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=content_md5(body))
+                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, **self._checksum(body))
             else:
                 self._put_parts(key, data)
 
@@ -179,6 +183,31 @@ class S3Store(Store):
         except BaseException:
             self._abort(key, upload)
             raise
+
+    def _checksum(self, body: bytes) -> dict[str, Any]:
+        """What makes the server refuse a body that is not whole. MD5 is known to all of them, and slow."""
+        if len(body) < LARGE or not self._knows_crc32():
+            return {"ContentMD5": content_md5(body)}
+        return {"ChecksumCRC32": content_crc32(body)}
+
+    def _knows_crc32(self) -> bool:
+        """By trying, once per store: one that does not refuse a wrong sum does not look at it, or does not know it."""
+        with self._probing:
+            if self._checks_crc32 is None:
+                self._checks_crc32 = self._refuses_wrong_crc32()
+            return bool(self._checks_crc32)
+
+    def _refuses_wrong_crc32(self) -> bool | None:
+        """None: there was no answer. The upload itself will tell what is the matter."""
+        bucket, key = self._place.bucket, self._root + _PROBE
+        try:
+            self._client.put_object(Bucket=bucket, Key=key, Body=b"not zero", ChecksumCRC32=content_crc32(b""))
+            self._client.delete_object(Bucket=bucket, Key=key)
+        except ClientError as error:
+            return http_status(error) == 400 and error_code(error) in WRONG_SUM
+        except BotoCoreError:
+            return None
+        return False
 
     def _abort(self, key: str, upload: str) -> None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,11 @@ def content_md5(body: bytes) -> str:
     signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
     the connection is cut between the headers and the body."""
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
+
+
+def content_crc32(body: bytes) -> str:
+    """The same, for a server that is known to check it, in a fifth of the time."""
+    return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
 def s3_client(place: S3Place, limits: S3Limits) -> S3Client:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.awsrequest import AWSResponse
+from botocore.exceptions import EndpointConnectionError
 
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.meter import MeterStore
@@ -162,10 +164,47 @@ def test_an_upload_cut_half_way(proxy: Proxy, s3_server: S3Server, s3_url: str) 
     assert left.get("Uploads", []) == [], "a failed upload is taken back"
 
 
+def test_what_a_server_does_not_check_is_not_relied_on(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRC-32 only where a wrong one is refused; nothing of the trial is left, and an unanswered one is made again."""
+    store = S3Store(s3_place(s3_url))
+    sent: list[set[str]] = []
+    answers: list[str] = []
+    real = store._client.put_object
+
+    def put_object(**request: Any) -> Any:
+        sent.append(request.keys() & {"ChecksumCRC32", "ContentMD5"})
+        if "ChecksumCRC32" in request and answers:
+            answer = answers.pop(0)
+            if answer == "none":
+                raise EndpointConnectionError(endpoint_url="http://localhost")
+            del request["ChecksumCRC32"]  # a server that does not know it
+        return real(**request)
+
+    monkeypatch.setattr(store._client, "put_object", put_object)
+    answers[:] = ["none"]
+    store.put("a", SOME)
+    assert sent == [{"ChecksumCRC32"}, {"ContentMD5"}]
+    answers[:] = ["takes anything"]
+    sent.clear()
+    store.put("b", SOME)
+    store.put("c", SOME)
+    assert sent == [{"ChecksumCRC32"}, {"ContentMD5"}, {"ContentMD5"}]
+    store._checks_crc32 = None
+    sent.clear()
+    store.put("d", SOME)
+    store.put("e", b"little")
+    assert sent == [{"ChecksumCRC32"}, {"ChecksumCRC32"}, {"ContentMD5"}]
+    assert store.get("d") == SOME
+    place = s3_place(s3_url)
+    keys = store._client.list_objects_v2(Bucket=place.bucket, Prefix=place.prefix)["Contents"]
+    assert sorted(one["Key"].rpartition("/")[2] for one in keys) == ["a", "b", "c", "d", "e"]
+
+
 @pytest.mark.parametrize("data", [b"new", SOME, BIG])
 def test_an_upload_cut_between_headers_and_body(proxy: Proxy, s3_url: str, data: bytes) -> None:
-    # SeaweedFS stores an empty object then, unless the upload came with its MD5.
+    # SeaweedFS stores an empty object then, unless the upload came with a checksum.
     store = through(proxy, s3_url)
+    assert store._knows_crc32(), "else what is cut below is the answer to that"
     store.put("old", b"old")
     for name, before in (("old", b"old"), ("fresh", None)):
         sprung = proxy.after("down", 3)
