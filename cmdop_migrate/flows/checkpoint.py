@@ -41,7 +41,7 @@ from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import affinity, cgroup, connections, touched, tree
+from cmdop_migrate.session import affinity, cgroup, connections, syscalls, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -197,6 +197,7 @@ class _Checkpoint:
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         parent, on_pack = self.record.checkpoint, self.wanted.on_pack
+        syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         goes_on = self.wanted.leave_running  # else it is parked, or moved, and waits for all of it anyway
         is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(

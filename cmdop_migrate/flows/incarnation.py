@@ -158,6 +158,7 @@ class Incarnation:
             starter = self.starter = self._run(pager, source.waiting())
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
+                self.image.bring_rest()
             with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for them
                 told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
                 with self.phases.phase("memory"):

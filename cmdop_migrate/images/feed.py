@@ -20,7 +20,7 @@ from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.layout import PAGE, WINDOW
 
 BUFFER = 1 << 20
-BUFFERS = 64
+BUFFERS = 56
 
 
 class PageFeed:

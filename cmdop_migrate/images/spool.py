@@ -21,7 +21,7 @@ from cmdop_migrate.images import layout
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.storage.base import Store
 
-BUFFERS = 6
+BUFFERS = 5
 UPLOADERS = 3
 _logger = log.get("images.spool")
 

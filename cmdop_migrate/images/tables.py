@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import PageTable, pages_refused
@@ -46,6 +48,7 @@ def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
 
 def check_refs(pages: PageTable, table: ChunkTable) -> None:
     """ImageRefused unless every window refers to a chunk of just its size."""
+    sizes = array("I", (size for *_, size in table.rows()))
     for number, size in pages.sized_refs():
-        if number != layout.NO_CHUNK and (number >= len(table) or table.place(number).size != size):
+        if number != layout.NO_CHUNK and (number >= len(sizes) or sizes[number] != size):
             raise pages_refused("a window refers to a chunk that is missing or of another size")

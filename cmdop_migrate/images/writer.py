@@ -41,7 +41,7 @@ _logger = log.get("images.writer")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Memory and threads. Peak memory is about 64 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
+    """Memory and threads. Peak memory is about 56 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
 
     workers: int | None = None
     uploaders: int = UPLOADERS

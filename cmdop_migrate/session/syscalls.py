@@ -31,6 +31,13 @@ def adopt_orphans() -> None:
     _check(_libc.prctl(36, 1, 0, 0, 0), "prctl")
 
 
+def few_heaps(count: int) -> None:
+    """For threads that are started from now on. The C library gives each a heap of its own, and what one has freed the
+    others cannot use. Another C library than glibc has no such call."""
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(-8, count)  # M_ARENA_MAX
+
+
 def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 

@@ -102,6 +102,8 @@ class Subject:
     def fetch_script(self, places: Stores) -> dict[str, float]:
         """What brings the script's archive back, and what unpacks it."""
         here = self.memory / "fetched"
+        if places.kind == "file":
+            rivals.forget(places.archive)
         began = time.monotonic()
         if places.kind == "s3":
             assert places.server is not None
