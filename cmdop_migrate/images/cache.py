@@ -197,7 +197,9 @@ class SealedCache:
             job.result()
 
     def start_background(self, parallel: int = 2) -> None:
-        """Bring what is missing while `sealed` is answered on demand."""
+        """Bring what is missing while `sealed` is answered on demand. Once."""
+        if self._threads:
+            return
         groups = self._groups()
         lock = threading.Lock()
 

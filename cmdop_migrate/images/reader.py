@@ -93,7 +93,7 @@ class Image:
         return Base(self._table, self.cache)
 
     def bring_rest(self, parallel: int = 2) -> None:
-        """What is still in the store, in the background: not before whoever waits for the first of it has that."""
+        """What is still in the store, in the background. Asked for again, it changes nothing."""
         self.cache.start_background(parallel)
 
     def close(self) -> None:
