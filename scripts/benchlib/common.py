@@ -96,6 +96,7 @@ class Asked:
     sizes: list[int]
     rounds: int
     stores: list[str]
+    random: int
     quick: bool
     json: str | None
 
@@ -115,6 +116,9 @@ def ask(
     parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
     parser.add_argument("--rounds", type=int, default=3, help="measured rounds [%(default)s]")
     parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
+    parser.add_argument(
+        "--random", type=int, default=50, choices=range(76), metavar="PERCENT", help="of its memory [%(default)s]"
+    )
     parser.add_argument("--quick", action="store_true", help=f"{quick}: does it run?")
     parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
     chosen = parser.parse_args(arguments)
@@ -122,11 +126,10 @@ def ask(
         parser.error("sessions need root")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    if chosen.quick:
-        return Asked(list(sizes), 1, list(stores), True, chosen.json)
-    return Asked(
-        [int(one) for one in chosen.sizes.split(",")], chosen.rounds, chosen.stores.split(","), False, chosen.json
-    )
+    if not chosen.quick:
+        sizes, stores = [int(one) for one in chosen.sizes.split(",")], chosen.stores.split(",")
+    rounds = 1 if chosen.quick else chosen.rounds
+    return Asked(list(sizes), rounds, list(stores), chosen.random, chosen.quick, chosen.json)
 
 
 def machine() -> dict[str, Any]:

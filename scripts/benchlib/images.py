@@ -30,8 +30,8 @@ _WATCHED = (
 
 def main(arguments: list[str]) -> int:
     asked = common.ask(arguments, "images", __doc__, "64 and 256 MiB, one round", (64, 256), ("file", "s3"))
-    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "warm_up": not asked.quick}
-    results = _measure(asked.sizes, asked.rounds, asked.stores, warm_up=not asked.quick)
+    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "random": asked.random}
+    results = _measure(asked)
     facts["load_after"] = common.load()
     found = bars(results, asked.sizes)
     report = {
@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _measure(sizes: list[int], rounds: int, stores: list[str], warm_up: bool) -> dict[tuple[str, int], Samples]:
+def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
+    sizes, stores, warm_up = asked.sizes, asked.stores, not asked.quick
     results: dict[tuple[str, int], Samples] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -56,13 +57,13 @@ def _measure(sizes: list[int], rounds: int, stores: list[str], warm_up: bool) ->
         for size in sizes:
             for name in stores:
                 results[name, size] = defaultdict(list)
-            with _subject(host, size, memory) as subject:
+            with _subject(host, size, memory, asked.random) as subject:
                 if warm_up:
                     places = Stores("file", folder / "stores" / f"{size}-warm", None)
                     subject.raw_dump()
                     subject.checkpoint(places, "warm")
                     places.remove()
-                for number in range(rounds):
+                for number in range(asked.rounds):
                     for name in stores:
                         places = Stores(name, folder / "stores" / f"{size}-{number}", server)
                         began = time.monotonic()
@@ -77,10 +78,10 @@ def _measure(sizes: list[int], rounds: int, stores: list[str], warm_up: bool) ->
 
 
 @contextmanager
-def _subject(host: Host, mib: int, memory: Path) -> Iterator[Subject]:
+def _subject(host: Host, mib: int, memory: Path, random: int) -> Iterator[Subject]:
     host.dir.mkdir(exist_ok=True)
     criu = tools.find_criu(_config(host))
-    twin = rivals.Twin(criu, mib, memory)
+    twin = rivals.Twin(criu, mib, memory, random)
     subject = Subject(host, criu, mib, memory, twin)
     try:
         subject.start()

@@ -35,11 +35,11 @@ Samples = dict[str, list[float]]
 
 def main(arguments: list[str]) -> int:
     asked = common.ask(arguments, "migrate", __doc__, "64 MiB, one round, a file store", (64,), ("file",))
-    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds}
+    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "random": asked.random}
     results: dict[tuple[str, int], Samples] = {}
     for store in asked.stores:
         for size in asked.sizes:
-            results[store, size] = _measure(store, size, asked.rounds)
+            results[store, size] = _measure(store, size, asked.rounds, asked.random)
     facts["load_after"] = common.load()
     found = bars(results)
     report = {
@@ -96,7 +96,7 @@ def tables(results: dict[tuple[str, int], Samples]) -> str:
     return common.table(title, head, rows)
 
 
-def _measure(store: str, mib: int, rounds: int) -> Samples:
+def _measure(store: str, mib: int, rounds: int, random: int) -> Samples:
     found: Samples = defaultdict(list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -108,7 +108,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
             places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
         world = stack.enter_context(two(folder, ttl="15s", environ=places))
         criu = tools.find_criu(config.load(environ=world.a.env()))
-        twin = rivals.Twin(criu, mib, memory)
+        twin = rivals.Twin(criu, mib, memory, random)
         stack.callback(twin.close)
         rivals.warm(memory, 2 * mib)
         for number in range(rounds):
@@ -130,8 +130,7 @@ def _measure(store: str, mib: int, rounds: int) -> Samples:
 
 @contextmanager
 def _session(world: World, subject: Subject, change_every: int) -> Iterator[Subject]:
-    more = [str(change_every)] if change_every else []
-    subject.session = world.a.start(CM[0], str(rivals.PAYLOAD), str(subject.mib), *more, name=NAME)["session"]
+    subject.session = world.a.start(CM[0], *subject.twin.program(change_every), name=NAME)["session"]
     world.a.cm_json("wait", NAME, "--for", r"^t 100 ", "--timeout", "120s", timeout=130)
     yield subject
     world.b.ok("kill", subject.session, "--signal", "KILL")

@@ -64,7 +64,7 @@ class Subject:
 
     def start(self) -> None:
         python = CM[0]
-        started = self.host.start(python, str(rivals.PAYLOAD), str(self.mib), name=NAME)
+        started = self.host.start(python, *self.twin.program(), name=NAME)
         self.session = started["session"]
         self._wait("ready")
 

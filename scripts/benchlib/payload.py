@@ -1,10 +1,10 @@
-"""The program inside a benchmarked session: MIB of memory, half random, a quarter zero, a quarter text.
+"""The program inside a benchmarked session: MIB of memory, a quarter of it zeros, RANDOM % (50) random, the rest text.
 
 Prints `t N TIME` every 5 ms, and obeys lines on stdin: `contiguous`, `scattered`
 and `pages` change 5 % of the memory, `digest` prints a digest of all of it. With
-a second argument it rewrites its working set, 5 % in scattered regions, always the
-same, by itself every so many lines: not by the clock, or it would begin with that
-each time it comes back.
+EVERY, its second argument, it rewrites its working set, 5 % in scattered regions, always
+the same, by itself every so many lines: not by the clock, or it would begin with that
+each time it comes back. RANDOM is the third.
 Stdlib only; it must run wherever Python does.
 """
 
@@ -37,14 +37,17 @@ def text(size: int, seed: int) -> bytes:
     return "".join(lines).encode()[:size]
 
 
-def fill(view: memoryview) -> None:
-    half = len(view) // 2
-    for at in range(0, half, MIB):
-        view[at : at + MIB] = os.urandom(MIB)
-    for at in range(half, half + half // 2, MIB):
-        view[at : at + MIB] = bytes(MIB)  # touched: the kernel has real pages for it
-    for at in range(half + half // 2, len(view), MIB):
-        view[at : at + MIB] = text(MIB, at)
+def fill(view: memoryview, share: int) -> None:
+    size = len(view) // MIB
+    noise, zeros = size * share // 100, size // 4
+    for number in range(size):
+        at = number * MIB
+        if number < noise:
+            view[at : at + MIB] = os.urandom(MIB)
+        elif number < noise + zeros:
+            view[at : at + MIB] = bytes(MIB)  # touched: the kernel has real pages for it
+        else:
+            view[at : at + MIB] = text(MIB, at)
 
 
 def change(view: memoryview, pattern: str, chooser: random.Random) -> None:
@@ -77,7 +80,7 @@ def obey(view: memoryview, line: str) -> None:
 
 def main() -> None:
     view = memoryview(bytearray(int(sys.argv[1]) * MIB))
-    fill(view)
+    fill(view, int(sys.argv[3]) if len(sys.argv) > 3 else 50)
     print("ready", flush=True)
     number, listening = 0, True
     every = int(sys.argv[2]) if len(sys.argv) > 2 else 0

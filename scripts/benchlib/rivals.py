@@ -107,12 +107,13 @@ class Twin:
     """The same program outside of any session, for `criu restore` from the command line: no namespaces, no terminal,
     no overlay, so less for CRIU to do than with a session."""
 
-    def __init__(self, criu: Criu, mib: int, work: Path) -> None:
+    def __init__(self, criu: Criu, mib: int, work: Path, random: int) -> None:
         self.criu, self.images, self.output = criu, work / "twin", work / "twin.out"
+        self.mib, self.random = mib, random
         self.images.mkdir()
         with self.output.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, str(PAYLOAD), str(mib)],
+                [sys.executable, *self.program()],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -129,6 +130,10 @@ class Twin:
             process.kill()
             process.wait()
         self.printed = self.output.stat().st_size
+
+    def program(self, every: int = 0) -> list[str]:
+        """What Python is to run, here and in the session."""
+        return [str(PAYLOAD), str(self.mib), str(every), str(self.random)]
 
     def restore(self) -> float:
         """`criu restore` until it returns: all memory is in place, the program runs."""
