@@ -48,9 +48,10 @@ def sweep(state_dir: Path) -> bool:
     folder, waits = state_dir / "ahead", False
     for one in folder.iterdir() if folder.is_dir() else ():
         try:
-            fd = os.open(one / LOCK, os.O_RDWR | os.O_CLOEXEC)
+            # Made, where whoever was killed had not come to it, or had removed it first: else it would stay for ever.
+            fd = os.open(one / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError:
-            continue  # just being made, or removed
+            continue  # just removed
         if _lock(fd):
             shutil.rmtree(one, ignore_errors=True)
         else:

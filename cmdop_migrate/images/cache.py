@@ -197,9 +197,7 @@ class SealedCache:
             job.result()
 
     def start_background(self, parallel: int = 2) -> None:
-        """Bring what is missing while `sealed` is answered on demand. Once."""
-        if self._threads:
-            return
+        """Bring what is missing while `sealed` is answered on demand."""
         groups = self._groups()
         lock = threading.Lock()
 

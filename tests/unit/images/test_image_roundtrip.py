@@ -195,8 +195,7 @@ def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill,
         if len(stalls) > 3:
             away.clear()
 
-    image = reader.fetch_lazy(Flaky(store), ring, found.checkpoint, tmp_path / "lazy", stalled)
-    image.bring_rest(parallel=1)
+    image = reader.fetch_lazy(Flaky(store), ring, found.checkpoint, tmp_path / "lazy", stalled, parallel=1)
     away.set()
     assert content(image) == expected
     assert image.cache.wait_filled(30)
@@ -232,8 +231,7 @@ def test_closing_a_stalled_lazy_image_ends_it(store, ring, spill, tmp_path: Path
         away.set() if length and length > 1 << 20 else None,
         original(name, start, length),
     )[1]
-    image = reader.fetch_lazy(local, ring, found.checkpoint, tmp_path, lambda *_: stalled.set())
-    image.bring_rest(parallel=1)
+    image = reader.fetch_lazy(local, ring, found.checkpoint, tmp_path, lambda *_: stalled.set(), parallel=1)
     assert stalled.wait(10)
     image.close()
     assert image.cache.missing
