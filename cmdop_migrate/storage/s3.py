@@ -191,22 +191,22 @@ class S3Store(Store):
         return {"ChecksumCRC32": content_crc32(body)}
 
     def _knows_crc32(self) -> bool:
-        """By trying, once per store: one that does not refuse a wrong sum does not look at it, or does not know it."""
+        """By trying, once per store: one that does not refuse a wrong sum does not look at it, or does not know it.
+        One that gives no answer fails the upload that asked, which would have got none either, and is not asked again:
+        nobody waits twice for a server that hangs."""
         with self._probing:
             if self._checks_crc32 is None:
+                self._checks_crc32 = False
                 self._checks_crc32 = self._refuses_wrong_crc32()
-            return bool(self._checks_crc32)
+            return self._checks_crc32
 
-    def _refuses_wrong_crc32(self) -> bool | None:
-        """None: there was no answer. The upload itself will tell what is the matter."""
+    def _refuses_wrong_crc32(self) -> bool:
         bucket, key = self._place.bucket, self._root + _PROBE
         try:
             self._client.put_object(Bucket=bucket, Key=key, Body=b"not zero", ChecksumCRC32=content_crc32(b""))
             self._client.delete_object(Bucket=bucket, Key=key)
         except ClientError as error:
             return http_status(error) == 400 and error_code(error) in WRONG_SUM
-        except BotoCoreError:
-            return None
         return False
 
     def _abort(self, key: str, upload: str) -> None:
