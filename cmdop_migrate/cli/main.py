@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import io
 import os
@@ -97,6 +98,7 @@ def cli(ctx: click.Context, /, config_path: str | None, as_json: bool, verbose: 
 
 
 def main() -> None:
+    gc.set_threshold(50_000)  # by default all that was imported is walked over and over while more is
     _open_streams()
     app = App()
     as_json = "--json" in sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
@@ -118,6 +120,7 @@ def main() -> None:
     except Exception:  # noqa: BLE001 - the boundary: a bug becomes one line and a log file
         status = _fail(_unexpected(app), app.json or as_json)
     _close_streams()
+    gc.freeze()  # the end of the process is its garbage collector
     sys.exit(status if isinstance(status, int) else 0)
 
 

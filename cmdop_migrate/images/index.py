@@ -28,7 +28,11 @@ _logger = log.get("images.index")
 
 
 def encode(checkpoint: str, table: ChunkTable, sealer: Sealer) -> bytes:
-    body = table.encode()
+    return seal(checkpoint, table.encode(), sealer)
+
+
+def seal(checkpoint: str, body: bytes, sealer: Sealer) -> bytes:
+    """An index of a table that is encoded already."""
     sealed = sealer.seal(INDEX, _bound(checkpoint), RAW, body, len(body))
     return MAGIC + bytes.fromhex(sealer.fingerprint) + sealed
 

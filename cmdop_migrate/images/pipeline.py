@@ -51,7 +51,8 @@ class Pipeline:
         self._known = known
         self._spool = spool
         self._pack: Pack | None = None
-        self._pack_lock = threading.Lock()
+        self._pack_lock = threading.Lock()  # may wait for the store, inside
+        self._fill_lock = threading.Lock()  # `closed` and `unfilled` of packs: whoever has filled a pack never waits
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
         # A frozen session waits for its files to be captured: they do not queue behind its memory.
@@ -198,13 +199,14 @@ class Pipeline:
         length = len(payload) + OVERHEAD
         with self._pack_lock:
             pack = self._room(length)
-            offset = pack.reserve(ident, number, length, size)
+            with self._fill_lock:
+                offset = pack.reserve(ident, number, length, size)
             pack_number = pack.number
         try:
             out = memoryview(pack.buffer)[offset : offset + length]
             self._sealer.seal_into(out, CHUNK, ident, codec, payload, size)
         finally:
-            with self._pack_lock:
+            with self._fill_lock:
                 pack.unfilled -= 1
                 done = pack.closed and not pack.unfilled
         if done:
@@ -215,9 +217,11 @@ class Pipeline:
         """With the pack lock held: a pack with that much room. The last to fill a closed pack sends it."""
         pack = self._pack
         if pack is not None and not pack.fits(length):
-            pack.closed = True
             self._pack = None
-            if not pack.unfilled:
+            with self._fill_lock:
+                pack.closed = True
+                done = not pack.unfilled
+            if done:
                 self._spool.push(pack, pack.finish(self._sealer))
             pack = None
         if pack is None:

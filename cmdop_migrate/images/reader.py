@@ -2,8 +2,8 @@
 
 `fetch` brings all of it first: once it returns, nothing can be missing any more.
 `fetch_lazy` returns as soon as the tables are here and brings the rest behind.
-Both give an Image; a chunk is checked again, tag, size and digest, each time
-it is opened, so a changed local file is refused too.
+Both give an Image; a chunk's tag and size are checked again each time it is
+opened, so a changed local file is refused too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Finished packs on their way to the store: held in memory, past a budget on disk.
 
-This is what keeps a slow store out of the freeze: handing a pack over never
-waits for the store, unless memory and disk are both full. What is spilled is
-sealed already, and the file has no name, so nothing is left behind.
+This is what keeps a slow store out of the freeze: until `relax`, handing a pack
+over never waits for the store, unless memory and disk are both full. What is
+spilled is sealed already, and the file has no name, so nothing is left behind.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Spool:
         self._slot_count = 0
         self._disk_full = False
         self._stopping = False
-        self._held = False
+        self._held = self._relaxed = False
         self.failure: BaseException | None = None
         self.spilled = 0
         self._threads = [threading.Thread(target=self._run, name=f"upload-{n}", daemon=True) for n in range(uploaders)]
@@ -69,7 +69,8 @@ class Spool:
             thread.start()
 
     def take(self) -> bytearray:
-        """A free pack buffer. Spills a waiting pack when there is none; waits for the store only if that fails too."""
+        """A free pack buffer. Spills a waiting pack when there is none; waits for the store if that fails, too, or once
+        there is time."""
         while True:
             with self._changed:
                 victim = self._free_or_victim()
@@ -82,11 +83,16 @@ class Spool:
             self._queue.append(_Waiting(pack.ident, pack.numbers, length, pack.buffer))
             self._changed.notify_all()
 
-    def hold(self, held: bool) -> None:
-        """While held nothing more is put; what does not fit in memory waits on disk. An upload costs digests and
+    def hold(self) -> None:
+        """Until `relax` nothing is put; what does not fit in memory waits on disk. An upload costs digests and
         copies, here and in a server on this machine, that a frozen session would have to wait for."""
         with self._changed:
-            self._held = held
+            self._held = True
+
+    def relax(self) -> None:
+        """Nobody stands still any more: the store sets the pace. To spill would be a way around for nothing."""
+        with self._changed:
+            self._held, self._relaxed = False, True
             self._changed.notify_all()
 
     def wait_stored(self) -> None:
@@ -122,7 +128,7 @@ class Spool:
             if self._free:
                 return self._free.pop()
             victim = next((w for w in reversed(self._queue) if w.buffer is not None), None)
-            if victim is not None and not self._disk_full:
+            if victim is not None and not self._disk_full and not self._relaxed:
                 self._queue.remove(victim)
                 self._busy += 1
                 return victim

@@ -7,7 +7,7 @@ an image of any size costs in memory is mostly this table.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
 
@@ -85,9 +85,13 @@ class ChunkTable:
         """(id, pack number, offset, length, size) of all, in order."""
         return RECORD.iter_unpack(self.records)
 
+    def part(self, numbers: Iterable[int], pack: int) -> bytes:
+        """Records of these chunks, all in the one pack of that number, for `encode`. Left out: what has no place yet."""
+        rows = (RECORD.unpack_from(self.records, number * RECORD.size) for number in numbers if number >= 0)
+        return b"".join(RECORD.pack(ident, pack, *place) for ident, _, *place in rows if place[1])
+
     def encode(self) -> bytes:
-        """Packs and records; `decode` is the way back."""
-        return _COUNTS.pack(len(self.packs), len(self)) + bytes.fromhex("".join(self.packs)) + self.records
+        return encode(self.packs, self.records)
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> ChunkTable:
@@ -132,3 +136,8 @@ class ChunkTable:
         if not count:  # `decode` enters its records itself, checking each
             for number in range(len(self)):
                 self._enter(self.ident(number), number)
+
+
+def encode(packs: Sequence[str], records: bytes | bytearray) -> bytes:
+    """A table, as `ChunkTable.decode` reads it."""
+    return _COUNTS.pack(len(packs), len(records) // RECORD.size) + bytes.fromhex("".join(packs)) + records

@@ -3,7 +3,7 @@
 begin    mark the upload, then learn what the store already has
 feed, submit, add_blob            from here on nothing waits for the store
 end_input                         all input is in our memory; the session may go on
-finish_input                      all input is digested and sealed
+finish_input                      all input is digested and sealed, at the store's pace
 commit                            wait for the store, publish the manifest: the commit point
 abort                             leave what was uploaded usable for the next try
 """
@@ -30,7 +30,7 @@ from cmdop_migrate.images.manifest import Blob, Direct, Manifest
 from cmdop_migrate.images.pipeline import Pipeline
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.spool import BUFFERS, UPLOADERS, Spool
-from cmdop_migrate.images.table import ChunkTable, Place
+from cmdop_migrate.images.table import ChunkTable, Place, encode
 from cmdop_migrate.images.tables import load_table
 from cmdop_migrate.images.uploads import STALE_AFTER, UploadMark
 from cmdop_migrate.storage.base import Store
@@ -101,7 +101,8 @@ class ImageWriter:
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
-        self._spool.hold(self._hold)
+        if self._hold:
+            self._spool.hold()
         aside = self._spill_dir if self._put_off and not first else None
         self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside)
 
@@ -177,12 +178,12 @@ class ImageWriter:
         self.feed.done()
         self.feed.go_on()
         assert self._spool is not None
-        self._spool.hold(False)
+        self._spool.relax()
         self._running.check()
 
     def finish_input(self) -> None:
-        """Until all that was given is digested, sealed and held in memory or on disk: the store is not waited for.
-        Raises StoreUnreachable and the like when the upload has failed already."""
+        """Until all that was given is digested and sealed, at the store's pace. Raises StoreUnreachable and the like
+        when the upload has failed."""
         self.end_input()
         self.feed.finish()
         self._running.drain()
@@ -313,15 +314,12 @@ class ImageWriter:
             self._store.put(layout.index_name(self.checkpoint), self._encode_index())
 
     def _encode_index(self) -> bytes:
-        found, table = ChunkTable(), self._running.table
-        for pack, numbers in list(self._uploaded):
+        stored, records = list(self._uploaded), []
+        for number, (_, chunks) in enumerate(stored):
             with self._running.lock:
-                rows = [(table.ident(n), table.place(n)) for n in numbers if n >= 0]
-            number = found.pack_number(pack)
-            for ident, place in rows:
-                if place.length:  # else its worker is just about to enter it
-                    found.add(ident, Place(number, place.offset, place.length, place.size))
-        return index.encode(self.checkpoint, found, self._sealer)
+                records.append(self._running.table.part(chunks, number))
+        body = encode([pack for pack, _ in stored], b"".join(records))
+        return index.seal(self.checkpoint, body, self._sealer)
 
     def _stop(self) -> None:
         if self._spool is not None:

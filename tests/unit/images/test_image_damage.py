@@ -134,6 +134,11 @@ def test_a_chunk_opens_only_as_what_it_was_sealed(made):
     ident = SEALER.id_of(data)
     sealed = SEALER.seal(CHUNK, ident, RAW, data, len(data))
     assert SEALER.open_chunk(ident, sealed, 1000, Codec()) == data
+    for size in (999, 1001):
+        with pytest.raises(ImageRefused):
+            SEALER.open_into(memoryview(bytearray(size)), ident, sealed, Codec())
+    with pytest.raises(ImageRefused):
+        SEALER.open_into(memoryview(bytearray(1000)), SEALER.id_of(b"y"), sealed, Codec())
     for kind, other, size in ((INDEX, ident, 1000), (CHUNK, SEALER.id_of(b"y"), 1000), (CHUNK, ident, 999)):
         with pytest.raises(ImageRefused):
             SEALER.check(kind, other, sealed, size)

@@ -43,7 +43,7 @@ for at in range(int(sys.argv[2])):
         room = writer.feed.window(vaddr, len(left))
         room[:] = left[: len(room)]
         vaddr, left = vaddr + len(room), left[len(room) :]
-writer.finish_input()
+writer.end_input()
 early = len(puts)
 gate.set()
 found = writer.commit(1)
@@ -67,6 +67,6 @@ def test_a_gibibyte_through_a_stuck_store(tmp_path: Path, work: str):
     seen = json.loads(done.stdout)
     assert seen["early"] == 0, "the input was consumed before one pack was stored"
     assert seen["memory"] == 1 << 30 and seen["new"] > 500 << 20
-    assert seen["spilled"] > 300 << 20
+    assert seen["spilled"] > 300 << 20 if work == "now" else seen["spilled"] == 0, "once is enough"
     assert seen["peak"] < 256 << 20
     assert list(tmp_path.iterdir()) == []

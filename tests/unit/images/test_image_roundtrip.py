@@ -141,9 +141,9 @@ def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
 
     writer = ImageWriter(Stuck(store), ring, SESSION, spill, None, Tuning(workers=2, uploaders=2, pack_buffers=4))
     writer.begin()
-    data = os.urandom(80 << 20)
+    data = os.urandom(160 << 20)
     writer.add_run("process-1", 0, len(data) // 4096, 4, data)
-    writer.finish_input()  # returns though not one pack could be put
+    writer.end_input()  # returns though not one pack could be put
     assert writer._spool.spilled > 20 << 20
     gate.set()
     found = writer.commit(1)
