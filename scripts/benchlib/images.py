@@ -30,8 +30,9 @@ _WATCHED = (
 
 def main(arguments: list[str]) -> int:
     asked = common.ask(arguments, "images", __doc__, "64 and 256 MiB, one round", (64, 256), ("file", "s3"))
-    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "random": asked.random}
-    results = _measure(asked)
+    facts = asked.facts()
+    with common.warm(asked.warm):
+        results = _measure(asked)
     facts["load_after"] = common.load()
     found = bars(results, asked.sizes)
     report = {

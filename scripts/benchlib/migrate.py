@@ -35,11 +35,12 @@ Samples = dict[str, list[float]]
 
 def main(arguments: list[str]) -> int:
     asked = common.ask(arguments, "migrate", __doc__, "64 MiB, one round, a file store", (64,), ("file",))
-    facts = {**common.machine(), "load_before": common.load(), "rounds": asked.rounds, "random": asked.random}
+    facts = asked.facts()
     results: dict[tuple[str, int], Samples] = {}
-    for store in asked.stores:
-        for size in asked.sizes:
-            results[store, size] = _measure(store, size, asked.rounds, asked.random)
+    with common.warm(asked.warm):
+        for store in asked.stores:
+            for size in asked.sizes:
+                results[store, size] = _measure(store, size, asked.rounds, asked.random)
     facts["load_after"] = common.load()
     found = bars(results)
     report = {
