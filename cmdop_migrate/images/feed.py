@@ -3,7 +3,8 @@
 A page server calls `open`, then for each run `run` and as many `window`s as it
 takes; the view it got must be full when it calls the next method. Buffers end
 where a 64 KiB window ends: the few pages of an unfinished one move on to the
-next buffer, so the cut never depends on message or buffer sizes.
+next buffer, so the cut never depends on message or buffer sizes. Long runs are
+laid out a megabyte of addresses to a buffer (groups.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.aside import Aside
 from cmdop_migrate.images.chunks import Extent, window_count
+from cmdop_migrate.images.groups import GROUP
 from cmdop_migrate.images.layout import PAGE, WINDOW
 
 BUFFER = 1 << 20
@@ -81,11 +83,11 @@ class PageFeed:
     def window(self, vaddr: int, size: int) -> memoryview:
         """A buffer for the bytes at `vaddr`, at most `size` long. Waits until one is free."""
         self._settle()
-        if self._buffer is None or self._used == self._size:
+        if self._buffer is None or self._used == self._size or (vaddr % GROUP == 0 and self._goes_on(vaddr)):
             self._roll()
         assert self._buffer is not None
         self._vaddr = vaddr
-        self._handed = min(size, self._size - self._used)
+        self._handed = min(size, self._size - self._used, GROUP - vaddr % GROUP)
         return memoryview(self._buffer)[self._used : self._used + self._handed]
 
     def done(self) -> None:
@@ -119,13 +121,16 @@ class PageFeed:
         size, self._handed = self._handed, 0
         if not size:
             return
-        key = self._dst, self._flags
-        if self._open and self._keys[-1] == key and sum(self._open[-1][:2]) == self._vaddr:
+        if self._goes_on(self._vaddr):
             self._open[-1][1] += size
         else:
             self._open.append([self._vaddr, size, self._used])
-            self._keys.append(key)
+            self._keys.append((self._dst, self._flags))
         self._used += size
+
+    def _goes_on(self, vaddr: int) -> bool:
+        """Whether what lies in the buffer last ends there."""
+        return bool(self._open) and self._keys[-1] == (self._dst, self._flags) and sum(self._open[-1][:2]) == vaddr
 
     def _roll(self) -> None:
         """Send the buffer and begin another with the unfinished window of this one."""

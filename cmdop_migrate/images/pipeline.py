@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from cmdop_migrate.images import layout
-from cmdop_migrate.images.chunks import Extent, windows
+from cmdop_migrate.images.chunks import Extent, window_count, windows
 from cmdop_migrate.images.codec import Buffer, Codec
+from cmdop_migrate.images.groups import GROUP, LEAST, Groups, cut
 from cmdop_migrate.images.index import Known
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Sealer
@@ -24,8 +26,9 @@ from cmdop_migrate.images.spool import Spool
 from cmdop_migrate.images.table import ChunkTable, Place
 
 T = TypeVar("T")
-_ZEROS = bytes(layout.WINDOW)
+_ZEROS = bytes(GROUP)
 _SHORT_ZEROS = memoryview(_ZEROS)
+_NO_IDENT = bytes(layout.ID_BYTES)
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
 
 
@@ -43,12 +46,15 @@ class Counts:
 class Pipeline:
     """Turns bytes into numbers of chunks in `table`, each stored or on its way."""
 
-    def __init__(self, sealer: Sealer, known: Known, spool: Spool, workers: int | None = None) -> None:
+    def __init__(
+        self, sealer: Sealer, known: Known, spool: Spool, workers: int | None = None, groups: Groups | None = None
+    ) -> None:
         self.table = ChunkTable()
         self.counts = Counts()
         self.lock = threading.Lock()  # table and counts
         self._sealer = sealer
         self._known = known
+        self._groups = groups
         self._spool = spool
         self._pack: Pack | None = None
         self._pack_lock = threading.Lock()  # may wait for the store, inside
@@ -96,12 +102,9 @@ class Pipeline:
     def refer(self, ident: bytes) -> int | None:
         """The number of a chunk that this image or the store has already; None when it must be sent."""
         with self.lock:
-            number = self.table.find(ident)
-            if number < 0:
-                found = self._known.find(ident)
-                if found is None:
-                    return None
-                number = self._enter(ident, found[1].size)
+            number = self._refer(ident)
+            if number is not None:
+                self.counts.reused += self.table.place(number).size
             return number
 
     def store_now(self, data: Buffer) -> tuple[bytes, Place]:
@@ -148,35 +151,70 @@ class Pipeline:
                 self._idle.notify_all()
 
     def _extents(self, buffer: bytearray, extents: Sequence[Extent]) -> None:
-        """Window by window to the end, not step by step: what was just digested is in the cache when it is sealed."""
-        view = memoryview(buffer)
-        raw = zero = 0
         for extent in extents:
-            refs = extent.refs
-            for slot, (offset, size) in enumerate(windows(extent.vaddr, extent.size)):
-                at = extent.offset + offset
-                raw += size
-                zeros = _ZEROS if size == layout.WINDOW else _SHORT_ZEROS[:size]
-                if buffer.startswith(zeros, at):
-                    refs[slot] = layout.NO_CHUNK
-                    zero += size
-                else:
-                    refs[slot] = self._store(view[at : at + size])
+            slot = 0
+            for offset, size in cut(extent.vaddr, extent.size):
+                refs = self._group(buffer, extent.offset + offset, extent.vaddr + offset, size)
+                extent.refs[slot : slot + len(refs)] = refs
+                slot += len(refs)
+
+    def _group(self, buffer: bytearray, at: int, vaddr: int, size: int) -> array[int]:
+        """Chunk numbers of the windows of memory that was at `vaddr`, and lies at `at`."""
         with self.lock:
-            self.counts.raw += raw
+            self.counts.raw += size
+        if self._groups is None or size < LEAST:
+            return self._windows(buffer, at, vaddr, size)
+        if _is_zero(buffer, at, size):
+            with self.lock:
+                self.counts.zero += size
+            return array("I", [layout.NO_CHUNK]) * window_count(vaddr, size)
+        key = self._groups.key(memoryview(buffer)[at : at + size], vaddr)
+        idents = self._groups.find(key)
+        refs = None if idents is None else self._known_group(idents, vaddr, size)
+        if idents is None or refs is None:
+            refs = self._windows(buffer, at, vaddr, size)
+            with self.lock:
+                idents = [_NO_IDENT if ref == layout.NO_CHUNK else self.table.ident(ref) for ref in refs]
+        self._groups.keep(key, idents)
+        return refs
+
+    def _known_group(self, idents: Sequence[bytes], vaddr: int, size: int) -> array[int] | None:
+        """None: the store has one of them no more."""
+        refs, zero = array("I"), 0
+        with self.lock:
+            for ident, (_, part) in zip(idents, windows(vaddr, size), strict=True):
+                number = layout.NO_CHUNK if ident == _NO_IDENT else self._refer(ident)
+                if number is None:
+                    return None
+                zero += part if number == layout.NO_CHUNK else 0
+                refs.append(number)
             self.counts.zero += zero
+            self.counts.reused += size - zero
+        return refs
+
+    def _windows(self, buffer: bytearray, at: int, vaddr: int, size: int) -> array[int]:
+        """Window by window to the end, not step by step: what was just digested is in the cache when it is sealed."""
+        view, refs = memoryview(buffer), array("I")
+        zero = 0
+        for offset, part in windows(vaddr, size):
+            start = at + offset
+            if _is_zero(buffer, start, part):
+                refs.append(layout.NO_CHUNK)
+                zero += part
+            else:
+                refs.append(self._store(view[start : start + part]))
+        with self.lock:
+            self.counts.zero += zero
+        return refs
 
     def _store(self, view: memoryview) -> int:
         ident = self._sealer.id_of(view)
         with self.lock:
-            number = self.table.find(ident)
-            if number >= 0:
+            number = self._refer(ident)
+            if number is not None:
                 self.counts.reused += len(view)
                 return number
-            number = self._enter(ident, len(view))
-        if number >= 0:
-            return number
-        number = ~number
+            number = self.table.add(ident, Place(0, 0, 0, len(view)))
         place = self._seal(ident, number, view)
         with self.lock:
             self.table.set_place(number, place)
@@ -184,13 +222,15 @@ class Pipeline:
             self.counts.new_chunks += 1
         return number
 
-    def _enter(self, ident: bytes, size: int) -> int:
-        """With the lock held: the number of a chunk the store has, or ~number of one it has not."""
+    def _refer(self, ident: bytes) -> int | None:
+        """With the lock held: the number of a chunk that this image has, or the store. None: neither."""
+        number = self.table.find(ident)
+        if number >= 0:
+            return number
         found = self._known.find(ident)
         if found is None:
-            return ~self.table.add(ident, Place(0, 0, 0, size))
+            return None
         pack, place = found
-        self.counts.reused += size
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
     def _seal(self, ident: bytes, number: int, view: memoryview) -> Place:
@@ -236,3 +276,7 @@ class Pipeline:
         if codec is None:
             codec = self._local.codec = Codec()
         return codec
+
+
+def _is_zero(buffer: bytearray, at: int, size: int) -> bool:
+    return buffer.startswith(_SHORT_ZEROS[:size], at)

@@ -20,7 +20,7 @@ from cmdop_migrate.images.codec import HINT, RAW, Buffer, Codec
 from cmdop_migrate.images.keys import MasterKey
 from cmdop_migrate.images.layout import FORMAT, ID_BYTES
 
-CHUNK, TRAILER, INDEX, MANIFEST = 1, 2, 3, 4
+CHUNK, TRAILER, INDEX, MANIFEST, GROUPS = 1, 2, 3, 4, 5
 NONCE = 12
 TAG = 16
 HEAD = 1 + NONCE
@@ -37,10 +37,15 @@ class Sealer:
         self.fingerprint = key.fingerprint
         self._aead = AESGCM(key.seal_key.reveal())
         self._id_key = key.id_key.reveal()
+        self._group_key = key.derive("groups of windows")
 
     def id_of(self, data: Buffer) -> bytes:
         """The chunk id: says nothing about the content to anyone without the key."""
         return blake3(data, key=self._id_key).digest()
+
+    def group_of(self, data: Buffer) -> bytes:
+        """A digest of several chunks as one, which is no chunk's id."""
+        return blake3(data, key=self._group_key).digest()
 
     def seal_into(self, out: memoryview, kind: int, ident: bytes, codec: int, payload: Buffer, plain_size: int) -> None:
         """Fill `out`, which is exactly len(payload) + OVERHEAD long."""

@@ -25,6 +25,7 @@ from cmdop_migrate.images.chunks import PageTable, table_of
 from cmdop_migrate.images.codec import Buffer
 from cmdop_migrate.images.earlier import Earlier, Kept
 from cmdop_migrate.images.feed import PageFeed
+from cmdop_migrate.images.groups import Groups
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Blob, Direct, Manifest
 from cmdop_migrate.images.pipeline import Pipeline
@@ -64,11 +65,13 @@ class ImageWriter:
         on_pack: Callable[[str], None] | None = None,
         hold: bool = False,
         put_off: bool = False,
+        hints: Path | None = None,
     ) -> None:
         """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
         `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing
         is digested either, and memory waits on disk as it came; but not where the store has the parent, and so most of
-        it: to find that out is less work than to write it down."""
+        it: to find that out is less work than to write it down. `hints`, a file of the session's, makes that quicker
+        the next time."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -81,6 +84,8 @@ class ImageWriter:
         self._blob_bytes = 0
         self._on_pack = on_pack
         self._hold, self._put_off = hold, put_off
+        self._hints = hints
+        self._groups = Groups(self._sealer) if hints is not None else None
         self._uploaded: list[tuple[str, list[int]]] = []
         self._next_index = _FIRST_INDEX
         self._index_lock = threading.Lock()
@@ -100,7 +105,9 @@ class ImageWriter:
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
-        self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers)
+        if self._hints is not None and self._groups is not None and self.parent is not None:
+            self._groups.load(self._hints, self.parent)
+        self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers, self._groups)
         if self._hold:
             self._spool.hold()
         aside = self._spill_dir if self._put_off and not first else None
@@ -232,6 +239,8 @@ class ImageWriter:
         self._publish(result)
         self._stop()
         self._mark.end()
+        if self._hints is not None and self._groups is not None:
+            self._groups.save(self._hints, self.checkpoint)
         return result
 
     def abort(self) -> None:

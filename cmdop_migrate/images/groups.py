@@ -1,0 +1,89 @@
+"""What a megabyte of memory was cut into last time: found by one digest, instead of one for each window.
+
+A digest of 64 KiB is so quick that two threads spend more time on waiting for the
+interpreter than on digesting, and a frozen session waits for both. So memory that did not
+change is recognised by the megabyte; what did is looked at window by window.
+
+A hint, kept on this host beside the session: without it a checkpoint takes longer, and is the same.
+It is sealed, and bound to the checkpoint it was made with. It never grows past a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+
+from blake3 import blake3
+
+from cmdop_migrate import log
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.images.chunks import window_count
+from cmdop_migrate.images.codec import RAW, Buffer
+from cmdop_migrate.images.layout import ID_BYTES, WINDOW
+from cmdop_migrate.images.seal import GROUPS, OVERHEAD, Sealer
+
+GROUP = 1 << 20  # of addresses
+LEAST = 4 * WINDOW  # fewer bytes are not worth a digest of their own
+MOST = 16 << 10  # groups that are kept: 16 GiB in about 15 MiB
+_HEAD = Struct("<II")  # the first byte's place in its window, and how many there are
+_KEY = ID_BYTES + _HEAD.size
+_logger = log.get("images.groups")
+
+
+def cut(vaddr: int, size: int) -> Iterator[tuple[int, int]]:
+    """(offset from vaddr, size) of each group: they end where the address is a multiple of GROUP."""
+    offset = 0
+    while offset < size:
+        step = min(GROUP - (vaddr + offset) % GROUP, size - offset)
+        yield offset, step
+        offset += step
+
+
+class Groups:
+    """Those of the parent, and those of this checkpoint. May be used from several threads."""
+
+    def __init__(self, sealer: Sealer, most: int = MOST) -> None:
+        self._sealer, self._most = sealer, most
+        self._before: dict[bytes, bytes] = {}
+        self._now: dict[bytes, bytes] = {}
+
+    def key(self, data: Buffer, vaddr: int) -> bytes:
+        """Says what is there and how it is cut, not where it is."""
+        return self._sealer.group_of(data) + _HEAD.pack(vaddr % WINDOW, len(data))
+
+    def find(self, key: bytes) -> list[bytes] | None:
+        """The ids of its windows' chunks, in order; `ID_BYTES` zeros for a window of zeros."""
+        found = self._before.get(key)
+        return None if found is None else [found[at : at + ID_BYTES] for at in range(0, len(found), ID_BYTES)]
+
+    def keep(self, key: bytes, idents: Sequence[bytes]) -> None:
+        if len(self._now) < self._most:
+            self._now[key] = b"".join(idents)
+
+    def save(self, path: Path, checkpoint: str) -> None:
+        """For the next checkpoint, whose parent this one is."""
+        body = b"".join(key + idents for key, idents in self._now.items())
+        try:
+            path.write_bytes(self._sealer.seal(GROUPS, _bound(checkpoint), RAW, body, len(body)))
+        except OSError as error:
+            _logger.warning("the next checkpoint will take longer: %s", error)
+
+    def load(self, path: Path, checkpoint: str) -> None:
+        """Nothing, unless all of it is as it was saved with that checkpoint."""
+        try:
+            sealed = path.read_bytes()
+            _, body = self._sealer.check(GROUPS, _bound(checkpoint), sealed, len(sealed) - OVERHEAD)
+        except (OSError, ImageRefused) as error:
+            _logger.debug("no groups: %s", error)
+            return
+        at = 0
+        while at < len(body):
+            head, size = _HEAD.unpack_from(body, at + ID_BYTES)
+            end = at + _KEY + window_count(head, size) * ID_BYTES
+            self._before[body[at : at + _KEY]] = body[at + _KEY : end]
+            at = end
+
+
+def _bound(checkpoint: str) -> bytes:
+    return blake3(checkpoint.encode()).digest()
