@@ -37,7 +37,7 @@ class _Kept:
 
 
 class Aside:
-    """Takes full buffers from one thread, until `go_on`; then gives all of them to `submit`, in a thread of its own."""
+    """Takes full buffers, from any thread, until `go_on`; then gives all to `submit`, in a thread of its own."""
 
     def __init__(self, directory: Path, submit: Submit, release: Release) -> None:
         """`release` takes a buffer back whose content is on disk."""
@@ -51,14 +51,19 @@ class Aside:
         self._end = 0
         self._is_full = False
         self._over = threading.Event()
+        self._lock = threading.Lock()  # nothing comes after the end
         self._get: Callable[[], bytearray] | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
         self._thread.start()
 
-    def put(self, buffer: bytearray, batch: Sequence[Extent]) -> None:
-        """Never waits."""
-        self._waiting.put((buffer, batch))
+    def put(self, buffer: bytearray, batch: Sequence[Extent]) -> bool:
+        """Never waits. False: it is too late to put anything aside."""
+        with self._lock:
+            if self._get is None and not self._over.is_set():
+                self._waiting.put((buffer, batch))
+                return True
+        return False
 
     def check(self) -> None:
         """Raises what made it impossible to keep more: then no buffer comes back any more either."""
@@ -67,9 +72,10 @@ class Aside:
 
     def go_on(self, get: Callable[[], bytearray]) -> None:
         """No more comes. `get` waits for a free buffer, for what has to be read back."""
-        if self._get is None:
-            self._get = get
-            self._waiting.put(None)
+        with self._lock:
+            if self._get is None:
+                self._get = get
+                self._waiting.put(None)
 
     def finish(self) -> None:
         """After `go_on`: until all of it is submitted. Raises what made that impossible."""
@@ -78,8 +84,9 @@ class Aside:
 
     def stop(self) -> None:
         """What is still here is dropped."""
-        self._over.set()
-        self._waiting.put(None)
+        with self._lock:
+            self._over.set()
+            self._waiting.put(None)
         self._thread.join()
         self._file.close()
 

@@ -23,6 +23,8 @@ from cmdop_migrate.images.layout import PAGE, WINDOW
 
 BUFFER = 1 << 20
 BUFFERS = 56
+Release = Callable[[bytearray], None]
+Recognise = Callable[[bytearray, Sequence[Extent], Release, Callable[[bytearray, Sequence[Extent]], bool]], None]
 
 
 class PageFeed:
@@ -30,14 +32,15 @@ class PageFeed:
 
     def __init__(
         self,
-        submit: Callable[[bytearray, Sequence[Extent], Callable[[bytearray], None]], None],
+        submit: Callable[[bytearray, Sequence[Extent], Release], None],
         check: Callable[[], None],
         buffers: int = BUFFERS,
         size: int = BUFFER,
         aside: Path | None = None,
+        recognise: Recognise | None = None,
     ) -> None:
         """`submit` takes a full buffer and gives it back later; `check` raises when nothing more can be stored. With
-        `aside`, what does not fit in memory waits in a file there for `go_on`."""
+        `aside`, what does not fit in memory waits in a file there for `go_on`, but for what `recognise` knows."""
         if size <= WINDOW:
             raise ValueError("a buffer must be larger than a window")
         self.extents: dict[str, list[Extent]] = {}
@@ -50,6 +53,7 @@ class PageFeed:
         self._rest = max(0, buffers * 3 // 4 - 1)
         self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one back is still in the cache
         self._aside = Aside(aside, submit, self._free.put) if aside is not None else None
+        self._recognise = recognise
         self._unmade = buffers
         self._put_off: Aside | None = None
         self._buffer: bytearray | None = None
@@ -166,10 +170,12 @@ class PageFeed:
         """Until at most so many rest, the oldest first."""
         while len(self._resting) > most:
             buffer, batch = self._resting.popleft()
-            if self._aside is not None:
-                self._aside.put(buffer, batch)
-            else:
+            if self._aside is None:
                 self._submit(buffer, batch, self._free.put)
+            elif self._recognise is not None:
+                self._recognise(buffer, batch, self._free.put, self._aside.put)
+            else:
+                self._aside.put(buffer, batch)
 
     def _get(self) -> bytearray:
         if self._unmade:

@@ -10,15 +10,16 @@ It is sealed, and bound to the checkpoint it was made with. It never grows past 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
+from typing import NamedTuple
 
 from blake3 import blake3
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images.chunks import window_count
+from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.codec import RAW, Buffer
 from cmdop_migrate.images.layout import ID_BYTES, WINDOW
 from cmdop_migrate.images.seal import GROUPS, OVERHEAD, Sealer
@@ -26,18 +27,29 @@ from cmdop_migrate.images.seal import GROUPS, OVERHEAD, Sealer
 GROUP = 1 << 20  # of addresses
 LEAST = 4 * WINDOW  # fewer bytes are not worth a digest of their own
 MOST = 16 << 10  # groups that are kept: 16 GiB in about 15 MiB
+NO_IDENT = bytes(ID_BYTES)  # of a window of zeros
 _HEAD = Struct("<II")  # the first byte's place in its window, and how many there are
 _KEY = ID_BYTES + _HEAD.size
 _logger = log.get("images.groups")
 
 
-def cut(vaddr: int, size: int) -> Iterator[tuple[int, int]]:
-    """(offset from vaddr, size) of each group: they end where the address is a multiple of GROUP."""
-    offset = 0
-    while offset < size:
-        step = min(GROUP - (vaddr + offset) % GROUP, size - offset)
-        yield offset, step
-        offset += step
+class Piece(NamedTuple):
+    """What lies one after the other in a buffer, and within one GROUP of addresses."""
+
+    extent: Extent
+    slot: int  # of its first window, in the extent's refs
+    at: int  # in the buffer
+    vaddr: int
+    size: int
+
+
+def pieces(extents: Iterable[Extent]) -> Iterator[Piece]:
+    for extent in extents:
+        slot, vaddr, end = 0, extent.vaddr, extent.vaddr + extent.size
+        while vaddr < end:
+            size = min(GROUP - vaddr % GROUP, end - vaddr)
+            yield Piece(extent, slot, extent.offset + vaddr - extent.vaddr, vaddr, size)
+            slot, vaddr = slot + window_count(vaddr, size), vaddr + size
 
 
 class Groups:
@@ -48,12 +60,16 @@ class Groups:
         self._before: dict[bytes, bytes] = {}
         self._now: dict[bytes, bytes] = {}
 
+    def __bool__(self) -> bool:
+        """Whether anything can be found."""
+        return bool(self._before)
+
     def key(self, data: Buffer, vaddr: int) -> bytes:
         """Says what is there and how it is cut, not where it is."""
         return self._sealer.group_of(data) + _HEAD.pack(vaddr % WINDOW, len(data))
 
     def find(self, key: bytes) -> list[bytes] | None:
-        """The ids of its windows' chunks, in order; `ID_BYTES` zeros for a window of zeros."""
+        """The ids of its windows' chunks, in order."""
         found = self._before.get(key)
         return None if found is None else [found[at : at + ID_BYTES] for at in range(0, len(found), ID_BYTES)]
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import Extent, window_count, windows
 from cmdop_migrate.images.codec import Buffer, Codec
-from cmdop_migrate.images.groups import GROUP, LEAST, Groups, cut
+from cmdop_migrate.images.groups import GROUP, LEAST, NO_IDENT, Groups, Piece, pieces
 from cmdop_migrate.images.index import Known
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Sealer
@@ -28,7 +28,6 @@ from cmdop_migrate.images.table import ChunkTable, Place
 T = TypeVar("T")
 _ZEROS = bytes(GROUP)
 _SHORT_ZEROS = memoryview(_ZEROS)
-_NO_IDENT = bytes(layout.ID_BYTES)
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
 
 
@@ -85,6 +84,29 @@ class Pipeline:
                 self._extents(buffer, extents)
             finally:
                 release(buffer)
+
+        self._pool.submit(self._guard, work, 0)
+
+    def submit_known(
+        self,
+        buffer: bytearray,
+        extents: Sequence[Extent],
+        release: Callable[[bytearray], None],
+        otherwise: Callable[[bytearray, Sequence[Extent]], bool],
+    ) -> None:
+        """As `submit_extents`, if the store has all of it; else `otherwise` gets it, unless it says no."""
+        self._start(0)
+
+        def work() -> None:
+            is_ours = True
+            try:
+                if not self._recognise(buffer, extents):
+                    is_ours = not otherwise(buffer, extents)
+                    if is_ours:
+                        self._extents(buffer, extents)
+            finally:
+                if is_ours:
+                    release(buffer)
 
         self._pool.submit(self._guard, work, 0)
 
@@ -150,61 +172,61 @@ class Pipeline:
                 self._bytes -= size
                 self._idle.notify_all()
 
+    def _recognise(self, buffer: bytearray, extents: Sequence[Extent]) -> bool:
+        """All of it, or, from the first piece on that is not as it was, nothing."""
+        found = []
+        for piece in pieces(extents):
+            key, refs = self._find(buffer, piece)
+            if refs is None:
+                return False
+            found.append((piece, key, refs))
+        for piece, key, refs in found:
+            self._enter(piece, key, refs, is_known=True)
+        return True
+
     def _extents(self, buffer: bytearray, extents: Sequence[Extent]) -> None:
-        for extent in extents:
-            slot = 0
-            for offset, size in cut(extent.vaddr, extent.size):
-                refs = self._group(buffer, extent.offset + offset, extent.vaddr + offset, size)
-                extent.refs[slot : slot + len(refs)] = refs
-                slot += len(refs)
+        for piece in pieces(extents):
+            key, refs = self._find(buffer, piece)
+            is_known = refs is not None
+            if refs is None:
+                refs = self._windows(buffer, piece)
+            self._enter(piece, key, refs, is_known)
 
-    def _group(self, buffer: bytearray, at: int, vaddr: int, size: int) -> array[int]:
-        """Chunk numbers of the windows of memory that was at `vaddr`, and lies at `at`."""
+    def _find(self, buffer: bytearray, piece: Piece) -> tuple[bytes, array[int] | None]:
+        """Its key, if it is worth one, and the chunks of its windows, if all of them are known."""
+        if self._groups is None or piece.size < LEAST:
+            return b"", None
+        if _is_zero(buffer, piece.at, piece.size):
+            return b"", array("I", [layout.NO_CHUNK]) * window_count(piece.vaddr, piece.size)
+        key = self._groups.key(memoryview(buffer)[piece.at : piece.at + piece.size], piece.vaddr)
+        refs = array("I")
         with self.lock:
-            self.counts.raw += size
-        if self._groups is None or size < LEAST:
-            return self._windows(buffer, at, vaddr, size)
-        if _is_zero(buffer, at, size):
-            with self.lock:
-                self.counts.zero += size
-            return array("I", [layout.NO_CHUNK]) * window_count(vaddr, size)
-        key = self._groups.key(memoryview(buffer)[at : at + size], vaddr)
-        idents = self._groups.find(key)
-        refs = None if idents is None else self._known_group(idents, vaddr, size)
-        if idents is None or refs is None:
-            refs = self._windows(buffer, at, vaddr, size)
-            with self.lock:
-                idents = [_NO_IDENT if ref == layout.NO_CHUNK else self.table.ident(ref) for ref in refs]
-        self._groups.keep(key, idents)
-        return refs
-
-    def _known_group(self, idents: Sequence[bytes], vaddr: int, size: int) -> array[int] | None:
-        """None: the store has one of them no more."""
-        refs, zero = array("I"), 0
-        with self.lock:
-            for ident, (_, part) in zip(idents, windows(vaddr, size), strict=True):
-                number = layout.NO_CHUNK if ident == _NO_IDENT else self._refer(ident)
-                if number is None:
-                    return None
-                zero += part if number == layout.NO_CHUNK else 0
+            for ident in self._groups.find(key) or ():
+                number = layout.NO_CHUNK if ident == NO_IDENT else self._refer(ident)
+                if number is None:  # the store has it no more
+                    return key, None
                 refs.append(number)
-            self.counts.zero += zero
-            self.counts.reused += size - zero
-        return refs
+        return key, refs or None
 
-    def _windows(self, buffer: bytearray, at: int, vaddr: int, size: int) -> array[int]:
+    def _enter(self, piece: Piece, key: bytes, refs: array[int], is_known: bool) -> None:
+        sizes = windows(piece.vaddr, piece.size)
+        zero = sum(size for ref, (_, size) in zip(refs, sizes, strict=True) if ref == layout.NO_CHUNK)
+        with self.lock:
+            self.counts.raw += piece.size
+            self.counts.zero += zero
+            self.counts.reused += piece.size - zero if is_known else 0
+            if key and self._groups is not None:
+                idents = [NO_IDENT if ref == layout.NO_CHUNK else self.table.ident(ref) for ref in refs]
+                self._groups.keep(key, idents)
+        piece.extent.refs[piece.slot : piece.slot + len(refs)] = refs
+
+    def _windows(self, buffer: bytearray, piece: Piece) -> array[int]:
         """Window by window to the end, not step by step: what was just digested is in the cache when it is sealed."""
         view, refs = memoryview(buffer), array("I")
-        zero = 0
-        for offset, part in windows(vaddr, size):
-            start = at + offset
-            if _is_zero(buffer, start, part):
-                refs.append(layout.NO_CHUNK)
-                zero += part
-            else:
-                refs.append(self._store(view[start : start + part]))
-        with self.lock:
-            self.counts.zero += zero
+        for offset, size in windows(piece.vaddr, piece.size):
+            at = piece.at + offset
+            is_zero = _is_zero(buffer, at, size)
+            refs.append(layout.NO_CHUNK if is_zero else self._store(view[at : at + size]))
         return refs
 
     def _store(self, view: memoryview) -> int:

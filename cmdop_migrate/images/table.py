@@ -86,7 +86,7 @@ class ChunkTable:
         return RECORD.iter_unpack(self.records)
 
     def part(self, numbers: Iterable[int], pack: int) -> bytes:
-        """Records of these chunks, all in the one pack of that number, for `encode`. Left out: what has no place yet."""
+        """Records of these chunks, all in the pack of that number, for `encode`. Left out: what has no place yet."""
         rows = (RECORD.unpack_from(self.records, number * RECORD.size) for number in numbers if number >= 0)
         return b"".join(RECORD.pack(ident, pack, *place) for ident, _, *place in rows if place[1])
 

@@ -68,10 +68,9 @@ class ImageWriter:
         hints: Path | None = None,
     ) -> None:
         """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
-        `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` nothing
-        is digested either, and memory waits on disk as it came; but not where the store has the parent, and so most of
-        it: to find that out is less work than to write it down. `hints`, a file of the session's, makes that quicker
-        the next time."""
+        `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` memory
+        waits on disk as it came, but for what is as it was in the parent: to find that out is less work than to write
+        it down. `hints` is a file of the session's by which that is seen."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -110,8 +109,9 @@ class ImageWriter:
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers, self._groups)
         if self._hold:
             self._spool.hold()
-        aside = self._spill_dir if self._put_off and not first else None
-        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside)
+        aside = self._spill_dir if self._put_off else None
+        recognise = self._pipeline.submit_known if self._groups else None
+        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside, recognise=recognise)
 
     @property
     def feed(self) -> PageFeed:

@@ -31,7 +31,7 @@ def heap() -> bytes:
     """Pages of this process's memory, once it holds what programs hold: rows of a table, and trees."""
     bits = random.Random(1).getrandbits
     kept: list[object] = [
-        {"id": n, "name": f"user-{bits(20)}", "score": bits(53) / 7, "tags": [bits(16), bits(32)], "path": f"/a/{n * 7}"}
+        {"id": n, "name": f"user-{bits(20)}", "score": bits(53) / 7, "tags": [bits(16), bits(32)], "to": f"/a/{n * 7}"}
         for n in range(12_000)
     ]
     kept += [ast.parse(inspect.getsource(module)) for module in (ast, inspect, random)]

@@ -119,7 +119,7 @@ def test_given_up_it_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("later", [False, True])
 def test_an_image_is_the_same_whenever_the_work_is_done(store, ring, spill, tmp_path, monkeypatch, later):
-    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, 80 * PAGE, None))
+    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, 80 * PAGE, None, None))
     writer = ImageWriter(store, ring, SESSION, spill, put_off=later)
     writer.begin()
     data = memory(5, 1000)

@@ -1,0 +1,210 @@
+"""Memory that is recognised by the megabyte gives the very image that one window after the other would."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_helpers import SESSION, SMALL, read_all
+
+from cmdop_migrate.images import layout
+from cmdop_migrate.images.aside import Aside
+from cmdop_migrate.images.chunks import Extent, window_count
+from cmdop_migrate.images.groups import GROUP, Groups, pieces
+from cmdop_migrate.images.keys import KeyRing, new_key
+from cmdop_migrate.images.layout import PAGE, WINDOW
+from cmdop_migrate.images.manifest import Manifest
+from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.memory import MemoryStore
+
+START = 0x7000_0000 - 5 * PAGE
+SIZE = 3 * GROUP
+
+
+@pytest.fixture
+def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all that is digested as a chunk."""
+    sizes: list[int] = []
+    real = Sealer.id_of
+
+    def id_of(self: Sealer, data: bytes) -> bytes:
+        sizes.append(len(data))
+        return real(self, data)
+
+    monkeypatch.setattr(Sealer, "id_of", id_of)
+    return sizes
+
+
+def save(
+    store: Store, ring: KeyRing, folder: Path, data: bytes, parent: Manifest | None, later: bool, start: int = START
+) -> Manifest:
+    writer = ImageWriter(
+        store,
+        ring,
+        SESSION,
+        folder,
+        parent.checkpoint if parent else None,
+        SMALL,
+        put_off=later,
+        hints=folder / "hints",
+    )
+    writer.begin()
+    writer.add_run("process-1", start, len(data) // PAGE, 4, data)
+    writer.end_input()
+    return writer.commit(7)
+
+
+def back(store: Store, ring: KeyRing, found: Manifest, folder: Path, start: int = START) -> bytes:
+    return read_all(store, ring, found.checkpoint, folder / found.checkpoint)[f"process-1@{start:x}"]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_did_not_change_is_digested_once_and_what_did_is_sent(tmp_path, ring, digested, later):
+    store, draw = MemoryStore(), random.Random(1)
+    data = bytearray(draw.randbytes(SIZE))
+    data[GROUP + WINDOW : 2 * GROUP] = bytes(GROUP - WINDOW)
+    first = save(store, ring, tmp_path, bytes(data), None, later)
+    digested.clear()
+    second = save(store, ring, tmp_path, bytes(data), first, later)
+    assert sum(size for size in digested if size >= WINDOW) < GROUP, "the ends of it, and tables"
+    assert second.sizes["new_chunks"] <= 1  # its page table is no other
+    assert {key: second.sizes[key] for key in ("memory", "zero")} == {
+        key: first.sizes[key] for key in ("memory", "zero")
+    }
+    at = GROUP // 2 + 3 * PAGE
+    data[at : at + 10] = b"0123456789"
+    third = save(store, ring, tmp_path, bytes(data), second, later)
+    assert third.sizes["new_chunks"] <= 2
+    for found in (second, third):
+        assert found.sizes["reused"] + found.sizes["zero"] >= SIZE - WINDOW
+    assert back(store, ring, third, tmp_path) == bytes(data)
+    assert back(store, ring, second, tmp_path) != bytes(data)
+
+
+def test_hints_that_are_not_those_of_the_parent_are_not_used(tmp_path, ring, digested):
+    store = MemoryStore()
+    data = random.Random(2).randbytes(SIZE)
+    first = save(store, ring, tmp_path, data, None, later=False)
+    hints = tmp_path / "hints"
+    of_first = hints.read_bytes()
+    second = save(store, ring, tmp_path, data, first, later=False)
+    of_second = hints.read_bytes()
+    wrong = bytearray(of_second)
+    wrong[len(wrong) // 2] ^= 1
+    for bad in (of_first, bytes(wrong), of_second[:-1], of_second[:10], b"", None):
+        hints.unlink(missing_ok=True)
+        if bad is not None:
+            hints.write_bytes(bad)
+        digested.clear()
+        again = save(store, ring, tmp_path, data, second, later=False)
+        assert sum(digested) >= SIZE, "window by window"
+        assert again.sizes["new_chunks"] <= 1
+    hints.write_bytes(of_second)
+    digested.clear()
+    save(store, ring, tmp_path, data, second, later=False)
+    assert sum(digested) < SIZE // 2
+
+
+def test_hints_of_another_key_are_not_used(tmp_path, ring):
+    store = MemoryStore()
+    data = random.Random(3).randbytes(SIZE)
+    first = save(store, ring, tmp_path, data, None, later=False)
+    other = KeyRing((new_key(), *ring.keys))
+    second = save(store, other, tmp_path, data, first, later=False)
+    assert second.key != first.key and second.sizes["new"] > SIZE
+    assert back(store, other, second, tmp_path) == data
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_what_the_store_has_no_more_is_sent_again(tmp_path, ring, later):
+    store, empty = MemoryStore(), MemoryStore()
+    data = random.Random(4).randbytes(SIZE)
+    first = save(store, ring, tmp_path, data, None, later)
+    again = save(empty, ring, tmp_path, data, first, later)
+    assert again.sizes["new"] > SIZE
+    assert back(empty, ring, again, tmp_path) == data
+
+
+def test_the_same_bytes_cut_elsewhere_are_others(tmp_path, ring):
+    store = MemoryStore()
+    data = random.Random(5).randbytes(SIZE)
+    first = save(store, ring, tmp_path, data, None, later=False, start=START)
+    moved = save(store, ring, tmp_path, data, first, later=False, start=START + PAGE)
+    assert back(store, ring, moved, tmp_path, START + PAGE) == data
+    shifted = save(store, ring, tmp_path, data, moved, later=False, start=START + PAGE + 16 * GROUP)
+    assert shifted.sizes["new_chunks"] <= 1, "the same cut, at another address"
+    assert back(store, ring, shifted, tmp_path, START + PAGE + 16 * GROUP) == data
+
+
+def test_no_more_is_kept_than_there_is_room_for(tmp_path, ring):
+    sealer = Sealer(ring.current)
+    some = Groups(sealer, most=2)
+    for number in range(5):
+        some.keep(some.key(bytes([number]) * WINDOW, 0), [bytes([number]) * layout.ID_BYTES])
+    some.save(tmp_path / "hints", "abcd")
+    found = Groups(sealer)
+    assert not found
+    found.load(tmp_path / "hints", "abcd")
+    assert (
+        found
+        and [found.find(found.key(bytes([n]) * WINDOW, 0)) is not None for n in range(5)] == [True, True] + [False] * 3
+    )
+
+
+def test_hints_that_cannot_be_written_do_not_matter(tmp_path, ring):
+    store = MemoryStore()
+    (tmp_path / "hints").mkdir()
+    found = save(store, ring, tmp_path, random.Random(6).randbytes(SIZE), None, later=False)
+    assert found.sizes["memory"] == SIZE
+
+
+def test_pieces_cover_every_window_once():
+    for vaddr, size in ((0, GROUP), (START, SIZE), (GROUP - PAGE, 2 * PAGE), (5 * PAGE, PAGE), (WINDOW, 2 * GROUP)):
+        refs = array("I", bytes(4 * window_count(vaddr, size)))
+        found = list(pieces([Extent("process-1", vaddr, size, 4, True, 7 * PAGE, refs)]))
+        assert [one.vaddr - vaddr for one in found] == [one.at - 7 * PAGE for one in found]
+        assert sum(one.size for one in found) == size and all(one.size <= GROUP for one in found)
+        slots = [slot for one in found for slot in range(one.slot, one.slot + window_count(one.vaddr, one.size))]
+        assert slots == list(range(len(refs)))
+
+
+def test_what_comes_too_late_to_be_put_aside_is_said_to(tmp_path):
+    taken: list[bytes] = []
+    aside = Aside(tmp_path, lambda buffer, batch, release: taken.append(bytes(buffer)), lambda _: None)
+    batch = [Extent("process-1", 0, PAGE, 4, True, 0, array("I"))]
+    assert aside.put(bytearray(b"a" * PAGE), batch)
+    aside.go_on(lambda: bytearray(PAGE))
+    assert not aside.put(bytearray(b"b" * PAGE), batch)
+    aside.finish()
+    aside.stop()
+    assert not aside.put(bytearray(b"c" * PAGE), batch)
+    assert taken == [b"a" * PAGE] and threading.active_count() < 50
+
+
+regions = st.tuples(st.integers(0, SIZE // PAGE - 1), st.integers(1, 40), st.sampled_from(["zero", "new", "same"]))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.lists(regions, max_size=4), st.booleans(), st.integers(0, 2)), min_size=2, max_size=5))
+def test_whatever_changes_what_comes_back_is_what_was_there(steps):
+    """Each step changes regions, maybe grows or moves the whole, and puts memory aside, or not."""
+    store, ring, draw = MemoryStore(), KeyRing((new_key(),)), random.Random(7)
+    data, start, parent = bytearray(draw.randbytes(SIZE)), START, None
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        for changes, later, moved in steps:
+            for page, count, kind in changes:
+                at, size = page * PAGE, min(count * PAGE, SIZE - page * PAGE)
+                if kind != "same":
+                    data[at : at + size] = bytes(size) if kind == "zero" else draw.randbytes(size)
+            start += moved * PAGE
+            parent = save(store, ring, folder, bytes(data), parent, later, start)
+            assert back(store, ring, parent, folder, start) == bytes(data)
