@@ -1,0 +1,53 @@
+"""Connections to the outside are found with one look at each network, whoever holds them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+from cmdop_migrate.session import connections
+
+HOLDER = """
+import socket, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_network_is_listed_once_however_many_processes_are_in_it(monkeypatch):
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    held = [
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    idle = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    looked: list[int] = []
+    rows = connections._rows
+
+    def counted(pid: int):
+        looked.append(pid)
+        return rows(pid)
+
+    try:
+        for one in held:
+            assert one.stdout is not None and one.stdout.readline() == b"ready\n"
+        pids = [idle.pid, gone.pid, *(one.pid for one in held)]
+        monkeypatch.setattr(connections.cgroup, "pids", lambda group: pids)
+        monkeypatch.setattr(connections, "_rows", counted)
+        found = connections.external("any", private=False)
+        assert sorted(one.pid for one in found) == sorted(one.pid for one in held)
+        assert {one.remote_port for one in found} == {port}
+        assert looked == [held[0].pid]
+        looked.clear()
+        monkeypatch.setattr(connections.cgroup, "pids", lambda group: [idle.pid])
+        assert connections.external("any") == [] and looked == [], "no sockets, no look"
+    finally:
+        for one in (*held, idle):
+            one.kill()
+            one.communicate()
+        listener.close()
