@@ -21,7 +21,7 @@ from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import ImageRefused, StoreUnreachable, Unreachable
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.seal import CHUNK, Sealer
+from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.tables import read_range
 from cmdop_migrate.storage.base import Store
@@ -134,23 +134,31 @@ class SealedCache:
         """Spans that are not here yet."""
         return len(self._state) - self._state.count(_HERE)
 
-    def sealed(self, number: int, *, stream: bool = False) -> bytes | memoryview:
-        """The sealed bytes of a chunk, as stored; fetched now if need be. `stream`: this thread will ask for its
-        neighbours next."""
+    def sealed(self, number: int) -> bytes | memoryview:
+        """The sealed bytes of a chunk, as stored; fetched now if need be."""
         if self._base is not None and self._in_base[number] >= 0:
             return self._base.sealed(self._in_base[number])
+        place = self._table.place(number)
+        return self._here(self._span(number)[1], place.offset, memoryview(bytearray(place.length)))
+
+    def stream(self, number: int) -> tuple[bytes, bytes | memoryview]:
+        """Its id, and the same, for a thread that will ask for its neighbours next; good until then."""
+        ident, _, offset, length, _ = self._table.row(number)
+        if self._base is not None and self._in_base[number] >= 0:
+            return ident, self._base.sealed(self._in_base[number])
+        at, span = self._span(number)
+        if getattr(self._last, "at", -1) != at:
+            self._last.data = self._here(span, span.start, self._scratch(span.end - span.start))
+            self._last.at = at
+        begin = offset - span.start
+        return ident, self._last.data[begin : begin + length]
+
+    def _span(self, number: int) -> tuple[int, Span]:
+        """Where a chunk is, which is here now."""
         at = self._span_of[number]
         if self._state[at] != _HERE:
             self._demand(at)
-        span, place = self._spans[at], self._table.place(number)
-        if stream:
-            if getattr(self._last, "at", -1) != at:
-                self._last.data = self._here(span, span.start, self._scratch(span.end - span.start))
-                self._last.at = at
-            begin = place.offset - span.start
-            data: memoryview = self._last.data[begin : begin + place.length]
-            return data
-        return self._here(span, place.offset, memoryview(bytearray(place.length)))
+        return at, self._spans[at]
 
     def _scratch(self, size: int) -> memoryview:
         """A buffer of this thread's own, for what is done with before the next is asked for."""
@@ -294,15 +302,15 @@ class SealedCache:
             data = self._here(first, first.start, self._scratch(last.end - first.start))
         else:
             data = memoryview(self._read(first.pack, first.start, last.end - first.start))
+        scratch = memoryview(bytearray(layout.MAX_CHUNK))
         for at in group:
             span = self._spans[at]
-            part = data[span.start - first.start : span.end - first.start]
             for number in span.numbers:
-                place = self._table.place(number)
-                begin = place.offset - span.start
-                self._sealer.check(CHUNK, self._table.ident(number), part[begin : begin + place.length], place.size)
+                ident, _, offset, length, size = self._table.row(number)
+                begin = offset - first.start
+                self._sealer.prove(ident, data[begin : begin + length], size, scratch)
             if not is_linked:
-                bulk.write(self._fd, part, span.base)
+                bulk.write(self._fd, data[span.start - first.start : span.end - first.start], span.base)
         with self._changed:
             for at in group:
                 self._state[at] = _HERE

@@ -51,8 +51,8 @@ class Image:
         """The same, into memory of its size; its neighbours will be asked for next."""
         if not 0 <= number < len(self._table):
             raise ImageRefused(f"chunk {number} is not in the image", HINT)
-        sealed = self.cache.sealed(number, stream=True)
-        self._sealer.open_into(out, self._table.ident(number), sealed, self._codec())
+        ident, sealed = self.cache.stream(number)
+        self._sealer.open_into(out, ident, sealed, self._codec())
 
     def _codec(self) -> Codec:
         codec: Codec | None = getattr(self._local, "codec", None)

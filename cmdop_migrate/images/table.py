@@ -81,13 +81,17 @@ class ChunkTable:
     def place(self, number: int) -> Place:
         return Place(*_PLACE.unpack_from(self.records, number * RECORD.size + ID_BYTES))
 
+    def row(self, number: int) -> tuple[bytes, int, int, int, int]:
+        """(id, pack number, offset, length, size)."""
+        return RECORD.unpack_from(self.records, number * RECORD.size)
+
     def rows(self) -> Iterator[tuple[bytes, int, int, int, int]]:
-        """(id, pack number, offset, length, size) of all, in order."""
+        """Of all, in order."""
         return RECORD.iter_unpack(self.records)
 
     def part(self, numbers: Iterable[int], pack: int) -> bytes:
         """Records of these chunks, all in the pack of that number, for `encode`. Left out: what has no place yet."""
-        rows = (RECORD.unpack_from(self.records, number * RECORD.size) for number in numbers if number >= 0)
+        rows = (self.row(number) for number in numbers if number >= 0)
         return b"".join(RECORD.pack(ident, pack, *place) for ident, _, *place in rows if place[1])
 
     def encode(self) -> bytes:
