@@ -51,6 +51,7 @@ class Agent:
         self.held: dict[str, Held] = {}
         self.known: dict[str, Record] = {}
         self.ending: dict[str, Held] = {}
+        self.met: set[tuple[str, int]] | None = None  # sessions and tokens: alive once, or seen to be over
         self.unsure: set[str] = set()
         self.parking: set[str] = set()
         self.silent: set[str] = set()
@@ -137,7 +138,7 @@ class Agent:
     def _live(self) -> dict[str, Record]:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
         still what it was."""
-        live = {}
+        live, met = {}, set()
         for session in self.records.ids():
             try:
                 record = self.records.load(session)
@@ -148,8 +149,22 @@ class Agent:
                 record = self.known.get(session)
             if record is not None and record.phase == "live":
                 live[session] = record
-        self.known = live
+            if record is not None and self._meet(record):
+                met.add((session, record.token))
+        self.known, self.met = live, met
         return live
+
+    def _meet(self, record: Record) -> bool:
+        """One that came and went between two looks leaves a lease that nobody else lets go of, until it runs out.
+        False: look again."""
+        if record.phase != "exited":
+            return record.phase not in ("starting", "restoring")
+        if self.met is None or (record.session, record.token) in self.met:
+            return True
+        answer = self._resume_one(record, threading.Event())
+        if isinstance(answer, Held):
+            self.ending[record.session] = answer
+        return not isinstance(answer, LeaseUnreachable)
 
     def _settle(self, live: dict[str, Record]) -> None:
         """Leases of incarnations that are no more. A newer one of the same session is another matter."""
