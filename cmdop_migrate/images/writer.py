@@ -104,8 +104,8 @@ class ImageWriter:
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
-        if self._hints is not None and self._groups is not None and self.parent is not None:
-            self._groups.load(self._hints, self.parent)
+        if first and self._hints is not None and self._groups is not None and self.parent is not None:
+            self._groups.load(self._hints, self.parent)  # of no use in a store that lacks what they lead to
         self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers, self._groups)
         if self._hold:
             self._spool.hold()
