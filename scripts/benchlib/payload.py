@@ -56,7 +56,7 @@ class Content:
         self.sample = subprocess.run([sys.executable, __file__], stdout=subprocess.PIPE, check=True).stdout
         if len(self.sample) < SAMPLE:
             raise SystemExit(f"only {len(self.sample)} bytes of heap")
-        self.noise, self.zeros = size * share // 100, size // 4
+        self.noise, self.zeros = size // PAGE * share // 100 * PAGE, size // 4
 
     def fill(self, view: memoryview) -> None:
         for at in range(0, len(view), MIB):
@@ -78,7 +78,7 @@ def change(view: memoryview, content: Content, pattern: str, chooser: random.Ran
     """5 % of all bytes get new ones; which, `chooser` says."""
     wanted = len(view) // 20
     if pattern == "contiguous":
-        start = chooser.randrange((len(view) - wanted) // PAGE) * PAGE
+        start = content.noise - int(wanted * content.noise / len(view)) // PAGE * PAGE  # as much of it random as of all
         regions = [(start, wanted)]
     elif pattern == "pages":
         spots = chooser.sample(range(len(view) // PAGE), wanted // PAGE)
