@@ -138,7 +138,7 @@ class Agent:
     def _live(self) -> dict[str, Record]:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
         still what it was."""
-        live, met = {}, set()
+        live, met, away = {}, set(), threading.Event()
         for session in self.records.ids():
             try:
                 record = self.records.load(session)
@@ -149,19 +149,19 @@ class Agent:
                 record = self.known.get(session)
             if record is not None and record.phase == "live":
                 live[session] = record
-            if record is not None and self._meet(record):
+            if record is not None and self._meet(record, away):
                 met.add((session, record.token))
         self.known, self.met = live, met
         return live
 
-    def _meet(self, record: Record) -> bool:
+    def _meet(self, record: Record, away: threading.Event) -> bool:
         """One that came and went between two looks leaves a lease that nobody else lets go of, until it runs out.
         False: look again."""
         if record.phase != "exited":
             return record.phase not in ("starting", "restoring")
         if self.met is None or (record.session, record.token) in self.met:
             return True
-        answer = self._resume_one(record, threading.Event())
+        answer = self._resume_one(record, away)
         if isinstance(answer, Held):
             self.ending[record.session] = answer
         return not isinstance(answer, LeaseUnreachable)

@@ -47,7 +47,6 @@ from cmdop_migrate.session.records import Records
 
 CRIU_TIMEOUT = 600.0
 FREEZE_TIMEOUT = 30.0
-HINTS = "memory.groups"
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -203,7 +202,7 @@ class _Checkpoint:
         is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(
             store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
-            hold=goes_on and is_far, put_off=goes_on, hints=self.directory / HINTS,
+            hold=goes_on and is_far, put_off=goes_on, hints=self.directory / "memory.groups",
         )  # fmt: skip
         try:
             writer.begin()

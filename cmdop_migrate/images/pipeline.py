@@ -136,7 +136,7 @@ class Pipeline:
         return ident, self._seal(ident, -1, view)
 
     def drain(self) -> None:
-        """Until all that was submitted is sealed, in memory or on disk: independent of the store's speed."""
+        """Until all that was submitted is sealed, at the spool's pace."""
         with self._idle:
             self._idle.wait_for(lambda: not self._tasks)
         self.check()

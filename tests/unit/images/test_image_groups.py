@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import tempfile
 import threading
@@ -13,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, read_all
 
+from cmdop_migrate.images import feed as feeds
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.aside import Aside
 from cmdop_migrate.images.chunks import Extent, window_count
@@ -27,6 +30,7 @@ from cmdop_migrate.storage.memory import MemoryStore
 
 START = 0x7000_0000 - 5 * PAGE
 SIZE = 3 * GROUP
+_PWRITEV = os.pwritev
 
 
 @pytest.fixture
@@ -164,6 +168,51 @@ def test_hints_that_cannot_be_written_do_not_matter(tmp_path, ring):
     (tmp_path / "hints").mkdir()
     found = save(store, ring, tmp_path, random.Random(6).randbytes(SIZE), None, later=False)
     assert found.sizes["memory"] == SIZE
+
+
+def writer_of(store: Store, ring: KeyRing, folder: Path, parent: Manifest) -> ImageWriter:
+    return ImageWriter(store, ring, SESSION, folder, parent.checkpoint, SMALL, put_off=True, hints=folder / "hints")
+
+
+@pytest.fixture
+def few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that not all of it rests in memory until the end."""
+    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, GROUP, None, None))
+
+
+@pytest.mark.usefixtures("few_buffers")
+def test_given_up_half_way_it_ends_and_the_hints_are_still_good(tmp_path, ring, digested):
+    store, data = MemoryStore(), random.Random(8).randbytes(8 * GROUP)
+    first = save(store, ring, tmp_path, data, None, later=True)
+    before = threading.active_count()
+    writer = writer_of(store, ring, tmp_path, first)
+    writer.begin()
+    writer.add_run("process-1", START, len(data) // PAGE, 4, bytes(reversed(data)))
+    writer.abort()
+    assert threading.active_count() == before
+    digested.clear()
+    again = save(store, ring, tmp_path, data, first, later=True)
+    assert sum(digested) < 2 * GROUP and back(store, ring, again, tmp_path) == data
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["hints"], "nothing stays on disk"
+
+
+@pytest.mark.usefixtures("few_buffers")
+def test_a_full_disk_only_costs_time(tmp_path, ring, monkeypatch):
+    def pwritev(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    store, data = MemoryStore(), bytearray(random.Random(9).randbytes(8 * GROUP))
+    first = save(store, ring, tmp_path, bytes(data), None, later=True)
+    data[3 * GROUP : 6 * GROUP] = random.Random(10).randbytes(3 * GROUP)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    second = save(store, ring, tmp_path, bytes(data), first, later=True)
+    assert back_without_disk(store, ring, second) == bytes(data)
+
+
+def back_without_disk(store: Store, ring: KeyRing, found: Manifest) -> bytes:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as made:
+        patch.setattr(os, "pwritev", _PWRITEV)
+        return back(store, ring, found, Path(made))
 
 
 def test_pieces_cover_every_window_once():
