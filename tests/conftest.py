@@ -19,7 +19,9 @@ CAP_SYS_RESOURCE = 24
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 # A suite started in the background ignores Ctrl-C, and so would every command it starts: some are sent one.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+# One that is told to end clears up, too: sessions outlive who started them, and tests are no exception.
+for told in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(told, signal.default_int_handler)
 
 
 # Where several run at once, what takes long begins first.
