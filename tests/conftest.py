@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,9 +20,19 @@ CAP_SYS_RESOURCE = 24
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 # A suite started in the background ignores Ctrl-C, and so would every command it starts: some are sent one.
-# One that is told to end clears up, too: sessions outlive who started them, and tests are no exception.
-for told in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(told, signal.default_int_handler)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def told_to_end(number: int, frame: FrameType | None, owner: int = os.getpid()) -> None:
+    """Clears up, as with Ctrl-C: sessions outlive who started them, and those of tests are no exception. What a test has
+    forked inherits this, and just ends."""
+    if os.getpid() == owner:
+        raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+signal.signal(signal.SIGTERM, told_to_end)
 
 
 # Where several run at once, what takes long begins first.
