@@ -29,7 +29,9 @@ _LOG = log.get("criu")
 _MESSAGE = 1 << 16
 _MAX_FDS = 16
 _GRACE = 2.0  # seconds a worker gets to finish by itself
-_AFTER_TERM = 0.5  # and between SIGTERM, which CRIU may have blocked, and SIGKILL
+_CURE = 30.0  # and to give back the tasks it has in its hands
+_ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+_NEVER = "-1000"  # for the kernel, which looks for somebody to kill when it is out of memory
 # CRIU only logs a `no` at these and lets the tasks run all the same.
 _TOO_LATE_TO_REFUSE = ("pre-resume", "post-resume")
 
@@ -202,29 +204,38 @@ def _watch(worker: int | None) -> int | None:
 
 def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start the worker on its end of a SOCK_SEQPACKET pair; `criu` is the command up to CRIU's own arguments. The
-    caller closes `theirs` afterwards."""
-    return subprocess.Popen(
-        [*criu, "swrk", str(theirs.fileno())],
-        pass_fds=(theirs.fileno(), *pass_fds),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not CRIU's to die of
-    )
+    caller closes `theirs` afterwards.
+
+    Whoever wants to end it is to ask us: at the wrong moment, with CRIU's first instructions in a process, its death is
+    that process's. So it does not hear what a terminal or a service manager sends to all of us, nor does the kernel
+    choose it when memory runs out."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    try:
+        worker = subprocess.Popen(
+            [*criu, "swrk", str(theirs.fileno())],
+            pass_fds=(theirs.fileno(), *pass_fds),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with contextlib.suppress(OSError):  # not ours to lower, in a container
+        Path(f"/proc/{worker.pid}/oom_score_adj").write_text(_NEVER, encoding="ascii")
+    return worker
 
 
 def end(process: subprocess.Popen[bytes], patience: float = _GRACE) -> None:
-    """Make sure it is gone: `patience` seconds to finish by itself, SIGTERM, SIGKILL. What it had forked to try out
-    the kernel goes with it: one that is killed leaves such a child stopped for ever."""
+    """Make sure it is gone: `patience` seconds to finish by itself, SIGKILL. What it had forked to try out the kernel
+    goes with it: one that is killed leaves such a child stopped for ever."""
     if process.returncode is not None:
         return
     death = os.pidfd_open(process.pid)
     try:
         if not select.select([death], [], [], patience)[0]:
-            process.terminate()
-            if not select.select([death], [], [], _AFTER_TERM)[0]:
-                process.kill()
-                select.select([death], [], [])
+            process.kill()
+            select.select([death], [], [])
     finally:
         os.close(death)
     with contextlib.suppress(ProcessLookupError):
@@ -247,7 +258,7 @@ def run(
     `log_path`) unless CRIU succeeded, TimedOut, or what `on_notify` raised. However it ends, the worker is gone.
 
     `on_cancel` runs first when the conversation is cut short (time-out, Ctrl-C): closing the page-server socket there
-    lets CRIU fail by itself and thaw the tasks. (Killed outright it leaves the cgroup frozen, but the tasks whole.)
+    lets CRIU fail by itself and let go of the tasks. It is given time for that: killed, it may take one with it.
     Always give a `timeout`: CRIU waits for ever on some damaged images.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -263,7 +274,7 @@ def run(
             ours.close()
             if on_cancel is not None:
                 on_cancel()
-            end(worker, 0 if on_cancel is None else _GRACE)
+            end(worker, 0 if on_cancel is None else _CURE)
             raise
         end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE)
     _LOG.debug("%s: success=%s phases=%s", what, response.success, response.phases)

@@ -180,6 +180,7 @@ class Agent:
                 del self.ending[session]
         for some in (self.unsure, self.parking, self.silent):
             some &= live.keys()
+        self.lines.keep(live)
         for session in self.told.keys() - live.keys():
             del self.told[session]
 

@@ -19,10 +19,8 @@ whether the commit took effect, it stands still until the agent can.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,12 +29,11 @@ from typing import Any
 
 from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
-from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, memory, talk, tools
-from cmdop_migrate.flows.mounts import shared_mounts
-from cmdop_migrate.flows.rounds import KEPT, Rounds, StillMemory
+from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, talk, tools
+from cmdop_migrate.flows.dumping import Dump
+from cmdop_migrate.flows.rounds import KEPT, Rounds
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
@@ -45,7 +42,6 @@ from cmdop_migrate.session import affinity, cgroup, connections, syscalls, touch
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
-CRIU_TIMEOUT = 600.0
 FREEZE_TIMEOUT = 30.0
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
@@ -248,8 +244,9 @@ class _Checkpoint:
             files = pool.submit(filecapture.capture, writer, self.directory, self.uppers, found)
             with self.phases.phase("dump"):
                 self.progress("dumping")
-                self._dump(criu, writer, pid, found)
-            frozen |= self.channel.ask(op="typeahead")
+                dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
+                dump.run(writer, pid, found, self.wanted.rounds)
+            frozen |= self._typeahead()
             with self.phases.phase("capture"):
                 files.result()
                 self._small_things(writer, carrier, closed, frozen)
@@ -258,6 +255,14 @@ class _Checkpoint:
         if self.wanted.leave_running:
             self.channel.ask(op="thaw")
         return [one.to_json() for one in closed]
+
+    def _typeahead(self) -> dict[str, Any]:
+        answer = self.channel.ask(op="typeahead")
+        if answer.get("error"):
+            raise Blocked(
+                f"session {self.record.name!r} did not stand still: {answer['error']}", "It goes on. Try again."
+            )
+        return answer
 
     def _freeze(self) -> dict[str, Any]:
         self.frozen_at, self.stopped_at = time.monotonic(), clock.boottime()
@@ -275,60 +280,6 @@ class _Checkpoint:
             )
         self.printed_at = float(answer.get("printed_at", 0.0))
         return answer
-
-    def _dump(self, criu: Criu, writer: ImageWriter, pid: int, found: touched.Touched) -> None:
-        ours, theirs = pages.channel()
-        failed: list[BaseException] = []
-        rounds = self.wanted.rounds
-        earlier = rounds.earlier if rounds is not None else None
-        still = StillMemory(cgroup.pids(self.group)) if earlier is not None else None
-
-        def receive() -> None:
-            try:
-                pages.receive(ours, memory.Sink(writer, earlier, still), criu.version)
-            except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
-                failed.append(error)
-
-        receiver = threading.Thread(target=receive, name="pages")
-        directory = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            spec = request.DumpSpec(
-                pid=pid,
-                images_dir_fd=directory,
-                root="/",
-                freeze_cgroup=self.group,
-                leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
-                pages_fd=theirs.fileno(),
-                track=rounds is not None,
-                parent=rounds.parent if rounds is not None else None,
-                shared=shared_mounts(self.record, ""),
-                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
-            )
-            receiver.start()
-            runner.run(
-                criu.argv,
-                request.dump(spec),
-                self.images / "dump.log",
-                what="the dump failed",
-                pass_fds=(theirs.fileno(),),
-                on_cancel=theirs.close,
-                timeout=CRIU_TIMEOUT,
-            )
-        except CmdopError as error:
-            theirs.close()
-            receiver.join()
-            own = next((one for one in failed if isinstance(one, CmdopError)), None)
-            if isinstance(error, CriuFailed):
-                error = tools.keep_log(error, self.images, self.config, "dump")
-            raise own or error from error
-        finally:
-            theirs.close()
-            os.close(directory)
-            receiver.join()
-            if still is not None:
-                still.close()
-        if failed:
-            raise failed[0]
 
     def _small_things(
         self,

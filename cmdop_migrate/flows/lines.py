@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cmdop_migrate.session import wire
@@ -45,6 +45,11 @@ class Lines:
         sock = self._open.pop(session, None)
         if sock is not None:
             sock.close()
+
+    def keep(self, sessions: Collection[str]) -> None:
+        """Those of all others are dropped."""
+        for session in [one for one in self._open if one not in sessions]:
+            self.drop(session)
 
     def _hear(self, session: str, sock: socket.socket) -> None:
         """Whatever was answered so far: how long it has been idle is kept, the rest is of no use."""

@@ -179,9 +179,10 @@ class _Migration:
         self.phases.seconds |= self.shipped.phases
 
     def _on_hand_over(self, manifest: Manifest) -> None:
-        self.receiver.check()
+        """On record first: should its holder have died, this is the last of it, whatever becomes of the target."""
         named = replace(self.move, checkpoint=manifest.checkpoint, parent=manifest.parent)
         self.move = self.moves.save(replace(named, step="hand over"))
+        self.receiver.check()
         self.phases.reach("hand-over")
 
     def _undo_ship(self) -> None:

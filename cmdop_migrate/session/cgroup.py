@@ -114,8 +114,31 @@ def is_frozen(path: str) -> bool:
     return _event(path, "frozen")
 
 
+def is_to_freeze(path: str) -> bool:
+    """That the order to is in force, whether or not all stand still by now."""
+    try:
+        with open(f"{path}/cgroup.freeze", encoding="ascii") as order:
+            return order.read().strip() == "1"
+    except OSError:
+        return False
+
+
 def is_populated(path: str) -> bool:
     return _event(path, "populated")
+
+
+def is_traced(path: str) -> bool:
+    """That somebody traces every single thread of it: none takes a step of its own."""
+    try:
+        with open(f"{path}/cgroup.threads", encoding="ascii") as threads:
+            return all(_tracer(int(line)) for line in threads)
+    except OSError:  # one of them has just ended: it was not stopped
+        return False
+
+
+def _tracer(thread: int) -> int:
+    with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("TracerPid:"))
 
 
 def kill(path: str) -> None:

@@ -33,7 +33,8 @@ class Holder(Keeper):
             return  # it stands still anyway, and not for want of a renewal
         if not fenced:
             self.idle.touch()  # it could do nothing so far
-            if self.freezer is None and not self.writers.turn.frozen:
+            # CRIU thaws what it has in its hands, for its own code runs in it: stopped in there, it goes on.
+            if cgroup.is_traced(self.cgroup) if self.freezer is not None else not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.clients.tell_all(self.standing())
@@ -212,6 +213,8 @@ class Holder(Keeper):
         """Input that lies in the terminal, unread: for the image, and kept here in case the session goes on."""
         if client is not self.freezer:
             return {"re": "typeahead", "error": "not frozen by you"}
+        if not cgroup.is_to_freeze(self.cgroup):
+            return {"re": "typeahead", "error": "somebody has thawed it"}
         from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
 
         self.unread += typeahead.take(self.pid)
@@ -230,6 +233,8 @@ class Holder(Keeper):
         self.idle.pass_over()
         if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
+        else:
+            cgroup.order_freeze(self.cgroup)  # a CRIU that died has left it thawed
         self.typed.deliver_held()
         self.feed_terminal()
 

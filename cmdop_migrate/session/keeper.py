@@ -28,6 +28,9 @@ from cmdop_migrate.session.typed import Typed
 from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
+LOOK_AGAIN = 0.05
+# An interactive shell ignores SIGTERM; SIGHUP is its word for the end. At the same time, others would die of that.
+HANG_UP_AFTER = 0.1
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
 Message = dict[str, object]
 
@@ -51,6 +54,7 @@ class Keeper(ABC):
         self.pid = 0
         self.idle = Idle(self.cgroup)
         self.printed_at = 0.0
+        self.hang_up_at: float | None = None
         self.kill_at: float | None = None
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
@@ -121,8 +125,9 @@ class Keeper(ABC):
     def loop(self) -> None:
         """Until the session has ended."""
         while self.exit_status is None:
-            times = [one for one in (self.kill_at, self.writers.deadline()) if one is not None]
-            timeout = max(0.0, min(times) - time.monotonic()) if times else -1.0
+            times = (self.kill_at, self.hang_up_at, self.writers.deadline(), self._refreeze())
+            soonest = min((one for one in times if one is not None), default=None)
+            timeout = -1.0 if soonest is None else max(0.0, soonest - time.monotonic())
             for fd, events in self.epoll.poll(timeout):
                 if fd == self.master:
                     self.on_terminal(events)
@@ -139,9 +144,19 @@ class Keeper(ABC):
                 else:
                     self.on_client(fd, events)
             self.writers.on_time()
+            if self.hang_up_at is not None and time.monotonic() >= self.hang_up_at:
+                self.hang_up_at = None
+                self._signal(signal.SIGHUP)
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 self.kill_at = None
                 cgroup.kill(self.cgroup)
+
+    def _refreeze(self) -> float | None:
+        """Past its time CRIU, which is dumping it, may thaw it; and die, and let it go. -> when to look again."""
+        if self.freezer is None or not self.deadman.fenced:
+            return None
+        cgroup.order_freeze(self.cgroup)
+        return time.monotonic() + LOOK_AGAIN
 
     def on_terminal(self, events: int) -> None:
         if events & select.EPOLLOUT:
@@ -239,16 +254,18 @@ class Keeper(ABC):
             cgroup.kill(self.cgroup)  # another may hold it: not one more step, not even to say goodbye
             return
         cgroup.thaw(self.cgroup)
-        asked = [number]
+        self._signal(number)
         if number == signal.SIGTERM:
-            asked += [signal.SIGHUP, signal.SIGCONT]  # an interactive shell ignores TERM; HUP is its word for the end
-        for pid in cgroup.pids(self.cgroup):
-            for one in asked:
-                try:
-                    os.kill(pid, one)
-                except ProcessLookupError:
-                    break
+            self._signal(signal.SIGCONT)
+            self.hang_up_at = time.monotonic() + HANG_UP_AFTER
         self.kill_at = time.monotonic() + grace
+
+    def _signal(self, number: int) -> None:
+        for pid in cgroup.pids(self.cgroup):
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
 
     def finish(self) -> None:
         """The session is over: keep its last words and how it ended, leave nothing running or mounted."""

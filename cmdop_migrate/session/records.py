@@ -188,14 +188,16 @@ class Records:
             draining.refuse(self.config.state_dir, self.config.host)
             self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
-            fd = self.take(record.session)
-            if fd is None:
-                raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
+            fd = None
             try:
+                fd = self.take(record.session)
+                if fd is None:
+                    raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
                 self.save(record)
             except OSError:
                 self.forget(record.session)
-                os.close(fd)
+                if fd is not None:
+                    os.close(fd)
                 raise
             return fd
 

@@ -23,6 +23,7 @@ import psutil
 from cmdop_migrate import config
 from cmdop_migrate.flows import talk
 from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.records import Records
 from tests.hosts import CM, Host, until
 
@@ -145,6 +146,33 @@ def find(pid: int, kind: str) -> psutil.Process | None:
             if any(word in " ".join(one.cmdline()) for word in words):
                 return one
     return None
+
+
+@contextlib.contextmanager
+def dumping(one: Witness, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """A checkpoint whose CRIU is stopped while it reads memory: its code is in every process of the session, which it
+    has thawed for that."""
+    host = one.host
+    cli = subprocess.Popen(
+        [*CM, "--json", "checkpoint", one.name, *options],
+        env=host.env(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    criu = None
+    try:
+        criu = until(lambda: find(cli.pid, "swrk"), 20, "CRIU runs")
+        log, group = host.state / "sessions" / one.session / "images" / "dump.log", host.group(one.session)
+        processes, end = len(host.pids(one.session)), time.monotonic() + 20
+        while not log.exists() or log.read_bytes().count(b"Dumping pages (type") < processes:
+            assert time.monotonic() < end and cli.poll() is None
+        criu.suspend()
+        assert cgroup.is_traced(group) and not cgroup.is_to_freeze(group), "the dump was over already"
+        yield cli, criu
+    finally:
+        if criu is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                criu.resume()
+        cli.kill()
+        cli.communicate()
 
 
 def finished(cli: subprocess.Popen[bytes], within: float = 60) -> tuple[int, dict[str, Any]]:

@@ -31,6 +31,20 @@ def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connectio
         assert not Lines(lambda _: tmp_path / "nobody").say("s", op="fresh")
 
 
+def test_of_those_that_are_gone_nothing_is_kept(tmp_path: Path) -> None:
+    with wire.listen(str(tmp_path / "s")) as listener, wire.listen(str(tmp_path / "t")) as other:
+        lines = Lines(lambda session: tmp_path / session)
+        for session, one, idle in (("s", listener, 12.5), ("t", other, 1.0)):
+            lines.say(session, op="fresh")
+            holder, _ = one.accept()
+            with holder:
+                holder.sendall(wire.control({"re": "fresh", "idle": idle}))
+                lines.say(session, op="fresh")
+        assert lines.idle == {"s": 12.5, "t": 1.0}
+        lines.keep({"t": None})
+        assert lines.idle == {"t": 1.0}
+
+
 def _kinds(sock: socket.socket) -> list[object]:
     sock.settimeout(5)
     return [wire.parse_control(payload)["op"] for _, payload in wire.Decoder().feed(sock.recv(1 << 16))]

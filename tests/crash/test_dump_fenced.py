@@ -1,0 +1,97 @@
+"""The session's time runs out while CRIU has it thawed to dump it: CRIU's own code in its processes stands still with
+them, and must go on when they may. And what had to stand still before the dump does so after it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.session import cgroup
+from tests.crash.witness import Witness, dumping, finished, gone
+from tests.hosts import Host, a_host, until
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Host]:
+    with a_host(tmp_path, ttl="3s") as host:
+        yield host
+
+
+@contextlib.contextmanager
+def no_agent(host: Host, one: Witness) -> Iterator[None]:
+    """Until its time has run out; and then for as long as this lasts."""
+    agent = host.agent_pid()
+    assert agent is not None
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        until(lambda: [event for event in host.events(one.session) if event["event"] == "fenced"], 15, "fenced")
+        yield
+    finally:
+        os.kill(agent, signal.SIGCONT)
+
+
+def test_time_that_runs_out_in_the_dump_only_delays_it(quick: Host) -> None:
+    one = Witness.start(quick, size=100)
+    group = quick.group(one.session)
+    with dumping(one) as (cli, criu):
+        with no_agent(quick, one):
+            criu.resume()
+            time.sleep(1)
+            assert cli.poll() is None and cgroup.is_frozen(group), "not even CRIU's code runs in it"
+        status, answer = finished(cli)
+    assert status == 0, answer
+    one.assert_parked()
+    one.restore()
+
+
+def test_the_command_dies_in_the_dump_and_criu_later(host: Host) -> None:
+    """CRIU freezes the session again as it leaves, and who is to thaw it must not do so before."""
+    one = Witness.start(host, size=100)
+    with dumping(one) as (cli, criu):
+        gone(cli)
+        time.sleep(0.5)
+        assert cgroup.is_traced(host.group(one.session)) and one.state in ("frozen", "checkpointing")
+        criu.resume()
+        one.assert_counts()
+    one.assert_runs()
+    host.cm_json("checkpoint", one.name)
+    one.restore()
+
+
+def test_criu_dies_while_its_time_is_over(quick: Host) -> None:
+    one = Witness.start(quick, size=100)
+    group = quick.group(one.session)
+    with dumping(one) as (cli, criu):
+        with no_agent(quick, one):
+            criu.kill()
+            until(lambda: not cgroup.is_traced(group), 10, "CRIU is gone")
+            counted = len(one.numbers())
+            time.sleep(1)
+            assert cgroup.is_frozen(group) and len(one.numbers()) == counted
+        status, answer = finished(cli)
+    assert (status, answer["error"]["code"]) == (8, "criu_failed"), answer
+    assert one.assert_runs() >= counted
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_a_person_has_frozen_stays_so_after_the_dump(host: Host, dies: bool) -> None:
+    one = Witness.start(host, size=100)
+    group = host.group(one.session)
+    host.ok("turn", one.name, "seize", "--actor", "root", "--freeze")
+    counted = len(one.numbers())
+    with dumping(one, "--leave-running") as (cli, criu):
+        if dies:
+            criu.kill()
+        criu.resume()
+        status, answer = finished(cli)
+    assert (status == 0) is not dies, answer
+    time.sleep(0.5)
+    assert cgroup.is_frozen(group) and len(one.numbers()) <= counted + dies  # it may be in the middle of a step
+    host.ok("turn", one.name, "release", "--actor", "root")
+    one.assert_counts()
