@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import cmdop_migrate
 from cmdop_migrate import config as settings
+from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
 from cmdop_migrate.flows import hookrun
@@ -20,6 +24,8 @@ from cmdop_migrate.lease import margins
 
 START_TIMEOUT = 30.0
 TRIES = 3
+ATTEND_EVERY = 2.0
+_log = log.get("agent")
 
 
 class Lock:
@@ -86,6 +92,30 @@ class Agent:
         if self._said is not None:
             os.close(self._said)
             self._said = None
+
+
+@contextlib.contextmanager
+def attended(config: Config) -> Iterator[None]:
+    """As long as this lasts an agent that is gone is started anew: what stands still for want of a renewal, and whoever
+    works at it, goes on again. Nobody waits for it here."""
+    over = threading.Event()
+
+    def look() -> None:
+        while True:
+            try:
+                Agent(config).close()
+            except OSError as error:  # no more processes, or a full disk: the next look may find it otherwise
+                _log.warning("no agent could be started: %s", error)
+            if over.wait(ATTEND_EVERY):
+                return
+
+    looker = threading.Thread(target=look, name="agent")
+    looker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looker.join()
 
 
 def ensure(config: Config) -> None:

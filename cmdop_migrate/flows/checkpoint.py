@@ -2,6 +2,7 @@
 
     prepare   checks, the upload marked, the host's files described     the session runs
     hooks     whoever must know beforehand is told, and may refuse
+    criu      CRIU looks at the kernel
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
@@ -18,12 +19,15 @@ whether the commit took effect, it stands still until the agent can.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +35,7 @@ from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
-from cmdop_migrate.flows import carry, commit, contents, dumpable, filecapture, hooks, leases, talk, tools
+from cmdop_migrate.flows import agentlock, carry, commit, contents, dumpable, filecapture, hooks, leases, talk, tools
 from cmdop_migrate.flows.dumping import Dump
 from cmdop_migrate.flows.rounds import KEPT, Rounds
 from cmdop_migrate.images import filetree
@@ -43,6 +47,8 @@ from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
+DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
+DUMP = "dump"  # CRIU's images, in the session's directory
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -114,13 +120,14 @@ def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progr
 
 def _gone(records: Records, record: Record) -> CmdopError | None:
     """Why it is no longer there: the true reason of many a failure half-way. None when it lives."""
-    until = time.monotonic() + 2.0
+    began = time.monotonic()
     while True:
         records.sweep()
         after = records.load(record.session)
         if after is None or after.phase != "live":
             return talk.over(after or record)
-        if cgroup.is_populated(records.cgroup(record.session)) or time.monotonic() > until:
+        seems_alive = cgroup.is_populated(records.cgroup(record.session))
+        if time.monotonic() > began + (DYING if seems_alive else DEAD):
             return None
         time.sleep(0.02)
 
@@ -137,15 +144,36 @@ class _Checkpoint:
         self.group = records.cgroup(record.session)
         self.directory = records.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-        self.images = self.directory / "images"
+        self.images = self.directory / DUMP
+        self.watches: set[str] = set()  # as far as is known
         self.phases = tools.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
-        self.is_ours = False  # to thaw, and to make files for: another may be at it, and must not be disturbed
+        self.is_ours = False  # to thaw
         self.files_bytes = 0
         self.told: list[dict[str, Any]] = []
         self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
     def run(self) -> Result:
+        with self._alone(), agentlock.attended(self.config):
+            return self._run()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other command makes a checkpoint of it meanwhile: the lock is on its directory."""
+        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._busy() from None
+            yield
+        finally:
+            os.close(folder)
+
+    def _busy(self) -> Blocked:
+        return Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
+
+    def _run(self) -> Result:
         wanted = self.wanted
         with self.phases.phase("prepare"):
             self.progress("preparing")
@@ -167,8 +195,7 @@ class _Checkpoint:
             writer.abort()
             raise
         finally:
-            if self.is_ours:
-                shutil.rmtree(self.images, ignore_errors=True)
+            shutil.rmtree(self.images, ignore_errors=True)
         if wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
         elif self.wanted.hand_over is None:
@@ -223,32 +250,43 @@ class _Checkpoint:
         found = touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
         carrier.add(found.mapped, self.wanted.carry != "none")
         carrier.add(found.opened, self.wanted.carry == "opened")
+        self.watches = found.watches
         return found
 
     def _capture(self, criu: Criu, writer: ImageWriter, carrier: carry.Carrier) -> list[dict[str, object]]:
-        with self.phases.phase("freeze"):
-            self.progress("freezing")
-            frozen = self._freeze()
-        self.is_ours = True
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         if self.wanted.rounds is None:
             shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from
         self.images.mkdir(mode=0o700)
-        pid: int = frozen["pid"]
-        found = self._touch(carrier)
-        with self.phases.phase("reset"):
-            closed = connections.external(self.group, self.record.link is not None)
-            if not self.wanted.leave_running:
-                connections.reset(pid, closed)
-        with ThreadPoolExecutor(1, "files") as pool:
-            files = pool.submit(filecapture.capture, writer, self.directory, self.uppers, found)
-            with self.phases.phase("dump"):
+        frozen: dict[str, Any] = {}
+        closed: list[connections.Connection] = []
+        with ThreadPoolExecutor(1, "files") as pool, contextlib.ExitStack() as dumping:
+            files: list[Future[None]] = []
+
+            def stand_still() -> touched.Touched:
+                booting.close()
+                with self.phases.phase("freeze"):
+                    self.progress("freezing")
+                    frozen.update(self._freeze())
+                self.is_ours = True
+                found = self._touch(carrier)
+                with self.phases.phase("reset"):
+                    closed.extend(connections.external(self.group, self.record.link is not None))
+                    if not self.wanted.leave_running:
+                        connections.reset(frozen["pid"], closed)
+                files.append(pool.submit(filecapture.capture, writer, self.directory, self.uppers, found))
+                dumping.enter_context(self.phases.phase("dump"))
                 self.progress("dumping")
+                return found
+
+            with contextlib.ExitStack() as booting:
+                booting.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(writer, pid, found, self.wanted.rounds)
+                dump.run(writer, self.watches, self.wanted.rounds, stand_still)
+            dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):
-                files.result()
+                files[0].result()
                 self._small_things(writer, carrier, closed, frozen)
                 writer.end_input()
         self.captured_at = time.monotonic()
@@ -272,7 +310,7 @@ class _Checkpoint:
         if answer.get("error") == "active":
             raise NotIdle(f"session {self.record.name!r} is in use again", "It goes on.")
         if answer.get("error") == "busy":
-            raise Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
+            raise self._busy()
         if answer.get("error"):
             raise TimedOut(
                 f"session {self.record.name!r} could not be frozen: a process of it does not stop",

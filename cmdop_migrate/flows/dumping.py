@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
@@ -20,10 +22,13 @@ from cmdop_migrate.session.channel import Channel
 from cmdop_migrate.session.touched import Touched
 
 CRIU_TIMEOUT = 600.0
+READY = "pre-dump"  # CRIU's word for it: nothing of the session was looked at yet
 
 
 class Dump:
-    """CRIU thaws the group as soon as it has all of it in its hands, to run code of its own in there, and freezes it
+    """CRIU needs a while to look at the kernel before it looks at the session: it is stood still when that is over.
+
+    CRIU thaws the group as soon as it has all of it in its hands, to run code of its own in there, and freezes it
     again as it leaves, however that comes about. So `channel`, with which it was frozen, is CRIU's too: only when both
     of us are gone the holder thaws it."""
 
@@ -31,23 +36,52 @@ class Dump:
         self._criu, self._config, self._record = criu, config, record
         self._group, self._images, self._channel = group, images, channel
 
-    def run(self, writer: ImageWriter, pid: int, found: Touched, rounds: Rounds | None) -> None:
+    def run(
+        self, writer: ImageWriter, watches: Iterable[str], rounds: Rounds | None, stand_still: Callable[[], Touched]
+    ) -> None:
+        """`stand_still` freezes the session, and says what it has; what it raises is raised here, and nothing was
+        dumped. `watches`: the files it watched before that."""
+        announced = set(watches)
+        try:
+            self._once(writer, announced, rounds, stand_still)
+        except _Watches as more:  # since we told CRIU; it stands still now
+            self._once(writer, announced | more.paths, rounds, lambda: None)
+
+    def _once(
+        self,
+        writer: ImageWriter,
+        watches: set[str],
+        rounds: Rounds | None,
+        stand_still: Callable[[], Touched | None],
+    ) -> None:
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
-        still = StillMemory(cgroup.pids(self._group)) if earlier is not None else None
 
-        def receive() -> None:
+        def receive(still: StillMemory | None) -> None:
             try:
                 pages.receive(ours, memory.Sink(writer, earlier, still), self._criu.version)
             except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
                 failed.append(error)
 
-        receiver = threading.Thread(target=receive, name="pages")
+        def on_notify(note: runner.Notification) -> None:
+            if note.script != READY:
+                return
+            found = stand_still()
+            if found is not None and (more := set(found.watches) - watches):
+                raise _Watches(more)
+            if earlier is not None:
+                still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
+            receiver.start()
+            stack.callback(receiver.join)
+
+        still: list[StillMemory] = []
+        receiver = threading.Thread(target=lambda: receive(still[0] if still else None), name="pages")
         directory = os.open(self._images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, directory)
             spec = request.DumpSpec(
-                pid=pid,
+                pid=self._record.pid or 0,
                 images_dir_fd=directory,
                 root="/",
                 freeze_cgroup=self._group,
@@ -56,30 +90,35 @@ class Dump:
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self._record, ""),
-                irmap_scan_paths=tuple(sorted(found.watches, key=len, reverse=True)),  # inner ones first
+                irmap_scan_paths=tuple(sorted(watches, key=len, reverse=True)),  # inner ones first
             )
-            receiver.start()
-            runner.run(
-                self._criu.argv,
-                request.dump(spec),
-                self._images / "dump.log",
-                what="the dump failed",
-                pass_fds=(theirs.fileno(), self._channel.fileno()),
-                on_cancel=theirs.close,
-                timeout=CRIU_TIMEOUT,
-            )
-        except CmdopError as error:
-            theirs.close()
-            receiver.join()
-            own = next((one for one in failed if isinstance(one, CmdopError)), None)
-            if isinstance(error, CriuFailed):
-                error = tools.keep_log(error, self._images, self._config, "dump")
-            raise own or error from error
-        finally:
-            theirs.close()
-            os.close(directory)
-            receiver.join()
-            if still is not None:
-                still.close()
+            try:
+                runner.run(
+                    self._criu.argv,
+                    request.dump(spec),
+                    self._images / "dump.log",
+                    what="the dump failed",
+                    pass_fds=(theirs.fileno(), self._channel.fileno()),
+                    on_notify=on_notify,
+                    on_cancel=theirs.close,
+                    timeout=CRIU_TIMEOUT,
+                )
+            except CmdopError as error:
+                theirs.close()
+                stack.close()
+                own = next((one for one in failed if isinstance(one, CmdopError)), None)
+                if isinstance(error, CriuFailed):
+                    error = tools.keep_log(error, self._images, self._config, "dump")
+                raise own or error from error
+            finally:
+                theirs.close()
         if failed:
             raise failed[0]
+        if receiver.ident is None:
+            raise CriuFailed("the dump failed: CRIU never said that it begins", "See: cmdop-migrate doctor")
+
+
+class _Watches(Exception):
+    def __init__(self, paths: set[str]) -> None:
+        super().__init__()
+        self.paths = paths

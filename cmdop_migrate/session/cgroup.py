@@ -94,7 +94,9 @@ class Grip:
         self._order("cgroup.freeze")
 
     def kill(self) -> None:
+        dumpers = _Dumpers(_threads("cgroup.threads", self._fd))
         self._order("cgroup.kill")
+        dumpers.kill()
 
     def _order(self, name: str) -> None:
         try:
@@ -141,8 +143,46 @@ def _tracer(thread: int) -> int:
         return next(int(line.split()[1]) for line in status if line.startswith("TracerPid:"))
 
 
+class _Dumpers:
+    """The CRIU, if any, that has its processes in its hands. It must end with them: waiting for the first of them,
+    which waits for the others, which wait for CRIU to be looked at, it would wait for ever."""
+
+    def __init__(self, threads: str) -> None:
+        self._pids = set()
+        for thread in threads.split():
+            try:
+                if (pid := _tracer(int(thread))) and self._is_criu(pid):
+                    self._pids.add(pid)
+            except OSError:
+                continue
+
+    def _is_criu(self, pid: int) -> bool:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"criu" in words.read()
+
+    def kill(self) -> None:
+        for pid in self._pids:
+            try:
+                os.kill(pid, 9)
+            except ProcessLookupError:
+                continue
+
+
+def _threads(path: str, dir_fd: int | None = None) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return ""
+    with open(fd, encoding="ascii") as threads:
+        try:
+            return threads.read()
+        except OSError:  # the group is gone
+            return ""
+
+
 def kill(path: str) -> None:
     """SIGKILL to all at once, forks in flight included. No error when the group is gone or empty."""
+    dumpers = _Dumpers(_threads(f"{path}/cgroup.threads"))
     try:
         _write(f"{path}/cgroup.kill", "1")
     except FileNotFoundError:
@@ -154,6 +194,7 @@ def kill(path: str) -> None:
     except OSError as error:
         if error.errno != errno.ENODEV:  # it went between being opened and being written to
             raise
+    dumpers.kill()
 
 
 def gate(path: str) -> str:

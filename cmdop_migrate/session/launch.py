@@ -14,7 +14,7 @@ from collections.abc import Callable
 from cmdop_migrate.session import cgroup, syscalls
 
 Order = dict[str, object]
-FILES = ("layers", "root", "host", "image", "images")  # of a session that is, or was about to be, here
+FILES = ("layers", "root", "host", "image", "images", "dump")  # of a session that is, or was about to be, here
 
 
 class StartFailed(Exception):

@@ -8,6 +8,7 @@ must be everywhere, for a bounded time.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 _USUAL = ("tmp", "etc", "home", "root", "srv", "run", "dev/shm", "var/log", "var/spool", "var/lib", "usr/share", "opt")
 _SKIPPED = {"proc", "sys"}
 SECONDS = 3.0
+LONGER = 0.3  # once there is one for each that may be it
 
 
 @dataclass
@@ -32,23 +34,51 @@ def find(pid: int, uppers: Iterable[Path]) -> Watched:
     watched = Watched()
     if not wanted:
         return watched
+    maybe: set[tuple[int, int]] = set()
+    numbers = {number for _, number in wanted}
+    devices = _devices(pid)
     root = f"/proc/{pid}/root"
     until = time.monotonic() + SECONDS
     for path in _candidates(pid, root, uppers):
         try:
-            if (number := os.stat(path).st_ino) in wanted:
-                wanted.discard(number)
-                watched.paths.add(path.removeprefix(root) or "/")
+            if (info := os.stat(path)).st_ino in numbers:
+                inside = path.removeprefix(root) or "/"
+                device = _device(inside, devices)
+                if (found := (device, info.st_ino)) in wanted:
+                    watched.paths.add(inside)
+                    if os.major(info.st_dev) << 20 | os.minor(info.st_dev) == device:
+                        wanted.discard(found)
+                    else:  # a file of a lower layer: its number may be that of another, too
+                        maybe.add(found)
+                        until = min(until, time.monotonic() + LONGER) if wanted <= maybe else until
         except OSError:
             continue
         if not wanted or time.monotonic() > until:
             break
-    watched.missing = len(wanted)
+    watched.missing = len(wanted - maybe)
     return watched
 
 
-def _inodes(pid: int) -> set[int]:
-    found: set[int] = set()
+def _devices(pid: int) -> dict[str, int]:
+    """Of each mount point the file system's number, as fdinfo writes it. A file's own `st_dev` may be another: where
+    layers lie on several."""
+    found = {}
+    for line in Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        fields = line.split()
+        major, minor = map(int, fields[2].split(":"))
+        found[re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[4])] = major << 20 | minor
+    return found
+
+
+def _device(path: str, devices: dict[str, int]) -> int | None:
+    while path not in devices and path != "/":
+        path = os.path.dirname(path)
+    return devices.get(path)
+
+
+def _inodes(pid: int) -> set[tuple[int, int]]:
+    """Which file system, and which number in it."""
+    found: set[tuple[int, int]] = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try:
             if os.readlink(f"/proc/{pid}/fd/{fd}") not in ("anon_inode:inotify", "anon_inode:[fanotify]"):
@@ -58,7 +88,8 @@ def _inodes(pid: int) -> set[int]:
             continue
         for line in lines:
             if line.startswith(("inotify", "fanotify ino")):
-                found.update(int(word[4:], 16) for word in line.split() if word.startswith("ino:"))
+                words = dict(word.split(":", 1) for word in line.split() if ":" in word)
+                found.add((int(words["sdev"], 16), int(words["ino"], 16)))
     return found
 
 
@@ -67,13 +98,14 @@ def _candidates(pid: int, root: str, uppers: Iterable[Path]) -> Iterator[str]:
     here = root + os.readlink(f"/proc/{pid}/cwd")
     for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
         yield os.path.join(here, os.fsdecode(word).lstrip("/")) if word[:1] != b"/" else root + os.fsdecode(word)
+    yield from _below(here, deep=False)
+    for upper in uppers:
+        for path in _below(str(upper), deep=True):
+            yield root + path.removeprefix(str(upper))
     yield from _below(here, deep=True)
     while here != root and len(here) > len(root):
         yield from _below(here, deep=False)
         here = os.path.dirname(here)
-    for upper in uppers:
-        for path in _below(str(upper), deep=True):
-            yield root + path.removeprefix(str(upper))
     for name in _USUAL:
         yield from _below(f"{root}/{name}", deep=False)
     yield root

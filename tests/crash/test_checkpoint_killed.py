@@ -195,7 +195,7 @@ def test_a_kill_while_frozen_wins(host: Host) -> None:
 def test_what_a_killed_dump_left_does_not_get_into_the_next_image(host: Host) -> None:
     one = Witness.start(host)
     with stopped(host, "capture", "checkpoint", one.name) as (cli, _):
-        images = host.state / "sessions" / one.session / "images"
+        images = host.state / "sessions" / one.session / "dump"
         (images / "core-4711.img").write_bytes(b"of a process that is no more")
         gone(cli)
     done = host.cm_json("checkpoint", one.name)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cmdop_migrate.session import cgroup
@@ -50,6 +51,19 @@ def test_time_that_runs_out_in_the_dump_only_delays_it(quick: Host) -> None:
     one.restore()
 
 
+def test_an_agent_that_dies_in_the_dump_is_started_anew(quick: Host) -> None:
+    one = Witness.start(quick, size=100)
+    with dumping(one) as (cli, criu):
+        os.kill(cli.pid, signal.SIGSTOP)  # nobody is there to start one
+        quick.kill_agent()
+        until(lambda: [event for event in quick.events(one.session) if event["event"] == "fenced"], 15, "fenced")
+        criu.resume()
+        os.kill(cli.pid, signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    one.restore()
+
+
 def test_the_command_dies_in_the_dump_and_criu_later(host: Host) -> None:
     """CRIU freezes the session again as it leaves, and who is to thaw it must not do so before."""
     one = Witness.start(host, size=100)
@@ -79,6 +93,34 @@ def test_criu_dies_while_its_time_is_over(quick: Host) -> None:
     assert one.assert_runs() >= counted
 
 
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_session_killed_in_the_dump_takes_criu_along(host: Host, stopped: bool) -> None:
+    one = Witness.start(host, size=100)
+    with dumping(one) as (cli, criu):
+        if not stopped:
+            os.kill(cli.pid, signal.SIGSTOP)  # nobody takes CRIU's pages: it waits
+            criu.resume()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        until(lambda: not criu.is_running() or criu.status() == psutil.STATUS_ZOMBIE, 10, "CRIU is gone")
+        os.kill(cli.pid, signal.SIGCONT)
+        status, answer = finished(cli)
+    assert (status, answer["error"]["code"]) == (4, "session_exited"), answer
+    assert one.state == "exited"
+    host.assert_clean(ended=True)
+
+
+def test_a_session_that_is_taken_over_while_it_is_dumped(quick: Host) -> None:
+    """Its time ran out, another host has it: the copy here goes, and CRIU with it."""
+    one = Witness.start(quick, size=100)
+    with dumping(one) as (cli, criu):
+        with no_agent(quick, one):
+            quick.ok("lease", "break", one.session, "--yes")
+        until(lambda: not criu.is_running() or criu.status() == psutil.STATUS_ZOMBIE, 20, "CRIU is gone")
+        status, answer = finished(cli)
+    assert status in (4, 5) and answer["error"], answer
+    assert one.state == "exited" and not quick.pids(one.session)
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_a_person_has_frozen_stays_so_after_the_dump(host: Host, dies: bool) -> None:
     one = Witness.start(host, size=100)
@@ -86,9 +128,7 @@ def test_what_a_person_has_frozen_stays_so_after_the_dump(host: Host, dies: bool
     host.ok("turn", one.name, "seize", "--actor", "root", "--freeze")
     counted = len(one.numbers())
     with dumping(one, "--leave-running") as (cli, criu):
-        if dies:
-            criu.kill()
-        criu.resume()
+        (criu.kill if dies else criu.resume)()
         status, answer = finished(cli)
     assert (status == 0) is not dies, answer
     time.sleep(0.5)

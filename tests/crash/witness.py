@@ -160,7 +160,7 @@ def dumping(one: Witness, *options: str) -> Iterator[tuple[subprocess.Popen[byte
     criu = None
     try:
         criu = until(lambda: find(cli.pid, "swrk"), 20, "CRIU runs")
-        log, group = host.state / "sessions" / one.session / "images" / "dump.log", host.group(one.session)
+        log, group = host.state / "sessions" / one.session / "dump" / "dump.log", host.group(one.session)
         processes, end = len(host.pids(one.session)), time.monotonic() + 20
         while not log.exists() or log.read_bytes().count(b"Dumping pages (type") < processes:
             assert time.monotonic() < end and cli.poll() is None

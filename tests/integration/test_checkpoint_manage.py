@@ -254,4 +254,4 @@ def test_what_a_killed_move_left_of_its_last_round_is_cleared(host: Host) -> Non
     (left / "images.before").mkdir()
     (left / "images.before/inventory.img").write_bytes(b"x")
     host.ok("checkpoint", "t", "--leave-running")
-    assert not (left / "images.before").exists() and not (left / "images").exists()
+    assert not (left / "images.before").exists() and not (left / "dump").exists()

@@ -1,0 +1,55 @@
+"""What a session does after CRIU was started for its dump, and before it stands still."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from tests.crash.witness import finished, stopped
+from tests.hosts import Host
+
+WATCHER = """
+import ctypes, os, select, sys
+libc = ctypes.CDLL(None)
+fd = libc.inotify_init1(0)
+for line in sys.stdin:
+    word = line.strip()
+    if word == "watch":
+        os.makedirs("/var/deep/down")
+        assert libc.inotify_add_watch(fd, b"/var/deep/down", 0x100) == 1
+        print("it", "watches", flush=True)
+    else:
+        open("/var/deep/down/" + word, "w").close()
+        heard = bool(select.select([fd], [], [], 5)[0])
+        print(word, "heard", heard, flush=True)
+"""
+
+
+def test_a_file_is_watched_that_criu_was_not_told_of(host: Host) -> None:
+    host.start(sys.executable, "-c", WATCHER, name="w")
+    with stopped(host, "freeze", "checkpoint", "w") as (cli, _):
+        host.cm_json("send", "w", "watch", "--enter")
+        host.wait_for("w", "it watches")
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    host.cm_json("restore", "w")
+    host.cm_json("send", "w", "new", "--enter")
+    host.wait_for("w", "new heard True")
+
+
+def test_processes_that_came_and_went(host: Host) -> None:
+    host.start("bash", "--norc", name="w")
+    host.cm_json("send", "w", "sleep 1001 & sleep 1002 &", "--enter")
+    host.wait_for("w", r"\[2\] \d+")
+    with stopped(host, "freeze", "checkpoint", "w") as (cli, _):
+        host.cm_json("send", "w", "kill %1; sleep 1003 & cd /var; word=fresh", "--enter")
+        host.wait_for("w", r"\[3\] \d+")
+        cli.send_signal(signal.SIGCONT)
+        status, answer = finished(cli)
+    assert status == 0, answer
+    host.cm_json("restore", "w")
+    host.cm_json("send", "w", "jobs -r; echo $PWD $word", "--enter")
+    host.wait_for("w", "/var fresh")
+    tree = [one["command"] for one in host.cm_json("show", "w")["tree"]]
+    assert sorted(tree)[-2:] == ["sleep 1002", "sleep 1003"], tree
