@@ -15,6 +15,7 @@ _HERE = {
     "stand_by": ("the target gets ready", False),
     "prepare": ("checks, the upload marked", False),
     "hooks": ("whoever must know beforehand is told", False),
+    "criu": ("CRIU looks at the kernel", False),
     "freeze": ("it stands still", True),
     "reset": ("outside connections closed", True),
     "dump": ("CRIU reads its memory", True),
