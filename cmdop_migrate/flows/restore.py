@@ -112,7 +112,8 @@ class _Restore:
                 record = replace(record, token=lease.token)
                 incarnation = Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:
-                    incarnation.run()
+                    with agentlock.attended(self.config):
+                        incarnation.run()
                 except BaseException:
                     if not incarnation.adopted:
                         leases.let_go(host_leases, lease) if forked else over.give_back(lease)
