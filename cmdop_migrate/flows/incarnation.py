@@ -37,6 +37,7 @@ from cmdop_migrate.session.start import Starter, make_stores, overlays
 CRIU_TIMEOUT = 600.0
 HOLDER_TIMEOUT = 5.0
 FILES = 1 << 16
+MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -94,11 +95,13 @@ class Incarnation:
         self.told: list[Outcome] = []
 
     def run(self) -> None:
+        lazy = self._is_lazy()
+        if self.parent.wanted.lazy and (not lazy or self.image.manifest.facts["files_bytes"] > MANY):
+            self.image.bring_rest()  # it is waited for; else once it runs: until then the processors are CRIU's
         with self.phases.phase("files"):
             self.parent.say("files")
             self._lay_files()
         source = memory.Source(self.image)
-        lazy = self._is_lazy()
         with self.phases.phase("images"):
             self._lay_images(source, lazy)
         if lazy:
@@ -158,6 +161,7 @@ class Incarnation:
             starter = self.starter = self._run(pager, source.waiting())
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
+                self.image.bring_rest()
             with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for them
                 told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
                 with self.phases.phase("memory"):

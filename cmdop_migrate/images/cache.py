@@ -23,7 +23,7 @@ from cmdop_migrate.images import layout
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.images.tables import read_range
+from cmdop_migrate.images.tables import check_packs, read_range
 from cmdop_migrate.storage.base import Store
 
 SPAN = 2 << 20  # one demand request
@@ -204,8 +204,19 @@ class SealedCache:
         for job in done:
             job.result()
 
+    def check_store(self) -> None:
+        """That the store has every pack that is needed, as far as it is: ImageRefused. Nothing is brought."""
+        assert self._store is not None
+        needed: dict[str, int] = {}
+        for span in self._spans:
+            pack = self._manifest.packs[span.pack]
+            needed[pack] = max(span.end, needed.get(pack, 0))
+        check_packs(self._store, needed)
+
     def start_background(self, parallel: int = 2) -> None:
-        """Bring what is missing while `sealed` is answered on demand."""
+        """Bring what is missing while `sealed` is answered on demand. Once."""
+        if self._threads:
+            return
         groups = self._groups()
         lock = threading.Lock()
 

@@ -1,7 +1,7 @@
 """Read a checkpoint: everything is authenticated before the first byte of it is given out.
 
 `fetch` brings all of it first: once it returns, nothing can be missing any more.
-`fetch_lazy` returns as soon as the tables are here and brings the rest behind.
+`fetch_lazy` returns as soon as the tables are here; the rest comes when it is asked for, or after `bring_rest`.
 Both give an Image; a chunk's tag and size are checked again each time it is
 opened, so a changed local file is refused too.
 """
@@ -92,6 +92,10 @@ class Image:
         """For `fetch`: what is here need not be brought again."""
         return Base(self._table, self.cache)
 
+    def bring_rest(self, parallel: int = 2) -> None:
+        """What is still in the store, in the background. Asked for again, it changes nothing."""
+        self.cache.start_background(parallel)
+
     def close(self) -> None:
         self.cache.stop()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -148,16 +152,19 @@ def fetch_lazy(
     checkpoint: str,
     local_dir: Path,
     on_stall: Callable[[float, Unreachable | None], None],
-    parallel: int = 2,
 ) -> Image:
-    """An Image whose chunks are still in the store: what is asked for comes first, the rest in the background. A store
-    that is away stalls readers, says so through `on_stall`, and is asked again until it is back or the image closed."""
+    """An Image whose chunks are still in the store, which has them all: what is asked for is brought then. A store that
+    is away stalls readers, says so through `on_stall`, and is asked again until it is back or the image closed."""
     found = catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE, on_stall)
-    cache.start_background(parallel)
+    try:
+        cache.check_store()
+    except BaseException:
+        cache.close()
+        raise
     return Image(found, table, sealer, cache)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout
@@ -11,7 +14,9 @@ from cmdop_migrate.images.codec import HINT, Codec
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.base import ObjectInfo, Store
+
+FEW, PAGE = 4, 1000  # packs; S3 tells of so many objects in one answer
 
 
 def load_table(store: Store, manifest: Manifest, sealer: Sealer) -> ChunkTable:
@@ -44,6 +49,25 @@ def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
     if len(data) != length:
         raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
     return data
+
+
+def check_packs(store: Store, needed: Mapping[str, int]) -> None:
+    """ImageRefused when a pack is gone, or shorter than what is needed of it. What is in them is not looked at."""
+    left = dict(needed)
+
+    def check(pack: str, info: ObjectInfo | None) -> None:
+        if info is None:
+            raise ImageRefused(f"pack {pack[:12]} is missing from the store", HINT)
+        if info.size < left.pop(pack):
+            raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
+
+    if len(left) > FEW:  # a small store tells of all of them at once; a large one is asked for each
+        for info in islice(store.list(layout.PACKS), PAGE):
+            if (pack := info.name.rpartition("/")[2]) in left:
+                check(pack, info)
+    with ThreadPoolExecutor(FEW, "packs") as pool:
+        for pack, found in zip(list(left), pool.map(lambda one: store.stat(layout.pack_name(one)), left), strict=True):
+            check(pack, found)
 
 
 def check_refs(pages: PageTable, table: ChunkTable) -> None:

@@ -195,7 +195,8 @@ def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill,
         if len(stalls) > 3:
             away.clear()
 
-    image = reader.fetch_lazy(Flaky(store), ring, found.checkpoint, tmp_path / "lazy", stalled, parallel=1)
+    image = reader.fetch_lazy(Flaky(store), ring, found.checkpoint, tmp_path / "lazy", stalled)
+    image.bring_rest(parallel=1)
     away.set()
     assert content(image) == expected
     assert image.cache.wait_filled(30)
@@ -215,6 +216,25 @@ def test_lazy_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
     image.close()
 
 
+@pytest.mark.parametrize("size", [1 << 20, 60 << 20])
+@pytest.mark.parametrize("harm", ["missing", "cut short"])
+def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, spill, tmp_path, size, harm):
+    """Asked for one by one, or, where there are many, all at once."""
+    found = checkpoint(store, ring, spill, shared=os.urandom(size))
+    image = reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "whole", lambda *_: None)
+    assert image.cache.missing, "nothing is brought that nobody asked for"
+    image.close()
+    for pack in (found.packs[0], found.packs[len(found.packs) // 2]):
+        name = layout.pack_name(pack)
+        data = store.get(name)
+        store.delete([name])
+        if harm == "cut short":
+            store.put(name, data[: len(data) // 3])
+        with pytest.raises(ImageRefused, match=harm):
+            reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "lazy", lambda *_: None)
+        store.put(name, data)
+
+
 def test_closing_a_stalled_lazy_image_ends_it(store, ring, spill, tmp_path: Path):
     found = checkpoint(store, ring, spill, shared=os.urandom(20 << 20))
     away = threading.Event()
@@ -231,7 +251,8 @@ def test_closing_a_stalled_lazy_image_ends_it(store, ring, spill, tmp_path: Path
         away.set() if length and length > 1 << 20 else None,
         original(name, start, length),
     )[1]
-    image = reader.fetch_lazy(local, ring, found.checkpoint, tmp_path, lambda *_: stalled.set(), parallel=1)
+    image = reader.fetch_lazy(local, ring, found.checkpoint, tmp_path, lambda *_: stalled.set())
+    image.bring_rest(parallel=1)
     assert stalled.wait(10)
     image.close()
     assert image.cache.missing
