@@ -242,10 +242,14 @@ class _Terminal:
 
     def __enter__(self) -> _Terminal:
         watched, self._guard = os.pipe()
+        ready, says = os.pipe()
         self._guard_pid = os.fork()
         if self._guard_pid == 0:
-            _guard(watched, self._guard, self.keyboard, self.display, self._before)
+            _guard(watched, (self._guard, ready), says, self.keyboard, self.display, self._before)
         os.close(watched)
+        os.close(says)
+        os.read(ready, 1)  # before it is on guard the terminal stays as it is
+        os.close(ready)
         self.make_raw()
         return self
 
@@ -283,13 +287,14 @@ class _Terminal:
             view = view[os.write(self.display, view) :]
 
 
-def _guard(watched: int, ours: int, keyboard: int, display: int, before: list[Any]) -> None:
+def _guard(watched: int, theirs: tuple[int, ...], says: int, keyboard: int, display: int, before: list[Any]) -> None:
     """A child that outlives a killed attach by an instant, to give the terminal back."""
     try:
         os.setsid()  # `kill -9 %1` ends the whole job, and this must not be of it
         for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)
-        os.close(ours)
+        for fd in (*theirs, says):  # the last one tells that we are there
+            os.close(fd)
         undo = b""
         with os.fdopen(watched, "rb") as lines:
             for line in lines:
