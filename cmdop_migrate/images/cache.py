@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,6 +212,18 @@ class SealedCache:
             pack = self._manifest.packs[span.pack]
             needed[pack] = max(span.end, needed.get(pack, 0))
         check_packs(self._store, needed)
+
+    def bring(self, numbers: Iterable[int], parallel: int = 4) -> None:
+        """These chunks, now, and whatever lies between them."""
+        wanted = {self._span_of[number] for number in numbers}
+        groups = [[at for at in group if at in wanted] for group in self._groups()]
+
+        def run(group: list[int]) -> None:
+            for part in self._claim(group):
+                self._fetch(part)
+
+        with ThreadPoolExecutor(parallel, "first") as pool:
+            list(pool.map(run, filter(None, groups)))
 
     def start_background(self, parallel: int = 2) -> None:
         """Bring what is missing while `sealed` is answered on demand. Once."""

@@ -28,6 +28,7 @@ from cmdop_migrate.images.tables import check_refs, load_table
 from cmdop_migrate.storage.base import Store
 
 CHUNKS_FILE, TABLE_FILE, MANIFEST_FILE = "chunks", "table", "manifest"
+SMALL = 4 << 20  # bytes of a blob that is sure to be asked for: CRIU's images, tables of pages and files
 
 
 class Image:
@@ -153,8 +154,9 @@ def fetch_lazy(
     local_dir: Path,
     on_stall: Callable[[float, Unreachable | None], None],
 ) -> Image:
-    """An Image whose chunks are still in the store, which has them all: what is asked for is brought then. A store that
-    is away stalls readers, says so through `on_stall`, and is asked again until it is back or the image closed."""
+    """An Image whose chunks are still in the store, which has them all: small blobs are brought now, the rest when
+    it is asked for. A store that is away stalls readers, says so through `on_stall`, and is asked again until it is
+    back or the image closed."""
     found = catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
@@ -162,6 +164,8 @@ def fetch_lazy(
     cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE, on_stall)
     try:
         cache.check_store()
+        first = [blob.chunks for blob in found.blobs.values() if blob.size <= SMALL]
+        cache.bring(number for chunks in first for number in chunks)
     except BaseException:
         cache.close()
         raise
