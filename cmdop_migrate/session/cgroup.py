@@ -140,7 +140,7 @@ def is_traced(path: str) -> bool:
 
 def _tracer(thread: int) -> int:
     with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("TracerPid:"))
+        return next((int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0)
 
 
 class _Dumpers:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from cmdop_migrate.events import Events
 from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client, Clients
-from cmdop_migrate.session.deadman import DeadMan
+from cmdop_migrate.session.deadman import LOOK_AGAIN, DeadMan
 from cmdop_migrate.session.idle import Idle
 from cmdop_migrate.session.inputs import Inputs
 from cmdop_migrate.session.journal import Journal
@@ -28,7 +28,6 @@ from cmdop_migrate.session.typed import Typed
 from cmdop_migrate.session.writers import Writers
 
 READ_SIZE = 64 << 10
-LOOK_AGAIN = 0.05
 # An interactive shell ignores SIGTERM; SIGHUP is its word for the end. At the same time, others would die of that.
 HANG_UP_AFTER = 0.1
 FAREWELL = 2.0  # seconds that slow clients get to read the last output

@@ -17,8 +17,8 @@ from tests.conftest import CAP_SYS_RESOURCE, has_capability
 from tests.crash.witness import Witness, dumping, find, finished, gone, show, stopped
 from tests.hosts import CM, Host, until
 
-STEPS = ("prepare", "freeze", "reset", "dump", "capture", "upload", "publish", "park")
-FROZEN = STEPS[2:]  # at the beginning of these it stands still
+STEPS = ("prepare", "criu", "freeze", "reset", "dump", "capture", "upload", "publish", "park")
+FROZEN = STEPS[3:]  # at the beginning of these it stands still
 
 
 def test_the_command_killed_at_every_step_leaves_the_session_running_or_parked(
