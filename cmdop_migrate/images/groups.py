@@ -22,14 +22,15 @@ from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.chunks import Extent, window_count
 from cmdop_migrate.images.codec import RAW, Buffer
 from cmdop_migrate.images.layout import ID_BYTES, WINDOW
-from cmdop_migrate.images.seal import GROUPS, OVERHEAD, Sealer
+from cmdop_migrate.images.seal import GROUPS, OVERHEAD, TAG, Sealer
 
 GROUP = 1 << 20  # of addresses
 LEAST = 4 * WINDOW  # fewer bytes are not worth a digest of their own
 MOST = 16 << 10  # groups that are kept: 16 GiB in about 15 MiB
 NO_IDENT = bytes(ID_BYTES)  # of a window of zeros
 _HEAD = Struct("<II")  # the first byte's place in its window, and how many there are
-_KEY = ID_BYTES + _HEAD.size
+_KEY = TAG + _HEAD.size
+_VERSION = b"2 "  # of the file: what another one wrote does not open
 _logger = log.get("images.groups")
 
 
@@ -95,11 +96,11 @@ class Groups:
             return
         at = 0
         while at < len(body):
-            head, size = _HEAD.unpack_from(body, at + ID_BYTES)
+            head, size = _HEAD.unpack_from(body, at + TAG)
             end = at + _KEY + window_count(head, size) * ID_BYTES
             self._before[body[at : at + _KEY]] = body[at + _KEY : end]
             at = end
 
 
 def _bound(checkpoint: str) -> bytes:
-    return blake3(checkpoint.encode()).digest()
+    return blake3(_VERSION + checkpoint.encode()).digest()

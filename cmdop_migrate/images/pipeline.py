@@ -26,6 +26,7 @@ from cmdop_migrate.images.spool import Spool
 from cmdop_migrate.images.table import ChunkTable, Place
 
 T = TypeVar("T")
+_Fresh = tuple[bytes, int, memoryview]  # id, number, content
 _ZEROS = bytes(GROUP)
 _SHORT_ZEROS = memoryview(_ZEROS)
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
@@ -115,7 +116,7 @@ class Pipeline:
         if not 0 < len(data) <= layout.MAX_CHUNK:
             raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
         self._start(len(data))
-        return self._files.submit(self._guard, lambda: self._store(memoryview(data)), len(data))
+        return self._files.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
 
     def has(self, ident: bytes) -> bool:
         with self.lock:
@@ -133,7 +134,7 @@ class Pipeline:
         """Seal one chunk into the current pack without entering it in the table: for the table itself."""
         view = memoryview(data)
         ident = self._sealer.id_of(view)
-        return ident, self._seal(ident, -1, view)
+        return ident, self._seal([(ident, -1, view)])[0]
 
     def drain(self) -> None:
         """Until all that was submitted is sealed, at the spool's pace."""
@@ -221,28 +222,40 @@ class Pipeline:
         piece.extent.refs[piece.slot : piece.slot + len(refs)] = refs
 
     def _windows(self, buffer: bytearray, piece: Piece) -> array[int]:
-        """Window by window to the end, not step by step: what was just digested is in the cache when it is sealed."""
-        view, refs = memoryview(buffer), array("I")
-        for offset, size in windows(piece.vaddr, piece.size):
+        view, refs, kept = memoryview(buffer), array("I"), []
+        for slot, (offset, size) in enumerate(windows(piece.vaddr, piece.size)):
             at = piece.at + offset
-            is_zero = _is_zero(buffer, at, size)
-            refs.append(layout.NO_CHUNK if is_zero else self._store(view[at : at + size]))
+            refs.append(layout.NO_CHUNK)
+            if not _is_zero(buffer, at, size):
+                kept.append((slot, view[at : at + size]))
+        numbers = self._store([one for _, one in kept])
+        for (slot, _), number in zip(kept, numbers, strict=True):
+            refs[slot] = number
         return refs
 
-    def _store(self, view: memoryview) -> int:
-        ident = self._sealer.id_of(view)
+    def _store(self, views: Sequence[memoryview]) -> list[int]:
+        """Their numbers. Each step is taken with all of them, for locks and bookkeeping cost as much for one chunk as
+        for many; of a megabyte, what was digested is still in the cache when it is sealed."""
+        idents = [self._sealer.id_of(view) for view in views]
+        numbers: list[int] = []
+        fresh: list[_Fresh] = []
         with self.lock:
-            number = self._refer(ident)
-            if number is not None:
-                self.counts.reused += len(view)
-                return number
-            number = self.table.add(ident, Place(0, 0, 0, len(view)))
-        place = self._seal(ident, number, view)
-        with self.lock:
-            self.table.set_place(number, place)
-            self.counts.new += place.length
-            self.counts.new_chunks += 1
-        return number
+            for ident, view in zip(idents, views, strict=True):
+                number = self._refer(ident)
+                if number is None:
+                    number = self.table.add(ident, Place(0, 0, 0, len(view)))
+                    fresh.append((ident, number, view))
+                else:
+                    self.counts.reused += len(view)
+                numbers.append(number)
+        if fresh:
+            places = self._seal(fresh)
+            with self.lock:
+                for (_, number, _), place in zip(fresh, places, strict=True):
+                    self.table.set_place(number, place)
+                    self.counts.new += place.length
+                self.counts.new_chunks += len(fresh)
+        return numbers
 
     def _refer(self, ident: bytes) -> int | None:
         """With the lock held: the number of a chunk that this image has, or the store. None: neither."""
@@ -255,25 +268,39 @@ class Pipeline:
         pack, place = found
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
-    def _seal(self, ident: bytes, number: int, view: memoryview) -> Place:
-        codec, payload = self._codec().pack(view)
-        size = len(view)
-        length = len(payload) + OVERHEAD
+    def _seal(self, fresh: Sequence[_Fresh]) -> list[Place]:
+        """Compress, then seal straight into a pack, or two where they do not fit into one."""
+        pack = self._codec().pack
+        ready = [(*pack(view), ident, number, len(view)) for ident, number, view in fresh]
+        places: list[Place] = []
+        while len(places) < len(ready):
+            places += self._seal_into_one(ready[len(places) :])
+        return places
+
+    def _seal_into_one(self, ready: Sequence[tuple[int, Buffer, bytes, int, int]]) -> list[Place]:
+        """As many as go into the pack that is open, but one at least."""
+        places: list[Place] = []
         with self._pack_lock:
-            pack = self._room(length)
+            pack = self._room(len(ready[0][1]) + OVERHEAD)
             with self._fill_lock:
-                offset = pack.reserve(ident, number, length, size)
-            pack_number = pack.number
+                for _, payload, ident, number, size in ready:
+                    length = len(payload) + OVERHEAD
+                    if not pack.fits(length):
+                        break
+                    places.append(Place(pack.number, pack.reserve(ident, number, length, size), length, size))
         try:
-            out = memoryview(pack.buffer)[offset : offset + length]
-            self._sealer.seal_into(out, CHUNK, ident, codec, payload, size)
+            view = memoryview(pack.buffer)
+            nonces = self._sealer.nonces(len(places))
+            for place, nonce, (codec, payload, ident, _, size) in zip(places, nonces, ready, strict=False):
+                out = view[place.offset : place.offset + place.length]
+                self._sealer.seal_into(out, CHUNK, ident, codec, payload, size, nonce)
         finally:
             with self._fill_lock:
-                pack.unfilled -= 1
+                pack.unfilled -= len(places)
                 done = pack.closed and not pack.unfilled
         if done:
             self._spool.push(pack, pack.finish(self._sealer))
-        return Place(pack_number, offset, length, size)
+        return places
 
     def _room(self, length: int) -> Pack:
         """With the pack lock held: a pack with that much room. The last to fill a closed pack sends it."""

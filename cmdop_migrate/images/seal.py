@@ -27,6 +27,7 @@ HEAD = 1 + NONCE
 OVERHEAD = HEAD + TAG
 _AAD = struct.Struct(f"<14sHBBI{ID_BYTES}s")
 _MAGIC = b"cmdop-migrate\0"
+_SAME = bytes(NONCE)  # its key seals nothing: the same content must give the same value
 _CHANGED = "a sealed part was changed, swapped or damaged"
 
 
@@ -37,19 +38,35 @@ class Sealer:
         self.fingerprint = key.fingerprint
         self._aead = AESGCM(key.seal_key.reveal())
         self._id_key = key.id_key.reveal()
-        self._group_key = key.derive("groups of windows")
+        self._groups = AESGCM(key.derive("groups of windows"))
 
     def id_of(self, data: Buffer) -> bytes:
         """The chunk id: says nothing about the content to anyone without the key."""
         return blake3(data, key=self._id_key).digest()
 
     def group_of(self, data: Buffer) -> bytes:
-        """A digest of several chunks as one, which is no chunk's id."""
-        return blake3(data, key=self._group_key).digest()
+        """Tells whether several chunks are what they were, in half the time that a digest takes: a universal hash
+        (GHASH) under a key that nobody else has. Two contents get the same with a chance of 2^-110 for each megabyte,
+        as long as no such value is seen outside: keep them sealed. It is no chunk's id."""
+        return self._groups.encrypt(_SAME, b"", data)
 
-    def seal_into(self, out: memoryview, kind: int, ident: bytes, codec: int, payload: Buffer, plain_size: int) -> None:
-        """Fill `out`, which is exactly len(payload) + OVERHEAD long."""
-        nonce = os.urandom(NONCE)
+    def nonces(self, count: int) -> list[bytes]:
+        """For as many `seal_into`, at the price of one: each is a call to the kernel."""
+        data = os.urandom(NONCE * count)
+        return [data[at : at + NONCE] for at in range(0, len(data), NONCE)]
+
+    def seal_into(
+        self,
+        out: memoryview,
+        kind: int,
+        ident: bytes,
+        codec: int,
+        payload: Buffer,
+        plain_size: int,
+        nonce: bytes | None = None,
+    ) -> None:
+        """Fill `out`, which is exactly len(payload) + OVERHEAD long. `nonce`: one of `nonces`, used for nothing else."""
+        nonce = nonce or os.urandom(NONCE)
         out[0] = codec
         out[1:HEAD] = nonce
         self._aead.encrypt_into(nonce, payload, _AAD.pack(_MAGIC, FORMAT, kind, codec, plain_size, ident), out[HEAD:])
