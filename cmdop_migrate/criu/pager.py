@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import queue
 import select
@@ -27,7 +28,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -71,6 +72,27 @@ class Memory(Protocol):
 
     def fill(self, start: int, out: memoryview) -> bool:
         """What `stretch` gave, into `out`; False: zeros. Raises like `read`."""
+
+
+class Filler(Protocol):
+    """Decodes for one thread."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """BLOCK bytes, always the same."""
+
+    def fill(self, memory: Memory, start: int, size: int) -> bool:
+        """As `memory.fill` into the first `size` bytes of the buffer."""
+
+
+class _Here:
+    """In the thread itself."""
+
+    def __init__(self) -> None:
+        self.buffer = memoryview(bytearray(BLOCK))
+
+    def fill(self, memory: Memory, start: int, size: int) -> bool:
+        return memory.fill(start, self.buffer[:size])
 
 
 @dataclass(frozen=True)
@@ -192,10 +214,15 @@ class Pager:
     """One restore. Also a context manager."""
 
     def __init__(
-        self, work_dir: Path, memory: Callable[[int], Memory], on_lost: Callable[[BaseException], None]
+        self,
+        work_dir: Path,
+        memory: Callable[[int], Memory],
+        on_lost: Callable[[BaseException], None],
+        fillers: Sequence[Filler] = (),
     ) -> None:
         """`memory` gives the pages of a process by its pid inside. `on_lost`: no more can be given; when it returns,
-        nothing of the session may run."""
+        nothing of the session may run. `fillers`: who decodes what nobody waits for; else we do."""
+        self._fillers = fillers or [_Here() for _ in range(max(2, min(4, os.cpu_count() or 2)))]
         self._memory, self._on_lost = memory, on_lost
         self._spaces: list[Space] = []
         self._by_fd: dict[int, Space] = {}
@@ -340,11 +367,11 @@ class Pager:
 
     def _begin(self) -> None:
         """All processes are there."""
-        self._start(*[self._fill] * max(2, min(4, os.cpu_count() or 2)))
+        self._start(*(functools.partial(self._fill, filler) for filler in self._fillers))
 
     def _start(self, *work: Callable[[], None]) -> None:
         for one in work:
-            thread = threading.Thread(target=self._supervised, args=(one,), name=one.__name__, daemon=True)
+            thread = threading.Thread(target=self._supervised, args=(one,), name="pager", daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -376,17 +403,16 @@ class Pager:
                     break
                 time.sleep(_PAUSE)
 
-    def _fill(self) -> None:
+    def _fill(self, filler: Filler) -> None:
         """All others. Whoever waits, and the session itself, go first."""
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-        buffer = bytearray(BLOCK)
-        base = userfault.address_in(buffer)
+        base = userfault.address_in(filler.buffer)
         while not self._ended.is_set():
             claims = ((space, claim) for space in list(self._spaces) if space.missing and (claim := space.claim()))
             found = next(claims, None)
             if found is not None:
                 space, claim = found
-                is_data = space.memory.fill(claim.source, memoryview(buffer)[: claim.size])
+                is_data = filler.fill(space.memory, claim.source, claim.size)
                 space.put(claim, base if is_data else 0)
                 continue
             with self._lock:  # of a fork that was not heard of, a page would be missing still

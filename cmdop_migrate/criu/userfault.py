@@ -79,7 +79,7 @@ def address_of(data: bytes) -> int:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
 
 
-def address_in(buffer: bytearray) -> int:
+def address_in(buffer: bytearray | memoryview) -> int:
     """The same of one that is written to; it may not change its size from now on."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 

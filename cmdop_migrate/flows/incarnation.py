@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu import ctty, logs, provide, request, runner
-from cmdop_migrate.criu.pager import Pager
+from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, descriptors, hooks, leases, memory, tools
+from cmdop_migrate.flows import carry, contents, decoders, descriptors, hooks, leases, memory, tools
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
@@ -157,7 +157,7 @@ class Incarnation:
 
     def _run_lazily(self, source: memory.Source) -> None:
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
-        with Pager(self.images, source.later, self._on_lost) as pager:
+        with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
             starter = self.starter = self._run(pager, source.waiting())
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
@@ -178,6 +178,12 @@ class Incarnation:
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
+
+    def _decoders(self, source: memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
+        """Whoever waits for the store, or for little, does so by himself."""
+        if self.parent.wanted.lazy or self.image.manifest.sizes["memory"] < decoders.WORTH:
+            return contextlib.nullcontext(())
+        return decoders.started(source)
 
     def _on_lost(self, error: BaseException) -> None:
         if isinstance(error, CmdopError):

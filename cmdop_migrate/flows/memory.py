@@ -102,7 +102,11 @@ class Source:
 
     def later(self, pid: int) -> Later:
         """What of a process's memory `lay_out` left out."""
-        return Later(self.reader(Target("process", pid)))
+        return Later(pid, self.reader(Target("process", pid)))
+
+    def descriptors(self) -> set[int]:
+        """What must stay open for it to be read."""
+        return self._image.cache.descriptors()
 
     def waiting(self) -> set[int]:
         """The processes that have such memory."""
@@ -117,8 +121,8 @@ class Source:
 class Later:
     """Pages of one process that come while it runs."""
 
-    def __init__(self, reader: PageReader) -> None:
-        self._reader = reader
+    def __init__(self, pid: int, reader: PageReader) -> None:
+        self.pid, self._reader = pid, reader
 
     def later(self) -> Iterator[tuple[int, int]]:
         return ((one.vaddr, one.end) for one in self._reader.segments if one.flags & LAZY)

@@ -85,6 +85,9 @@ class Base:
     def sealed(self, number: int) -> bytes | memoryview:
         return self._cache.sealed(number)
 
+    def descriptors(self) -> set[int]:
+        return self._cache.descriptors()
+
 
 class SealedCache:
     """Answers `sealed(number)` from the file; `fill` or `start_background` brings the rest."""
@@ -133,6 +136,11 @@ class SealedCache:
     def missing(self) -> int:
         """Spans that are not here yet."""
         return len(self._state) - self._state.count(_HERE)
+
+    def descriptors(self) -> set[int]:
+        """What another process that has a copy of this must keep open, once all is here."""
+        own = {self._fd, *(fd for fd in self._links.values() if fd is not None)}
+        return own if self._base is None else own | self._base.descriptors()
 
     def sealed(self, number: int) -> bytes | memoryview:
         """The sealed bytes of a chunk, as stored; fetched now if need be."""

@@ -7,7 +7,7 @@ a damaged or stale index costs bytes, not correctness.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from blake3 import blake3
 
@@ -66,6 +66,9 @@ class Known:
 
     def merge(self, other: ChunkTable) -> None:
         """Take over what lies in usable packs, up to the limit."""
+        if not self.table.packs and len(other) <= self._limit and all(pack in self._usable for pack in other.packs):
+            self.table = other.copy()
+            return
         numbers = {n: self.table.pack_number(pack) for n, pack in enumerate(other.packs) if pack in self._usable}
         for ident, pack, offset, length, size in other.rows():
             if self.full:
@@ -91,14 +94,15 @@ def load_known(
     store: Store,
     ring: KeyRing,
     usable: Collection[str],
-    first: Iterable[ChunkTable] = (),
+    first: Mapping[str, ChunkTable] | None = None,
     limit: int = DEFAULT_LIMIT,
 ) -> Known:
     """What is known under the current key: `first` (the parent's own table), then the newest indexes, then packs that
     no index names: an upload that was cut off has left them, and was not able to leave a last word."""
+    first = first or {}
     known = Known(usable, limit)
     strays = set(usable)
-    for table in first:
+    for table in first.values():
         known.merge(table)
         strays.difference_update(table.packs)
     if not usable:
@@ -107,8 +111,8 @@ def load_known(
         checkpoint = layout.last_part(info.name)
         if known.full:
             break
-        if checkpoint is None or info.size > layout.MAX_INDEX:
-            continue
+        if checkpoint is None or checkpoint in first or info.size > layout.MAX_INDEX:
+            continue  # an index names nothing that the table of its checkpoint does not
         try:
             key, table = decode(checkpoint, store.get(info.name), ring)
         except KeyError:

@@ -65,7 +65,7 @@ class Sealer:
         plain_size: int,
         nonce: bytes | None = None,
     ) -> None:
-        """Fill `out`, which is exactly len(payload) + OVERHEAD long. `nonce`: one of `nonces`, used for nothing else."""
+        """Fill `out`, which is exactly len(payload) + OVERHEAD long. `nonce`: one of `nonces`, for nothing else."""
         nonce = nonce or os.urandom(NONCE)
         out[0] = codec
         out[1:HEAD] = nonce

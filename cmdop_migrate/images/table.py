@@ -16,6 +16,7 @@ from cmdop_migrate.images.seal import OVERHEAD
 
 RECORD = Struct(f"<{ID_BYTES}sIIII")  # id, pack number, offset, sealed length, plain size
 _PLACE = Struct("<IIII")
+_PLACES, _STARTS = Struct(f"<{ID_BYTES}xIIII"), Struct(f"<Q{RECORD.size - 8}x")  # of all, one after the other
 _COUNTS = Struct("<II")
 
 
@@ -113,16 +114,20 @@ class ChunkTable:
         if len(table.packs) != packs:
             raise ValueError("a pack is named twice")
         table.records += view[start:]
-        table._grow(count)
-        for number, (ident, pack, offset, length, size) in enumerate(table.rows()):
+        for pack, offset, length, size in _PLACES.iter_unpack(table.records):
             if pack >= packs or length < OVERHEAD or offset + length > PACK_SIZE or not 0 < size <= MAX_CHUNK:
                 raise ValueError("a chunk lies outside of any pack")
             if length > size + OVERHEAD:
                 raise ValueError("a chunk is larger sealed than raw")
-            if table.find(ident) >= 0:
-                raise ValueError("a chunk is named twice")
-            table._enter(ident, number)
+        table._grow()
         return table
+
+    def copy(self) -> ChunkTable:
+        """Another one with the same content."""
+        made = ChunkTable()
+        made.records, made.packs = self.records[:], self.packs[:]
+        made._pack_numbers, made._slots = self._pack_numbers.copy(), self._slots[:]
+        return made
 
     def _enter(self, ident: bytes, number: int) -> None:
         slots = self._slots
@@ -132,14 +137,22 @@ class ChunkTable:
             at = (at + 1) & mask
         slots[at] = number + 1
 
-    def _grow(self, count: int = 0) -> None:
-        size = len(self._slots) * 2
-        while size * 2 < count * 3 + 3:
+    def _grow(self) -> None:
+        """Room for as many again. ValueError when a chunk is there twice."""
+        count, records = len(self), self.records
+        size = 1024
+        while size < count * 2:
             size *= 2
-        self._slots = array("I", bytes(4 * size))
-        if not count:  # `decode` enters its records itself, checking each
-            for number in range(len(self)):
-                self._enter(self.ident(number), number)
+        slots, mask = array("I", bytes(4 * size)), size - 1
+        for number, (start,) in enumerate(_STARTS.iter_unpack(records), 1):
+            at = start & mask
+            while other := slots[at]:
+                ident = records[(number - 1) * RECORD.size : (number - 1) * RECORD.size + ID_BYTES]
+                if records.startswith(ident, (other - 1) * RECORD.size):
+                    raise ValueError("a chunk is named twice")
+                at = (at + 1) & mask
+            slots[at] = number
+        self._slots = slots
 
 
 def encode(packs: Sequence[str], records: bytes | bytearray) -> bytes:

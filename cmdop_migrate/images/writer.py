@@ -99,7 +99,7 @@ class ImageWriter:
         self._mark.begin()
         doomed = tombstones.doomed_packs(self._store)
         usable = set() if doomed is None else index.usable_packs(self._store, doomed)
-        first = self._parent_table() if usable else []
+        first = self._parent_table() if usable else {}
         known = index.load_known(self._store, self._ring, usable, first, self._tuning.known_chunks)
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
@@ -292,18 +292,18 @@ class ImageWriter:
                 "the upload took so long that a prune removed parts of it", "Run the checkpoint again."
             )
 
-    def _parent_table(self) -> list[ChunkTable]:
+    def _parent_table(self) -> dict[str, ChunkTable]:
         """The chunks of the parent checkpoint: the best guess at what this one needs, however old their packs are."""
         if self.parent is None:
-            return []
+            return {}
         try:
             parent = catalog.load(self._store, self._ring, self.parent, self.session)
             if parent.key != self._key.fingerprint:
-                return []
-            return [load_table(self._store, parent, self._sealer)]
+                return {}
+            return {self.parent: load_table(self._store, parent, self._sealer)}
         except (CheckpointNotFound, ImageRefused) as error:
             _logger.warning("the parent checkpoint is of no use: %s", error)
-            return []
+            return {}
 
     def _on_stored(self, pack: str, numbers: list[int], _length: int) -> None:
         """Now and then, index what is stored, so that an upload cut off at any point is not sent twice."""
