@@ -23,7 +23,6 @@ from cmdop_migrate import log
 from cmdop_migrate.criu import pager
 from cmdop_migrate.flows.memory import Later, Source
 
-WORTH = 128 << 20  # bytes of memory; less is there before they are
 _MOST = 4
 _JOB = struct.Struct("<qQQ")  # pid inside, start, size
 _ZEROS, _DATA, _REFUSED = b"0", b"1", b"2"

@@ -180,10 +180,8 @@ class Incarnation:
             self._say_done()
 
     def _decoders(self, source: memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
-        """Whoever waits for the store, or for little, does so by himself."""
-        if self.parent.wanted.lazy or self.image.manifest.sizes["memory"] < decoders.WORTH:
-            return contextlib.nullcontext(())
-        return decoders.started(source)
+        """What is still in the store comes through one process, which knows what is on its way."""
+        return contextlib.nullcontext(()) if self.parent.wanted.lazy else decoders.started(source)
 
     def _on_lost(self, error: BaseException) -> None:
         if isinstance(error, CmdopError):
