@@ -23,7 +23,8 @@ _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
 @dataclass(frozen=True)
 class Bar:
     """A promise and what became of it. `value` must be at most `limit`. `best` compares the fastest round of each
-    side: what is left when the machine's other users disturbed some rounds."""
+    side: what is left when the machine's other users disturbed some rounds. `floor`: what nobody could get below, on
+    this machine and in this run."""
 
     name: str
     where: str
@@ -31,6 +32,7 @@ class Bar:
     limit: float
     basis: str
     best: float | None = None
+    floor: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -85,11 +87,12 @@ def bars_table(bars: Iterable[Bar]) -> str:
             "" if bar.best is None else f"{bar.best:.3g}",
             f"≤ {bar.limit:g}",
             "pass" if bar.holds else "MISS",
+            "" if bar.floor is None else f"{bar.floor:.2g}",
             bar.basis,
         ]
         for bar in bars
     ]
-    return table("Bars", ["bar", "where", "measured", "best / best", "limit", "", "basis"], rows)
+    return table("Bars", ["bar", "where", "measured", "best / best", "limit", "", "floor", "basis"], rows)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ from scripts.benchlib.common import Bar, median, show, table
 Samples = Mapping[str, Sequence[float]]
 Results = Mapping[tuple[str, int], Samples]
 PEAK = 256 << 20
+CORES = os.cpu_count() or 1
+CHECKPOINTS = ("first_parked", "first", "contiguous_parked", "contiguous", "scattered_parked", "scattered", "pages")
 SECOND = ("contiguous", "scattered")  # the 5 % that the bars are about; single pages are told beside them
 
 
@@ -22,13 +25,19 @@ def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
         raw = [(before + after) / 2 for before, after in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
         undisturbed = min([*one["raw_dump"], *one["raw_dump_again"]])
         first, second = one["script_first_total"], one["script_second_total"]
-        found.append(_against("first: total / script's", where, one["first_total"], first, 0.5))
+        cpu_bound = median([a / b / CORES for a, b in zip(one["script_first_least_cpu"], first, strict=True)])
+        dump_bound = median([a / b for a, b in zip(raw, second, strict=True)])
+        for key, words in (("first_parked", "first, parked"), ("first", "first, left running")):
+            bar = _against(f"{words}: total / script's", where, one[f"{key}_total"], first, 0.5)
+            found.append(replace(bar, floor=cpu_bound))
         frozen = _against("first: frozen / raw dump", where, one["first_frozen"], raw, 1.2)
         found.append(replace(frozen, best=min(one["first_frozen"]) / undisturbed))
         for pattern in SECOND:
             new = median([a / b for a, b in zip(one[f"{pattern}_new"], one["first_stored"], strict=True)])
             found.append(Bar(f"5 % {pattern}: bytes / first's", where, new, 0.1, "stored"))
-            found.append(_against(f"5 % {pattern}: total / script's", where, one[f"{pattern}_total"], second, 0.5))
+            for key, words in ((f"{pattern}_parked", "parked"), (pattern, "left running")):
+                bar = _against(f"5 % {pattern}, {words}: total / script's", where, one[f"{key}_total"], second, 0.5)
+                found.append(replace(bar, floor=dump_bound))
             frozen = _against(f"5 % {pattern}: frozen / raw dump", where, one[f"{pattern}_frozen"], raw, 1.2)
             found.append(replace(frozen, best=min(one[f"{pattern}_frozen"]) / undisturbed))
         peak = max(max(values) for key, values in one.items() if key.endswith("_peak"))
@@ -63,14 +72,14 @@ def tables(results: Results) -> str:
 def _checkpoints(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
-        for key in ("first", "contiguous", "scattered", "pages"):
-            script = "script_first" if key == "first" else "script_second"
+        for key in CHECKPOINTS:
+            script = "script_first" if key.startswith("first") else "script_second"
             rows.append(
                 [
                     f"{store} {size}",
-                    key,
+                    key.replace("_", ", "),
                     show([*one["raw_dump"], *one["raw_dump_again"]]),
-                    show(one[f"{key}_frozen"]),
+                    "-" if key.endswith("parked") else show(one[f"{key}_frozen"]),
                     show(one[f"{script}_total"]),
                     show(one[f"{key}_total"]),
                     f"{_ratio(one, f'{key}_total', f'{script}_total'):.2f}",
@@ -125,10 +134,10 @@ def _restores(results: Results) -> str:
 def _phases(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
-        for key in ("first", "contiguous", "restore", "lazy"):
+        for key in ("first_parked", "first", "contiguous_parked", "contiguous", "restore", "lazy"):
             mark = f"{key}_phase_"
             parts = [f"{name.removeprefix(mark)} {median(v):.3f}" for name, v in one.items() if name.startswith(mark)]
-            rows.append([f"{store} {size}", key, ", ".join(parts)])
+            rows.append([f"{store} {size}", key.replace("_", ", "), ", ".join(parts)])
     return table("Where our time goes: median seconds", ["store, MiB", "what", "phases"], rows)
 
 

@@ -22,8 +22,16 @@ MEMORY = Path("/dev/shm")
 PATTERNS = ("contiguous", "scattered", "pages")
 Samples = dict[str, list[float]]
 _WATCHED = (
-    *("raw_dump", "raw_dump_again", "first_frozen", "contiguous_frozen", "script_first_total", "first_total"),
-    *("script_second_total", "contiguous_total", "raw_restore", "script_fetch", "restore_first_output"),
+    *("raw_dump", "raw_dump_again", "first_frozen", "contiguous_frozen", "script_first_total", "first_parked_total"),
+    *(
+        "first_total",
+        "script_second_total",
+        "contiguous_parked_total",
+        "contiguous_total",
+        "raw_restore",
+        "script_fetch",
+        "restore_first_output",
+    ),
     *("restore_total", "lazy_first_output"),
 )
 
@@ -67,14 +75,16 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                 for number in range(asked.rounds):
                     for name in stores:
                         places = Stores(name, folder / "stores" / f"{size}-{number}", server)
+                        apart = Stores(name, folder / "stores" / f"{size}-{number}-apart", server)
                         began = time.monotonic()
-                        samples = _round(subject, places)
+                        samples = _round(subject, places, apart)
                         for key, value in samples.items():
                             results[name, size][key].append(value)
                         took = time.monotonic() - began
                         _say(f"{size} MiB, {name}, round {number + 1}: {took:.0f} s, load {samples['load']:.1f}")
                         _say("  " + ", ".join(f"{key} {samples[key]:.2f}" for key in _WATCHED))
                         places.remove()
+                        apart.remove()
     return results
 
 
@@ -98,11 +108,15 @@ def _config(host: Host) -> Any:
     return config.load(environ=host.env())
 
 
-def _round(subject: Subject, places: Stores) -> dict[str, float]:
-    """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both."""
+def _round(subject: Subject, places: Stores, apart: Stores) -> dict[str, float]:
+    """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both. A session that is
+    parked, as after the script it is gone, waits for all of it anyway; one that goes on does not: both are measured,
+    each first checkpoint to a store of its own."""
     found: dict[str, float] = {"load": common.load()}
     found["raw_dump"] = subject.raw_dump()
     found |= subject.script(places, "script_first")
+    found |= subject.checkpoint(apart, "first_parked", park=True)
+    subject.restore(apart, "unmeasured", lazy=False)
     found |= subject.checkpoint(places, "first")
     for pattern in PATTERNS:
         subject.tell(pattern)
@@ -110,10 +124,17 @@ def _round(subject: Subject, places: Stores) -> dict[str, float]:
             found |= subject.script(places, "script_second")
         found |= subject.checkpoint(places, pattern)
     found["raw_dump_again"] = subject.raw_dump()
+    subject.tell("contiguous")
     digest = subject.digest()
+    found |= subject.checkpoint(places, "contiguous_parked", park=True)
     found["raw_restore"] = subject.twin.restore()
     found |= subject.fetch_script(places)
     found |= subject.restore(places, "restore", lazy=False)
+    if subject.digest() != digest:
+        raise RuntimeError("the memory that came back is not the memory that went")
+    subject.tell("scattered")
+    digest = subject.digest()
+    found |= subject.checkpoint(places, "scattered_parked", park=True)
     found["raw_restore_again"] = subject.twin.restore()
     found |= subject.restore(places, "lazy", lazy=True)
     if subject.digest() != digest:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.model import Record
@@ -46,6 +48,13 @@ class Stores:
     @property
     def archive(self) -> Path:
         return self.folder / "script.tar.zst"
+
+    def server_cpu(self) -> float:
+        """Seconds that the store's own process has used so far; a directory has none."""
+        if self.server is None or self.server.process is None or self.kind != "s3":
+            return 0.0
+        times = psutil.Process(self.server.process.pid).cpu_times()
+        return times.user + times.system
 
     def remove(self) -> None:
         shutil.rmtree(self.folder)
@@ -86,9 +95,11 @@ class Subject:
 
     def script(self, places: Stores, key: str) -> dict[str, float]:
         put = None
+        before = 0.0
         if places.kind == "s3":
             assert places.server is not None
             put = rivals.copier("up", places.server, places.bucket, "script.tar.zst")
+            before = places.server_cpu()
         done = rivals.script(self.criu, self.target(), self.memory, put, places.archive)
         return {
             f"{key}_total": done.total,
@@ -97,6 +108,7 @@ class Subject:
             f"{key}_send": done.send,
             f"{key}_cpu": done.cpu,
             f"{key}_stored": done.stored,
+            f"{key}_least_cpu": done.least_cpu + places.server_cpu() - before,
         }
 
     def fetch_script(self, places: Stores) -> dict[str, float]:
@@ -115,8 +127,8 @@ class Subject:
         here.unlink()
         return {"script_fetch": fetch, "script_unpack": unpack}
 
-    def checkpoint(self, places: Stores, key: str) -> dict[str, float]:
-        cost = self._call(places, "checkpoint", NAME, "--leave-running")
+    def checkpoint(self, places: Stores, key: str, park: bool = False) -> dict[str, float]:
+        cost = self._call(places, "checkpoint", NAME, *([] if park else ["--leave-running"]))
         answer = cost.answer
         found = {f"{key}_phase_{name}": seconds for name, seconds in answer["phases"].items()}
         return found | {
@@ -129,8 +141,7 @@ class Subject:
         }
 
     def restore(self, places: Stores, key: str, lazy: bool) -> dict[str, float]:
-        """Park it, bring it back. The session itself tells when it ran again."""
-        parked = self._call(places, "checkpoint", NAME)
+        """Bring it back, once it is parked. The session itself tells when it ran again."""
         before = len(self._completions())
         cost = self._call(places, "restore", NAME, *(["--lazy"] if lazy else []))
         phases = cost.answer["phases"]
@@ -138,7 +149,6 @@ class Subject:
         whole = until(lambda: self._completions()[before:] or phases.get("memory") is None, 120, "all memory is there")
         found = {f"{key}_phase_{name}": seconds for name, seconds in phases.items()}
         found |= {
-            "park_total": parked.wall,
             f"{key}_first_output": first - cost.began,
             f"{key}_total": cost.wall,
             f"{key}_cpu": cost.cpu,
