@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from cmdop_migrate.criu import request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.session import cgroup
+from tests.integration.criu_session import Session
 from tests.servers import S3Server
 
 PAYLOAD = Path(__file__).with_name("payload.py")
@@ -116,32 +118,29 @@ def unpack(archive: Path, work: Path) -> float:
 
 
 class Twin:
-    """The same program outside of any session, for `criu restore` from the command line: no namespaces, no terminal,
-    no overlay, so less for CRIU to do than with a session."""
+    """The same program in a session with nothing of ours around it: namespaces, an overlay and a terminal of its own,
+    dumped into memory-backed files, and `criu restore` of it. No network device, no holder, no cgroup to set up."""
 
     def __init__(self, criu: Criu, mib: int, work: Path, random: int) -> None:
-        self.criu, self.images, self.output = criu, work / "twin", work / "twin.out"
         self.mib, self.random = mib, random
+        self.images = work / "twin"
         self.images.mkdir()
-        with self.output.open("wb") as out:
-            process = subprocess.Popen(
-                [sys.executable, *self.program()],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                cwd="/",
-            )
-        while b"\nt 2 " not in self.output.read_bytes():
-            if process.poll() is not None:
-                raise RuntimeError(f"the program died: {self.output.read_text()[-500:]}")
-            time.sleep(0.05)
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-"))  # an overlay's own files cannot lie in memory
+        self.session = Session(self.folder / "twin", criu.argv)
         try:
-            self._criu("dump", "-t", str(process.pid))
-        finally:
-            process.kill()
-            process.wait()
-        self.printed = self.output.stat().st_size
+            self._dump()
+        except BaseException:
+            self.close()
+            raise
+
+    def _dump(self) -> None:
+        session = self.session
+        os.close(session.directory)
+        session.images, session.directory = self.images, os.open(self.images, os.O_RDONLY | os.O_CLOEXEC)
+        session.start(sys.executable, *self.program()).wait_for("t 2 ", 120)
+        session.dump(None, timeout=120)
+        self._gone()
+        session.prepare_root()
 
     def program(self, every: int = 0) -> list[str]:
         """What Python is to run, here and in the session."""
@@ -149,28 +148,24 @@ class Twin:
 
     def restore(self) -> float:
         """`criu restore` until it returns: all memory is in place, the program runs."""
-        pidfile = self.images / "pid"
-        pidfile.unlink(missing_ok=True)
-        os.truncate(self.output, self.printed)  # CRIU refuses a file that grew
         began = time.monotonic()
-        self._criu("restore", "--restore-detached", "--pidfile", str(pidfile))
+        self.session.restore(timeout=120)
         took = time.monotonic() - began
-        pid = int(pidfile.read_text())
-        os.kill(pid, signal.SIGKILL)
-        while os.path.exists(f"/proc/{pid}"):
-            time.sleep(0.01)
+        os.kill(self.session.pid, signal.SIGKILL)
+        self._gone()
         return took
 
-    def close(self) -> None:
-        shutil.rmtree(self.images)
-        self.output.unlink()
+    def _gone(self) -> None:
+        """Restored, it is our child; as it was before, init's."""
+        pid, until = self.session.pid, time.monotonic() + 30
+        self.session.gone()
+        while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+            time.sleep(0.01)
 
-    def _criu(self, verb: str, *more: str) -> None:
-        command = [*self.criu.argv, verb, "-D", str(self.images), "-o", f"{verb}.log", "-v1", *more]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=120)
-        if done.returncode != 0:
-            log = (self.images / f"{verb}.log").read_text(errors="replace")
-            raise RuntimeError(f"criu {verb}: {done.stderr!r}\n{log[-1500:]}")
+    def close(self) -> None:
+        self.session.close()
+        shutil.rmtree(self.images)
+        shutil.rmtree(self.folder)
 
 
 def warm(folder: Path, mib: int) -> None:
