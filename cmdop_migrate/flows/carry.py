@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -44,27 +45,32 @@ class Carrier:
         self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
 
     def add(self, paths: Iterable[str], carry: bool) -> None:
+        sent: dict[str, list[Future[str]]] = {}
         for path in sorted(paths):
             known = self._rows.get(path)
             if known is not None and (known[1] is not None or not carry):
                 continue
             described = self._known.describe(path)
             if described is not None:
-                self._rows[path] = described, self._carry(path, described) if carry else None
+                self._rows[path] = described, None
+                if carry:
+                    sent[path] = self._send(path, described)
+        for path, futures in sent.items():  # only now: several are digested and compressed at a time
+            self._carried(path, tuple(future.result() for future in futures))
 
-    def _carry(self, path: str, described: HostFile) -> Carried:
-        info = os.stat(path)
-        chunks = self._chunks.get(described.digest or "", [])
-        if not chunks or not all(self._writer.refer(ref) for ref in chunks):
-            chunks = self._send(path)
-            if described.digest:
-                self._chunks[described.digest] = chunks
-        return Carried(info.st_mode & 0o7777, info.st_uid, info.st_gid, tuple(chunks))
-
-    def _send(self, path: str) -> list[str]:
+    def _send(self, path: str, described: HostFile) -> list[Future[str]]:
+        """Its chunks. Those that the store has are not read again."""
+        stored = self._chunks.get(described.digest or "", [])
+        if stored and all(self._writer.refer(ref) for ref in stored):
+            return [_done(ref) for ref in stored]
         with open(path, "rb") as file:
-            futures = [self._writer.submit_named(piece) for piece in iter(lambda: file.read(MAX_CHUNK), b"")]
-        return [future.result() for future in futures]
+            return [self._writer.submit_named(piece, ahead=True) for piece in iter(lambda: file.read(MAX_CHUNK), b"")]
+
+    def _carried(self, path: str, chunks: tuple[str, ...]) -> None:
+        described, info = self._rows[path][0], os.stat(path)
+        if described.digest:
+            self._chunks[described.digest] = list(chunks)
+        self._rows[path] = described, Carried(info.st_mode & 0o7777, info.st_uid, info.st_gid, chunks)
 
     def finish(self) -> None:
         rows = [[one.as_json(), _row(carried)] for one, carried in self._rows.values()]
@@ -110,6 +116,12 @@ def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:
         raise ImageRefused(
             f"the image's list of host files is damaged: {error}", "Restore an older checkpoint."
         ) from error
+
+
+def _done(ref: str) -> Future[str]:
+    done: Future[str] = Future()
+    done.set_result(ref)
+    return done
 
 
 def _row(carried: Carried | None) -> list[Any] | None:

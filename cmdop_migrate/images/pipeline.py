@@ -111,12 +111,14 @@ class Pipeline:
 
         self._pool.submit(self._guard, work, 0)
 
-    def submit(self, data: Buffer) -> Future[int]:
-        """Store one chunk of at most MAX_CHUNK bytes, which must not change until the future is done. Its number."""
+    def submit(self, data: Buffer, ahead: bool = False) -> Future[int]:
+        """Store one chunk of at most MAX_CHUNK bytes, which must not change until the future is done. Its number.
+        `ahead`: before there is any memory, so that it may have all the workers."""
         if not 0 < len(data) <= layout.MAX_CHUNK:
             raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
         self._start(len(data))
-        return self._files.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
+        pool = self._pool if ahead else self._files
+        return pool.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
 
     def has(self, ident: bytes) -> bool:
         with self.lock:

@@ -134,8 +134,9 @@ class ImageWriter:
         `data` must not change until then. Blocks while too much is under way."""
         return self._running.submit(data)
 
-    def submit_named(self, data: Buffer) -> Future[str]:
-        """As `submit`, but the future gives the chunk's id in hex, by which a later image may refer to it."""
+    def submit_named(self, data: Buffer, ahead: bool = False) -> Future[str]:
+        """As `submit`, but the future gives the chunk's id in hex, by which a later image may refer to it. `ahead`: the
+        session does not stand still yet, and its memory is not on its way."""
         named: Future[str] = Future()
 
         def name(done: Future[int]) -> None:
@@ -145,7 +146,7 @@ class ImageWriter:
             except BaseException as error:  # noqa: BLE001 - whatever it was, it reaches who waits
                 named.set_exception(error)
 
-        self.submit(data).add_done_callback(name)
+        self._running.submit(data, ahead).add_done_callback(name)
         return named
 
     def has(self, ident: str) -> bool:
