@@ -1,5 +1,5 @@
 """`python -m cmdop_migrate`."""
 
-from cmdop_migrate.cli.main import main
+from cmdop_migrate.entry import main
 
 main()

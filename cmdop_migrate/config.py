@@ -50,6 +50,7 @@ class Config:
     bandwidth: int | None = None
     relay_credential: Path = Path(DEFAULT_STATE_DIR, "relay.credential")
     dirty_tracking: str = "auto"
+    ready: bool = True
 
     @property
     def sessions_dir(self) -> Path:
@@ -170,6 +171,11 @@ KEYS: dict[str, Setting] = {
         _one_of("auto", "off"),
         "`--pre-ship` reads only what was written since its last round, where the kernel tells; `off`: all of it",
     ),
+    "ready": Setting(
+        "true",
+        _one_of("true", "false", "1", "0"),
+        "the agent keeps a process with all code loaded, whose forks do [most commands](../decisions/0007-ready.md)",
+    ),
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
     "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
     "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
@@ -223,6 +229,7 @@ def to_environment(config: Config) -> dict[str, str]:
         "subnet": config.subnet,
         "bandwidth": f"{config.bandwidth}B" if config.bandwidth is not None else "",
         "dirty_tracking": config.dirty_tracking,
+        "ready": "true" if config.ready else "false",
         "hooks_dir": str(config.hooks_dir),
         "hook_timeout": f"{config.hook_timeout:g}s",
         "gate": config.gate or "",
@@ -265,6 +272,7 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
         bandwidth=units.size(limit) if (limit := value("bandwidth")) is not None else None,
         relay_credential=Path(must("relay_credential")),
         dirty_tracking=must("dirty_tracking"),
+        ready=must("ready") in ("true", "1"),
     )
 
 

@@ -27,6 +27,7 @@ from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
 from cmdop_migrate.flows.linkage import Linkage
 from cmdop_migrate.flows.metrics import Metrics
+from cmdop_migrate.flows.readiness import Readiness
 from cmdop_migrate.flows.vigil import Vigil
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
@@ -328,7 +329,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
     lock = Lock.take(records.config, patience=1.0)
     if lock is None:
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
-    linkage = Linkage(records.config)
+    linkage, readiness = Linkage(records.config), Readiness(records.config)
     try:
         agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -346,10 +347,12 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         agent.step()
         ready(trouble)
         linkage.start()
+        readiness.start()
         agent.vigil.start()
         agent.run()
         agent.vigil.stop()
         agent.metrics.remove()
     finally:
+        readiness.stop()
         linkage.stop()
         lock.release()

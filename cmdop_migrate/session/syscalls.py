@@ -26,6 +26,11 @@ def die_with_parent() -> None:
     _check(_libc.prctl(1, 9, 0, 0, 0), "prctl")
 
 
+def hear_of_parents_end(number: int) -> None:
+    """This signal when the thread that forked us ends."""
+    _check(_libc.prctl(1, number, 0, 0, 0), "prctl")
+
+
 def adopt_orphans() -> None:
     """Children of our children come to us when those end, not to the machine's init."""
     _check(_libc.prctl(36, 1, 0, 0, 0), "prctl")

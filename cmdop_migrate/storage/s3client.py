@@ -7,12 +7,16 @@ answer to a conditional write into a lie.
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import hashlib
 import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import boto3.session
+import botocore.loaders
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError
 
@@ -55,8 +59,27 @@ def content_crc32(body: bytes) -> str:
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
-def s3_client(place: S3Place, limits: S3Limits) -> S3Client:
-    config = Config(
+@functools.cache
+def _loader(paths: str | None) -> botocore.loaders.Loader:
+    """Of botocore's descriptions of services, which are large: read once a process, for all clients."""
+    return botocore.loaders.create_loader(paths)
+
+
+def _session(key: str | None = None) -> boto3.session.Session:
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
+    return boto3.session.Session(aws_access_key_id=key, aws_secret_access_key=key, botocore_session=core)
+
+
+def warm() -> None:
+    """Loads what every client needs. Nobody is asked anything: the credentials are made up, so none are looked for."""
+    place = S3Place("s3://none/", "none", endpoint="http://127.0.0.1:1", region="us-east-1")
+    with contextlib.suppress(BotoCoreError, ValueError):  # who needs a client is told what is wrong
+        _client(_session("none"), place, _config(S3Limits())).close()
+
+
+def _config(limits: S3Limits) -> Config:
+    return Config(
         signature_version="s3v4",
         # The MD5 is signed, and what we store is sealed: a SHA-256 over the same bytes costs more than sealing them.
         s3={"addressing_style": "path", "payload_signing_enabled": False},
@@ -69,15 +92,21 @@ def s3_client(place: S3Place, limits: S3Limits) -> S3Client:
         max_pool_connections=limits.connections,
         tcp_keepalive=True,
     )
+
+
+def s3_client(place: S3Place, limits: S3Limits) -> S3Client:
     try:
-        session = boto3.session.Session()
-        return session.client(
-            "s3",
-            endpoint_url=place.endpoint,
-            region_name=place.region or session.region_name or "us-east-1",
-            verify=place.ca,
-            config=config,
-        )
+        return _client(_session(), place, _config(limits))
     except (BotoCoreError, ValueError) as error:
         hint = "Check the address of the store, AWS_PROFILE, and the AWS config file."
         raise BadConfig(f"cannot use the store {place.url}: {error}", hint) from error
+
+
+def _client(session: boto3.session.Session, place: S3Place, config: Config) -> S3Client:
+    return session.client(
+        "s3",
+        endpoint_url=place.endpoint,
+        region_name=place.region or session.region_name or "us-east-1",
+        verify=place.ca,
+        config=config,
+    )
