@@ -99,30 +99,21 @@ def _from_file(path: str) -> str:
 class Handed:
     """A command that a fork is ready to do."""
 
-    def __init__(self, connection: _socket.socket, worker: int, alive: int) -> None:
+    def __init__(self, connection: _socket.socket, worker: int) -> None:
         self._connection, self._worker = connection, worker
-        self._alive = alive  # open as long as this process lives: the kernel kills the worker when it is not
 
     @classmethod
     def over(cls, run_dir: str) -> Handed | None:
         """None: there is nobody ready, or not for this."""
         if _in_background():
             return None  # to read from the terminal must stop us, which it does not a process of another session
-        opened: list[int] = []
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)
         try:
-            request = _request()  # before any descriptor of ours is where one of the three streams would be
-            theirs, alive = os.pipe2(os.O_CLOEXEC)
-            opened += [theirs, alive]
-            worker = _agree(connection, run_dir, request, [theirs, *_given()])
+            worker = _agree(connection, run_dir, _request())
             if worker is not None:
-                opened.remove(alive)
-                return cls(connection, worker, alive)
-        except (OSError, ValueError):
+                return cls(connection, worker)
+        except OSError:
             pass  # no such socket, nobody at it, no answer in time: as if there were none
-        finally:
-            for fd in opened:
-                os.close(fd)
         connection.close()
         return None
 
@@ -136,17 +127,23 @@ class Handed:
         poll = select.poll()
         poll.register(self._worker, select.POLLIN)
         poll.register(heard, select.POLLIN)
-        try:
-            self._connection.settimeout(None)
-            self._connection.sendall(b"go\n")
-        except OSError:
-            pass  # it is gone, which is seen at once
+        theirs, _alive = os.pipe2(os.O_CLOEXEC)  # it ends with this process: the kernel then kills the worker
+        self._go([theirs, *_given()])
+        os.close(theirs)
         while True:
             for fd, _ in poll.poll():
                 if fd == self._worker:
                     self._end()
-                for number in os.read(heard, 64):
-                    self._pass_on(number)
+                for came in os.read(heard, 64):
+                    self._pass_on(came)
+
+    def _go(self, fds: list[int]) -> None:
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        try:
+            self._connection.settimeout(None)
+            self._connection.sendmsg([b"go\n"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+        except OSError:
+            pass  # it is gone, which is seen at once
 
     def _pass_on(self, number: int) -> None:
         try:
@@ -210,7 +207,7 @@ def _request() -> bytes:
     return str(len(body)).encode() + b"\n" + body
 
 
-def _agree(connection: _socket.socket, run_dir: str, request: bytes, fds: list[int]) -> int | None:
+def _agree(connection: _socket.socket, run_dir: str, request: bytes) -> int | None:
     """The descriptor of a process that waits for our word; None when it will not do."""
     until = time.monotonic() + PATIENCE
     connection.settimeout(PATIENCE)
@@ -222,8 +219,7 @@ def _agree(connection: _socket.socket, run_dir: str, request: bytes, fds: list[i
     peer = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
     if peer[4:8] != bytes(4):
         return None  # not root's: it is not told what we were told
-    rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-    sent = connection.sendmsg([request], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    sent = 0
     while sent < len(request):
         connection.settimeout(max(0.001, until - time.monotonic()))
         sent += connection.send(request[sent:])

@@ -25,7 +25,7 @@ from cmdop_migrate.session import cgroup, launch, network
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
 OWN_GROUPS = ("holders", "agent")
-AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp")
+AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp", "ready.sock")
 CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
@@ -60,6 +60,7 @@ class Host:
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()  # put before every command: a namespace to run it in
     ttl: str = "15s"
+    ready: bool = False  # its commands are done by forks of a ready process: not where a test means a command's own pid
 
     @property
     def state(self) -> Path:
@@ -85,6 +86,7 @@ class Host:
             "CMDOP_MIGRATE_SUBNET": self.subnet,
             "CMDOP_MIGRATE_LEASE_TTL": self.ttl,
             "CMDOP_MIGRATE_HOOKS_DIR": str(self.dir / "hooks"),
+            "CMDOP_MIGRATE_READY": str(int(self.ready)),
             **self.extra,
             **more,
         }

@@ -20,7 +20,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cmdop_migrate import config as settings
 from cmdop_migrate import likeness
@@ -28,7 +28,6 @@ from cmdop_migrate.cli import readyfork
 from cmdop_migrate.session import syscalls
 
 SILENCE = 1.0  # so long a request may take to come
-FDS = 4
 LOADING = 19  # its niceness: nobody waits for it
 DISPENSABLE = b"500"  # when memory runs out, before others
 CAP_SYS_NICE = 23
@@ -62,7 +61,6 @@ class Pending:
 
     until: float
     said: bytes = b""
-    fds: list[int] = field(default_factory=list)
 
     def request(self) -> bytes | None:
         """Its body, once it is all here. ValueError when it is none."""
@@ -124,11 +122,9 @@ class Ready:
         """False when this process is of no more use to anybody."""
         one = self._pending[fd]
         try:
-            with contextlib.closing(socket.socket(fileno=os.dup(fd))) as connection:
-                data, fds, _, _ = socket.recv_fds(connection, 1 << 16, FDS, socket.MSG_CMSG_CLOEXEC)
-            one.fds += fds
+            data = os.read(fd, 1 << 16)
             one.said += data
-            request = one.request() if data and len(one.fds) <= FDS else b""
+            request = one.request() if data else b""
         except BlockingIOError:
             return True
         except (OSError, ValueError):
@@ -141,20 +137,18 @@ class Ready:
             self._drop(fd)
             return False
         else:
-            self._fork(fd, one, request)
+            self._fork(fd, request)
         return True
 
-    def _fork(self, fd: int, one: Pending, request: bytes) -> None:
+    def _fork(self, fd: int, request: bytes) -> None:
         try:
             pid = os.fork()
         except OSError:  # no more processes; the client tries in its own
             self._drop(fd)
             return
         if pid == 0:
-            readyfork.work(fd, request, one.fds, self._own)
+            readyfork.work(fd, request, self._own)
         del self._pending[fd]
-        for other in one.fds:
-            os.close(other)
         self._working[os.pidfd_open(pid)] = (pid, fd)
         if "boto3" not in sys.modules and names_s3(request):
             self._wants_s3 = True
@@ -168,8 +162,8 @@ class Ready:
         os.close(connection)
 
     def _drop(self, fd: int) -> None:
-        for other in (fd, *self._pending.pop(fd).fds):
-            os.close(other)
+        del self._pending[fd]
+        os.close(fd)
 
 
 def names_s3(request: bytes) -> bool:

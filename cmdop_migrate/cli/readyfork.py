@@ -6,6 +6,7 @@ stays different it says so and ends, and the client does the work itself.
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
 import fcntl
@@ -25,6 +26,7 @@ from typing import NoReturn
 from cmdop_migrate.cli import surroundings
 from cmdop_migrate.cli.surroundings import Differs
 
+MOST_FDS = 4  # what ends with the client, and its streams
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -49,7 +51,7 @@ class Request:
     def parse(cls, body: bytes) -> Request:
         """ValueError when it is none."""
         likeness, *rest = body.split(b"\0")
-        streams, count, words = rest[:3], int(rest[3]), rest[4:]
+        streams, count, words = rest[: len(_STREAMS)], int(rest[3]), rest[4:]
         if not 1 <= count <= len(words):
             raise ValueError("no command")
         environ = []
@@ -68,23 +70,28 @@ def _stream(text: bytes) -> Stream | None:
     return Stream(encoding, errors, line_buffering == "1", write_through == "1")
 
 
-def work(connection: int, body: bytes, fds: list[int], likeness: bytes) -> NoReturn:
+def work(connection: int, body: bytes, likeness: bytes) -> NoReturn:
     """Never returns: a fork must not run on into what its parent does."""
     code = 1
     try:
         with socket.socket(fileno=connection) as client:
             client.setblocking(True)
-            _close_others([connection, *fds])
+            _close_others(connection)
             try:
-                become(client, Request.parse(body), fds, likeness)
-            except (Differs, OSError, ValueError, IndexError, LookupError) as error:
+                request = Request.parse(body)
+                become(client, request, likeness)
+            except (Differs, OSError, ValueError, LookupError) as error:
                 client.sendall(f"no: {error}"[:200].encode("utf-8", "backslashreplace") + b"\n")
                 os._exit(0)
             own = os.pidfd_open(os.getpid())
             socket.send_fds(client, [b"ready\n"], [own])
             os.close(own)
-            if client.recv(8) != b"go\n":
+            word, passed, _, _ = client.recvmsg(8, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC)
+            if word != b"go\n":
                 os._exit(0)  # it does its work itself, or is gone
+            alive, *streams = array.array("i", passed[0][2])
+            _die_with(alive)
+            _open_streams(request.streams, streams)
             code = _run(client)
     except OSError:  # the client is gone before it said anything
         pass
@@ -92,29 +99,23 @@ def work(connection: int, body: bytes, fds: list[int], likeness: bytes) -> NoRet
         os._exit(code)
 
 
-def _close_others(kept: list[int]) -> None:
+def _close_others(kept: int) -> None:
     """Of the ready process, its other clients and their forks nothing stays open but the three streams, for now."""
-    first = 3
-    for fd in sorted(kept):
-        os.closerange(first, fd)
-        first = fd + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(3, kept)
+    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
 
 
-def become(client: socket.socket, request: Request, fds: list[int], likeness: bytes) -> None:
+def become(client: socket.socket, request: Request, likeness: bytes) -> None:
+    """All but its streams. Those come with the word to begin: were they on their way to a process that hangs, nobody
+    who reads what the client prints would see its end."""
     if request.likeness != likeness:
         raise Differs("another program")
-    alive, *streams = fds
-    if len(streams) != sum(one is not None for one in request.streams) or len(request.streams) != len(_STREAMS):
-        raise Differs("descriptors")
     pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != 0 or pid <= 0:
         raise Differs("user")
-    _die_with(alive)
     os.setsid()
     peer = surroundings.Peer(pid)
     peer.take_over()
-    _open_streams(request.streams, streams)
     os.environ.clear()
     for key, value in request.environ:
         os.environb[key] = value
