@@ -60,7 +60,9 @@ class Host:
     extra: dict[str, str] = field(default_factory=dict)
     prefix: tuple[str, ...] = ()  # put before every command: a namespace to run it in
     ttl: str = "15s"
-    ready: bool = False  # its commands are done by forks of a ready process: not where a test means a command's own pid
+    # Its commands are done by forks of a ready process: not where a test means a command's own pid. READY=1 in the
+    # environment of the suite: everywhere, to see what else minds.
+    ready: bool = field(default_factory=lambda: os.environ.get("READY") == "1")
 
     @property
     def state(self) -> Path:
