@@ -101,8 +101,10 @@ def work(connection: int, body: bytes, likeness: bytes) -> NoReturn:
 
 def _close_others(kept: int) -> None:
     """Of the ready process, its other clients and their forks nothing stays open but the three streams, for now."""
-    os.closerange(3, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd != kept:
+            with contextlib.suppress(OSError):  # that of the listing is closed already
+                os.close(fd)
 
 
 def become(client: socket.socket, request: Request, likeness: bytes) -> None:

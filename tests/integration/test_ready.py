@@ -20,6 +20,7 @@ from tests import readies
 from tests.crash.witness import Witness
 from tests.hosts import CM, PROJECT, Host, a_host, open_files, until
 from tests.readies import OFF
+from tests.servers import seaweed
 
 ECHO = "stty -echo; while read line; do echo got-$line; done"
 HELD = "echo $$ > {0}/held.new; mv {0}/held.new {0}/held; exec sleep 60"
@@ -174,6 +175,29 @@ def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
             ends.append(reader.communicate(timeout=20))
     assert ends[0] == ends[1]
     until(lambda: not readies.forks(shared), 5, "the fork ends")
+
+
+def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> None:
+    readies.wait(shared)
+    long = {f"LONG_{number}": "x" * 100_000 for number in range(12)}
+    odd = "caf\udce9-\u263a"  # a byte that is no UTF-8, and characters that are
+    found = []
+    for env in (OFF, {}):
+        done = readies.run(shared, "send", "w", odd, "--enter", "--actor", f"a{len(found)}", env={**long, **env})
+        assert (done.status, done.out, done.err) == (0, b"", b"")
+        found.append(done.faults)
+    assert found[1] < found[0] / 2
+    until(lambda: shared.cm("output", "w").stdout.count(b"got-" + odd.encode("utf-8", "surrogateescape")) == 2)
+
+
+def test_many_at_once(shared: Host) -> None:
+    readies.wait(shared)
+    begun = [
+        subprocess.Popen([*CM, "send", "w", f"many-{number}-", "--enter"], env=shared.env(), cwd="/")
+        for number in range(12)
+    ]
+    assert [one.wait(60) for one in begun] == [0] * 12
+    until(lambda: all(shared.output("w").count(f"got-many-{number}-") == 1 for number in range(12)), 5, "each once")
 
 
 def test_nothing_is_done_before_the_client_says_so(shared: Host) -> None:
@@ -406,3 +430,20 @@ def test_no_ready_process_where_the_settings_say_so(tmp_path: Path) -> None:
         host.start("sleep", "1000", name="w")
         time.sleep(2)
         assert readies.process(host) is None and not (host.run / "ready.sock").exists()
+
+
+def test_what_s3_takes_is_loaded_once_somebody_uses_it(own: Host, tmp_path: Path) -> None:
+    with seaweed(tmp_path) as server:
+        own.extra |= server.environ()
+        own.start("sleep", "1000", name="w")
+        one = readies.wait(own)
+        before = one.memory_info().rss
+        url = server.url(server.new_bucket())
+        own.ok("--store", url, "checkpoint", "w", "--leave-running")
+        until(lambda: one.memory_info().rss > before + (8 << 20), 10, "it is loaded")
+        assert readies.wait(own).pid == one.pid
+        assert one.num_threads() == 1 and one.num_fds() == 5
+        without = readies.run(own, "--store", url, "checkpoints", "ls", env=OFF)
+        done = readies.run(own, "--store", url, "checkpoints", "ls")
+        assert (done.status, alike(done.out), done.err) == (0, alike(without.out), without.err)
+        assert done.faults < without.faults / 2
