@@ -210,6 +210,8 @@ def _settle() -> None:
     """What was loaded is never looked through by the collector, whose marks would copy every page in every fork."""
     gc.collect()
     gc.freeze()
+    if len(os.listdir("/proc/self/task")) > 1:
+        sys.exit("something that was loaded has started a thread: no fork of this process would be safe")
 
 
 @contextlib.contextmanager
