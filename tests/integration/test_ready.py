@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -328,6 +329,28 @@ def test_stopped_and_continued_with_its_client_and_killed_as_it(own: Host) -> No
         assert b"got-two" in command.stdout.readline()
         fork.kill()
         assert command.wait(5) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("words", [["output", "w", "--follow"], ["--json", "output", "w", "--follow"]])
+def test_a_fork_of_which_nobody_knows_how_it_ended_is_said_to_be_lost(own: Host, words: list[str]) -> None:
+    """And its work is not done again."""
+    own.start("bash", "-c", ECHO, name="w")
+    one = readies.wait(own)
+    own.ok("send", "w", "one", "--enter")
+    with readies.begun(own, *words) as command:
+        fork = readies.fork_of(own)
+        assert command.stdout is not None and b"got-one" in command.stdout.readline()
+        one.suspend()
+        try:
+            fork.kill()
+            out, err = command.communicate(timeout=10)
+        finally:
+            one.resume()
+    assert command.returncode == 1
+    if "--json" in words:
+        assert json.loads(out)["error"]["code"] == "unexpected" and not err
+    else:
+        assert not out and err.startswith(b"cmdop-migrate: the process that did the work was killed\n  See")
 
 
 def test_ignored_signals_stay_ignored(own: Host) -> None:
