@@ -12,10 +12,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from cmdop_migrate.session import cgroup
 
 _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
 
@@ -181,58 +183,69 @@ def load() -> float:
 
 
 def call(argv: Sequence[str], env: Mapping[str, str], timeout: float = 300.0) -> Cost:
-    """Run one command that answers in JSON, and see what it costs."""
-    began, clock = time.time(), time.monotonic()
-    process = subprocess.Popen(
-        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/"
-    )
-    peaks: dict[int, int] = {}
-    ended = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(process.pid, peaks, ended), name="watch")
-    watcher.start()
-    timer = threading.Timer(timeout, process.kill)
-    timer.start()
-    try:
-        assert process.stdout is not None and process.stderr is not None
-        out, err = process.stdout.read(), process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        wall = time.monotonic() - clock
-        process.returncode = os.waitstatus_to_exitcode(status)
-    finally:
-        if process.returncode is None:  # we were interrupted: it must not go on behind our back
-            process.kill()
+    """Run one command that answers in JSON, and see what it costs. What is done for it by a fork of another process is
+    done in its cgroup: that is what is looked at."""
+    with _group() as group:
+        process = subprocess.Popen(
+            argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+            preexec_fn=lambda: cgroup.join(group),
+        )  # fmt: skip
+        began, clock = time.time(), time.monotonic()  # the program has just begun: to join a cgroup takes milliseconds
+        peaks: dict[int, int] = {}
+        ended = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(group, peaks, ended), name="watch")
+        watcher.start()
+        timer = threading.Timer(timeout, process.kill)
+        timer.start()
+        try:
+            assert process.stdout is not None and process.stderr is not None
+            out, err = process.stdout.read(), process.stderr.read()
             process.wait()
-        timer.cancel()
-        ended.set()
-        watcher.join()
+            wall = time.monotonic() - clock
+        finally:
+            if process.returncode is None:  # we were interrupted: it must not go on behind our back
+                process.kill()
+                process.wait()
+            timer.cancel()
+            ended.set()
+            watcher.join()
+        cpu = cgroup.cpu_seconds(group)
     if process.returncode != 0:
         raise RuntimeError(f"{argv}: exit {process.returncode}\n{out.decode()[-800:]}\n{err.decode()[-2000:]}")
-    cpu = usage.ru_utime + usage.ru_stime
     return Cost(wall, cpu, max(peaks.values(), default=0), began, json.loads(out))
 
 
-def _watch(root: int, peaks: dict[int, int], ended: threading.Event) -> None:
+@contextmanager
+def _group() -> Iterator[str]:
+    """A cgroup for one command. What goes on when that is done, such as memory on its way, goes on outside."""
+    mount = cgroup.mount_point()
+    assert mount is not None, "sessions need cgroup v2"
+    group = f"{mount}/bench-{os.getpid()}-{time.monotonic_ns()}"
+    cgroup.create(group)
+    try:
+        yield group
+    finally:
+        for pid in cgroup.pids(group):
+            with suppress(OSError):  # it has ended meanwhile
+                cgroup.join(mount, pid)
+        cgroup.remove(group)
+
+
+def _watch(group: str, peaks: dict[int, int], ended: threading.Event) -> None:
     """VmHWM only grows, so the last look before the end is what counts; what is missed is what grew after it."""
     while not ended.wait(0.03):
-        for pid in _family(root):
-            peaks[pid] = max(peaks.get(pid, 0), _high_water(pid))
+        for pid in cgroup.pids(group):
+            if _is_ours(pid):
+                peaks[pid] = max(peaks.get(pid, 0), _high_water(pid))
 
 
-def _family(root: int) -> list[int]:
-    """The command and the workers it forked; not CRIU, not a holder, not the session."""
-    found, left = [], [root]
-    while left:
-        pid = left.pop()
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"cmdop_migrate" not in command or b"holder" in command:
-                continue
-            found.append(pid)
-            for task in os.listdir(f"/proc/{pid}/task"):
-                left += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
+def _is_ours(pid: int) -> bool:
+    """The command, and the workers it has or forked; not CRIU, not a holder, not the session."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False  # ended between two looks
+    return b"cmdop_migrate" in command and b"holder" not in command
 
 
 def _high_water(pid: int) -> int:
