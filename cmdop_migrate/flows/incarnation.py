@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import ctty, logs, provide, request, runner
+from cmdop_migrate.criu import ctty, logs, request, runner, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
@@ -120,7 +120,7 @@ class Incarnation:
     def _is_lazy(self) -> bool:
         if self.image.manifest.sizes["memory"] <= EAGER_BELOW and not self.parent.wanted.lazy:
             return False
-        return "uffd-noncoop" in provide.features(self.criu, ("uffd-noncoop",))
+        return userfault.is_possible()
 
     def _lay_files(self) -> None:
         points = list(self.record.layers)

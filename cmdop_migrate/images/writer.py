@@ -20,7 +20,7 @@ from typing import Any
 from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
-from cmdop_migrate.images import catalog, index, layout, manifest, tombstones
+from cmdop_migrate.images import catalog, feed, index, layout, manifest, tombstones
 from cmdop_migrate.images.chunks import PageTable, table_of
 from cmdop_migrate.images.codec import Buffer
 from cmdop_migrate.images.earlier import Earlier, Kept
@@ -42,9 +42,10 @@ _logger = log.get("images.writer")
 
 @dataclass(frozen=True)
 class Tuning:
-    """Memory and threads. Peak memory is about 56 MiB of input buffers + pack_buffers and uploaders times 8 MiB."""
+    """Memory and threads. Peak memory is about `buffers` MiB of input + pack_buffers and uploaders times 8 MiB."""
 
     workers: int | None = None
+    buffers: int = feed.BUFFERS
     uploaders: int = UPLOADERS
     pack_buffers: int = BUFFERS
     known_chunks: int = index.DEFAULT_LIMIT
@@ -111,7 +112,10 @@ class ImageWriter:
             self._spool.hold()
         aside = self._spill_dir if self._put_off else None
         recognise = self._pipeline.submit_known if self._groups else None
-        self._feed = PageFeed(self._pipeline.submit_extents, self._pipeline.check, aside=aside, recognise=recognise)
+        buffers = self._tuning.buffers if self._put_off else self._tuning.buffers // 2  # else nobody is in a hurry
+        self._feed = PageFeed(
+            self._pipeline.submit_extents, self._pipeline.check, buffers, aside=aside, recognise=recognise
+        )
 
     @property
     def feed(self) -> PageFeed:

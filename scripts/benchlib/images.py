@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tempfile
 import time
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.flows import tools
+from cmdop_migrate.likeness import SOCKET
 from scripts.benchlib import common, rivals
 from scripts.benchlib.imagereport import bars, tables
 from scripts.benchlib.moves import Stores, Subject
-from tests.hosts import Host, a_host
+from tests.hosts import CM, Host, a_host, until
 from tests.servers import seaweed
 
 MEMORY = Path("/dev/shm")
@@ -63,6 +65,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
         server = stack.enter_context(seaweed(folder)) if "s3" in stores else None
         extra = server.environ() if server else {}
         host = stack.enter_context(a_host(folder / "host", extra=extra, ready=True))  # as it is unless one turns it off
+        stack.enter_context(_served(host))
         if warm_up:
             rivals.warm(memory, 2 * max(sizes) + max(sizes) // 2)
         for size in sizes:
@@ -90,6 +93,18 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                         places.remove()
                         apart.remove()
     return results
+
+
+@contextmanager
+def _served(host: Host) -> Iterator[None]:
+    """With an agent that stays, as scripts/install sets it up: what a command starts leaves with the last session."""
+    host.dir.mkdir(exist_ok=True)
+    with subprocess.Popen([*CM, "agent"], env=host.env(), cwd="/", stdout=subprocess.DEVNULL) as agent:
+        try:
+            until((host.run / SOCKET).exists, 30, "the agent's ready process is there")
+            yield
+        finally:
+            agent.terminate()
 
 
 @contextmanager

@@ -37,6 +37,8 @@ class Stores:
         if self.kind == "s3":
             assert self.server is not None
             self.bucket = self.server.new_bucket()
+            # What is new to the server is made at the first write, in half a second: neither side is to wait for that.
+            self.server.client().put_object(Bucket=self.bucket, Key="first", Body=b"1")
 
     @property
     def url(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pager_subject import PAGE, pattern
 
+from cmdop_migrate.criu import provide, userfault
 from cmdop_migrate.criu.pager import SOCKET, Pager
 from cmdop_migrate.errors import ImageRefused, Unexpected
 from tests.hosts import until
+from tests.integration.criu_session import find_criu, version
 
 BASE, PAGES = 0x1000_0003, 4000  # not at the edge of a window
 WINDOW = 16
@@ -194,3 +197,13 @@ def test_closing_leaves_no_descriptor(tmp_path: Path) -> None:
         said(process, "RUNS")
         assert pager.wait()
     until(lambda: len(os.listdir("/proc/self/fd")) == len(before), 5, "descriptors are closed")
+
+
+def test_the_kernel_says_what_criu_says_of_it() -> None:
+    criu = provide.Criu(find_criu(), version(find_criu()), "private")
+    assert userfault.is_possible() == bool(provide.features(criu, ("uffd-noncoop",)))
+
+
+def test_an_unknown_machine_gets_its_memory_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "pdp11")
+    assert not userfault.is_possible()
