@@ -71,7 +71,8 @@ def is_possible() -> bool:
         return False
     finally:
         os.close(fd)
-    return struct.unpack("<QQQ", request)[1] & _NEEDED == _NEEDED
+    _, features, _ = struct.unpack("<QQQ", request)
+    return bool(features & _NEEDED == _NEEDED)
 
 
 def read(fd: int) -> list[Event]:

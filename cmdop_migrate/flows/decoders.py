@@ -39,6 +39,8 @@ def started(source: Source) -> Iterator[list[pager.Filler]]:
             made.append(Decoder(source))
         yield list(made)
     finally:
+        for one in made:  # all are told before one is waited for
+            one.dismiss()
         for one in made:
             one.close()
 
@@ -73,9 +75,13 @@ class Decoder:
         except OSError:
             return b""
 
-    def close(self) -> None:
-        """No thread uses it any more."""
+    def dismiss(self) -> None:
+        """No thread uses it any more: it may end."""
         self._sock.close()
+
+    def close(self) -> None:
+        """Until it has ended."""
+        self.dismiss()
         until = time.monotonic() + _PATIENCE
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > until:
