@@ -44,7 +44,7 @@ class Aside:
         self._submit, self._release = submit, release
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115  closed in stop()
-        self._seal = AESGCM(AESGCM.generate_key(256))
+        self._seal = AESGCM(AESGCM.generate_key(128))  # of one use, on one machine: a session waits for it
         self._waiting: queue.SimpleQueue[tuple[bytearray, Sequence[Extent]] | None] = queue.SimpleQueue()
         self._kept: list[_Kept] = []
         self._zeros = b""

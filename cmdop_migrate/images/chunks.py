@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from struct import Struct, error
 
 from cmdop_migrate.errors import ImageRefused
@@ -93,13 +93,16 @@ class PageTable:
         first = self._first[bisect_right(self._starts, segment.vaddr) - 1]
         return first + vaddr // WINDOW - segment.vaddr // WINDOW
 
-    def sized_refs(self) -> Iterator[tuple[int, int]]:
-        """(chunk number, size its window demands) of all windows, in order."""
-        refs = iter(self.refs)
-        for segment in self.segments:
-            if segment.present:
-                for _, size in windows(segment.vaddr, segment.pages * PAGE):
-                    yield next(refs), size
+    def sized_refs(self) -> Iterator[tuple[array[int], int]]:
+        """(chunk numbers, size that their windows demand) of all windows, in order: those of a segment between its
+        first and its last at once."""
+        for segment, (at, end) in zip(self.segments, pairwise(self._first), strict=True):
+            if end - at == 1:
+                yield self.refs[at:end], segment.pages * PAGE
+            elif end > at:
+                yield self.refs[at : at + 1], WINDOW - segment.vaddr % WINDOW
+                yield self.refs[at + 1 : end - 1], WINDOW
+                yield self.refs[end - 1 : end], (segment.end - 1) % WINDOW + 1
 
     def encode(self) -> bytes:
         refs = array("I", self.refs)

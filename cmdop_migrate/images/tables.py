@@ -73,6 +73,8 @@ def check_packs(store: Store, needed: Mapping[str, int]) -> None:
 def check_refs(pages: PageTable, table: ChunkTable) -> None:
     """ImageRefused unless every window refers to a chunk of just its size."""
     sizes = array("I", (size for *_, size in table.rows()))
-    for number, size in pages.sized_refs():
-        if number != layout.NO_CHUNK and (number >= len(sizes) or sizes[number] != size):
+    for refs, size in pages.sized_refs():
+        numbers = set(refs)
+        numbers.discard(layout.NO_CHUNK)
+        if max(numbers, default=-1) >= len(sizes) or any(sizes[number] != size for number in numbers):
             raise pages_refused("a window refers to a chunk that is missing or of another size")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,10 +97,12 @@ class ImageWriter:
     def begin(self) -> None:
         """Mark the upload, then read what is doomed, then what exists: this order is the protocol (retention.py).
         Takes a moment on a large store, so call it before the freeze."""
-        self._mark.begin()
-        doomed = tombstones.doomed_packs(self._store)
-        usable = set() if doomed is None else index.usable_packs(self._store, doomed)
-        first = self._parent_table() if usable else {}
+        with ThreadPoolExecutor(1, "parent") as pool:
+            parent = pool.submit(self._parent_table)  # what it names counts only where it is usable
+            self._mark.begin()
+            doomed = tombstones.doomed_packs(self._store)
+            usable = set() if doomed is None else index.usable_packs(self._store, doomed)
+            first = parent.result() if usable else {}
         known = index.load_known(self._store, self._ring, usable, first, self._tuning.known_chunks)
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders

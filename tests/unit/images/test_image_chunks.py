@@ -72,7 +72,7 @@ def feed_all(
     feed.stop()
     table = table_of(feed.extents["t"])
     for slot, ref in enumerate(table.refs):
-        assert len(order[ref]) == [size for _, size in table.sized_refs()][slot]
+        assert len(order[ref]) == [size for refs, size in table.sized_refs() for _ in refs][slot]
     return table, chunks
 
 
