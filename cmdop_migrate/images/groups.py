@@ -1,8 +1,10 @@
-"""What a megabyte of memory was cut into last time: found by one digest, instead of one for each window.
+"""What a megabyte of memory was cut into last time: found by one hash, instead of one digest for each window.
 
 A digest of 64 KiB is so quick that two threads spend more time on waiting for the
 interpreter than on digesting, and a frozen session waits for both. So memory that did not
-change is recognised by the megabyte; what did is looked at window by window.
+change is recognised by the megabyte; what did is looked at window by window. Equal hashes
+mean equal bytes only as long as nobody else knows any of them (seal.py): they never leave
+this host unsealed.
 
 A hint, kept on this host beside the session: without it a checkpoint takes longer, and is the same.
 It is sealed, and bound to the checkpoint it was made with. It never grows past a limit.
