@@ -30,7 +30,7 @@ class Offspring:
         if self.pid == 0:
             _live(theirs, answer, keep, nice)
         theirs.close()
-        self.is_there = True
+        self.is_there, self._buried = True, False
 
     def ask(self, message: bytes) -> bytes:
         """Its answer; nothing when it has none, now and from then on."""
@@ -47,15 +47,16 @@ class Offspring:
         self._sock.close()
 
     def close(self) -> None:
-        """Until it has ended."""
+        """Until it has ended. Once more is as good as once."""
         self.dismiss()
+        self.is_there = False
         until = time.monotonic() + PATIENCE
-        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+        while not self._buried:
             if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                return
-            time.sleep(0.001)
+            self._buried = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            if not self._buried:
+                time.sleep(0.001)
 
 
 def close_all(some: Collection[Offspring]) -> None:
