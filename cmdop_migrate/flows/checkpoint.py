@@ -40,7 +40,7 @@ from cmdop_migrate.flows.dumping import Dump
 from cmdop_migrate.flows.rounds import KEPT, Rounds
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.writer import ImageWriter, Tuning
+from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import affinity, cgroup, connections, syscalls, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
@@ -226,7 +226,6 @@ class _Checkpoint:
         writer = ImageWriter(
             store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
             hold=goes_on and is_far, put_off=goes_on, hints=self.directory / "memory.groups",
-            tuning=Tuning(processes=os.cpu_count() or 1),
         )  # fmt: skip
         try:
             writer.begin()

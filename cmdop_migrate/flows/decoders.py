@@ -1,24 +1,32 @@
-"""Memory on its way back is decoded by processes of their own (offspring.py).
+"""Memory on its way back is decoded by processes of their own.
 
-Each has a megabyte that we see, too: it is told what to put there, and says when it is done.
+A chunk is opened so quickly that two threads of one process wait for each other's interpreter more than they
+decode. Each process here has a megabyte that we see, too: it is told what to put there, and says when it is done.
+
+It has nothing of ours but the sealed image: no lock, no terminal, no userfaultfd. It ends when we do, whatever
+becomes of us; whatever becomes of it, its work is done here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import mmap
 import os
+import signal
+import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 
-from cmdop_migrate import log, offspring
+from cmdop_migrate import log
 from cmdop_migrate.criu import pager
 from cmdop_migrate.flows.memory import Later, Source
-from cmdop_migrate.offspring import Offspring
 
 _MOST = 4
 _JOB = struct.Struct("<qQQ")  # pid inside, start, size
-_ZEROS, _DATA = b"0", b"1"
+_ZEROS, _DATA, _REFUSED = b"0", b"1", b"2"
+_PATIENCE = 1.0
 _log = log.get("decoders")
 
 
@@ -31,7 +39,10 @@ def started(source: Source) -> Iterator[list[pager.Filler]]:
             made.append(Decoder(source))
         yield list(made)
     finally:
-        offspring.close_all([one.process for one in made])
+        for one in made:  # all are told before one is waited for
+            one.dismiss()
+        for one in made:
+            one.close()
 
 
 class Decoder:
@@ -40,19 +51,66 @@ class Decoder:
     def __init__(self, source: Source) -> None:
         """`source` has all of its image on this machine, and nobody uses it at this moment."""
         self.buffer = memoryview(mmap.mmap(-1, pager.BLOCK))
-
-        def decode(job: bytes) -> bytes:
-            pid, start, size = _JOB.unpack(job)
-            return _DATA if source.later(pid).fill(start, self.buffer[:size]) else _ZEROS
-
-        self.process = Offspring(decode, source.descriptors(), pager.NICE)
+        self._sock, theirs = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _decode(source, theirs, self.buffer)
+        theirs.close()
+        self._is_there = True
 
     def fill(self, memory: pager.Memory, start: int, size: int) -> bool:
         assert isinstance(memory, Later)
-        was_there = self.process.is_there
-        answer = self.process.ask(_JOB.pack(memory.pid, start, size))
-        if answer:
+        answer = self._ask(_JOB.pack(memory.pid, start, size)) if self._is_there else b""
+        if answer in (_ZEROS, _DATA):
             return answer == _DATA
-        if was_there:  # it died, or has seen what we must see ourselves to say what is wrong
+        if self._is_there:  # it died, or has seen what we must see ourselves to say what is wrong
             _log.info("a decoder gave up: its work is done here")
+            self._is_there = False
         return memory.fill(start, self.buffer[:size])
+
+    def _ask(self, job: bytes) -> bytes:
+        try:
+            self._sock.sendall(job)
+            return self._sock.recv(1)
+        except OSError:
+            return b""
+
+    def dismiss(self) -> None:
+        """No thread uses it any more: it may end."""
+        self._sock.close()
+
+    def close(self) -> None:
+        """Until it has ended."""
+        self.dismiss()
+        until = time.monotonic() + _PATIENCE
+        while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() > until:
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+                return
+            time.sleep(0.001)
+
+
+def _decode(source: Source, sock: socket.socket, buffer: memoryview) -> None:
+    """The process. Never returns."""
+    try:
+        gc.disable()  # what it has inherited stays shared
+        _close_all_but({sock.fileno(), *source.descriptors()})
+        os.nice(pager.NICE)
+        while len(job := sock.recv(_JOB.size, socket.MSG_WAITALL)) == _JOB.size:
+            pid, start, size = _JOB.unpack(job)
+            try:
+                is_data = source.later(pid).fill(start, buffer[:size])
+            except BaseException:  # noqa: BLE001 - who asked will run into the same, and can say so
+                sock.sendall(_REFUSED)
+            else:
+                sock.sendall(_DATA if is_data else _ZEROS)
+    finally:
+        os._exit(0)
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            with contextlib.suppress(OSError):  # the one we list with
+                os.close(fd)

@@ -15,7 +15,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cmdop_migrate import offspring
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import Extent, window_count, windows
 from cmdop_migrate.images.codec import Buffer, Codec
@@ -23,14 +22,11 @@ from cmdop_migrate.images.groups import GROUP, LEAST, NO_IDENT, Groups, Piece, p
 from cmdop_migrate.images.index import Known
 from cmdop_migrate.images.packs import Pack
 from cmdop_migrate.images.seal import CHUNK, OVERHEAD, Sealer
-from cmdop_migrate.images.sealing import SealingProcess
 from cmdop_migrate.images.spool import Spool
 from cmdop_migrate.images.table import ChunkTable, Place
 
 T = TypeVar("T")
 _Fresh = tuple[bytes, int, memoryview]  # id, number, content
-_Ready = tuple[bytes, int, int, int, Buffer]  # id, number, size, codec and payload; or _SEALED, and all of it
-_SEALED = -1
 _ZEROS = bytes(GROUP)
 _SHORT_ZEROS = memoryview(_ZEROS)
 PENDING = 24 << 20  # bytes of submitted data that wait for a worker
@@ -51,15 +47,8 @@ class Pipeline:
     """Turns bytes into numbers of chunks in `table`, each stored or on its way."""
 
     def __init__(
-        self,
-        sealer: Sealer,
-        known: Known,
-        spool: Spool,
-        workers: int | None = None,
-        groups: Groups | None = None,
-        processes: Sequence[SealingProcess] = (),
+        self, sealer: Sealer, known: Known, spool: Spool, workers: int | None = None, groups: Groups | None = None
     ) -> None:
-        """`processes` do for the workers what takes long; without one a worker does it itself."""
         self.table = ChunkTable()
         self.counts = Counts()
         self.lock = threading.Lock()  # table and counts
@@ -71,11 +60,9 @@ class Pipeline:
         self._pack_lock = threading.Lock()  # may wait for the store, inside
         self._fill_lock = threading.Lock()  # `closed` and `unfilled` of packs: whoever has filled a pack never waits
         self._local = threading.local()
-        self._processes = processes
-        self._unused = list(processes)  # by a thread; each is one thread's for good
         self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
         # A frozen session waits for its files to be captured: they do not queue behind its memory.
-        self._files = ThreadPoolExecutor(1, "seal-files", initializer=self._do_without)
+        self._files = ThreadPoolExecutor(1, "seal-files")
         self._idle = threading.Condition()
         self._tasks = 0
         self._bytes = 0
@@ -149,7 +136,7 @@ class Pipeline:
         """Seal one chunk into the current pack without entering it in the table: for the table itself."""
         view = memoryview(data)
         ident = self._sealer.id_of(view)
-        return ident, self._pack_up(self._compressed([(ident, -1, view)]))[0]
+        return ident, self._seal([(ident, -1, view)])[0]
 
     def drain(self) -> None:
         """Until all that was submitted is sealed, at the spool's pace."""
@@ -167,7 +154,6 @@ class Pipeline:
     def stop(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=False)
         self._files.shutdown(wait=True, cancel_futures=False)
-        offspring.close_all([one.process for one in self._processes])
 
     def _start(self, size: int) -> None:
         self.check()
@@ -244,7 +230,7 @@ class Pipeline:
             refs.append(layout.NO_CHUNK)
             if not _is_zero(buffer, at, size):
                 kept.append((slot, view[at : at + size]))
-        numbers = self._store([one for _, one in kept]) if kept else []
+        numbers = self._store([one for _, one in kept])
         for (slot, _), number in zip(kept, numbers, strict=True):
             refs[slot] = number
         return refs
@@ -252,26 +238,20 @@ class Pipeline:
     def _store(self, views: Sequence[memoryview]) -> list[int]:
         """Their numbers. Each step is taken with all of them, for locks and bookkeeping cost as much for one chunk as
         for many; of a megabyte, what was digested is still in the cache when it is sealed."""
-        process = self._process()
-        idents = process.digest(views) if process is not None else None
-        if idents is None:
-            process, idents = None, [self._sealer.id_of(view) for view in views]
+        idents = [self._sealer.id_of(view) for view in views]
         numbers: list[int] = []
         fresh: list[_Fresh] = []
-        which: list[int] = []
         with self.lock:
-            for at, (ident, view) in enumerate(zip(idents, views, strict=True)):
+            for ident, view in zip(idents, views, strict=True):
                 number = self._refer(ident)
                 if number is None:
                     number = self.table.add(ident, Place(0, 0, 0, len(view)))
                     fresh.append((ident, number, view))
-                    which.append(at)
                 else:
                     self.counts.reused += len(view)
                 numbers.append(number)
         if fresh:
-            sealed = process.seal(which) if process is not None else None
-            places = self._pack_up(self._sealed(fresh, sealed) if sealed is not None else self._compressed(fresh))
+            places = self._seal(fresh)
             with self.lock:
                 for (_, number, _), place in zip(fresh, places, strict=True):
                     self.table.set_place(number, place)
@@ -290,42 +270,32 @@ class Pipeline:
         pack, place = found
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
-    def _compressed(self, fresh: Sequence[_Fresh]) -> list[_Ready]:
+    def _seal(self, fresh: Sequence[_Fresh]) -> list[Place]:
+        """Compress, then seal straight into a pack, or two where they do not fit into one."""
         pack = self._codec().pack
-        return [(ident, number, len(view), *pack(view)) for ident, number, view in fresh]
-
-    def _sealed(self, fresh: Sequence[_Fresh], sealed: Sequence[memoryview]) -> list[_Ready]:
-        return [
-            (ident, number, len(view), _SEALED, one) for (ident, number, view), one in zip(fresh, sealed, strict=True)
-        ]
-
-    def _pack_up(self, ready: Sequence[_Ready]) -> list[Place]:
-        """Into a pack, or two where they do not fit into one. What is not sealed yet is sealed straight into it."""
+        ready = [(*pack(view), ident, number, len(view)) for ident, number, view in fresh]
         places: list[Place] = []
         while len(places) < len(ready):
-            places += self._pack_into_one(ready[len(places) :])
+            places += self._seal_into_one(ready[len(places) :])
         return places
 
-    def _pack_into_one(self, ready: Sequence[_Ready]) -> list[Place]:
+    def _seal_into_one(self, ready: Sequence[tuple[int, Buffer, bytes, int, int]]) -> list[Place]:
         """As many as go into the pack that is open, but one at least."""
         places: list[Place] = []
-        lengths = [len(data) + (0 if codec == _SEALED else OVERHEAD) for *_, codec, data in ready]
         with self._pack_lock:
-            pack = self._room(lengths[0])
+            pack = self._room(len(ready[0][1]) + OVERHEAD)
             with self._fill_lock:
-                for length, (ident, number, size, _, _) in zip(lengths, ready, strict=True):
+                for _, payload, ident, number, size in ready:
+                    length = len(payload) + OVERHEAD
                     if not pack.fits(length):
                         break
                     places.append(Place(pack.number, pack.reserve(ident, number, length, size), length, size))
         try:
             view = memoryview(pack.buffer)
             nonces = self._sealer.nonces(len(places))
-            for place, nonce, (ident, _, size, codec, data) in zip(places, nonces, ready, strict=False):
+            for place, nonce, (codec, payload, ident, _, size) in zip(places, nonces, ready, strict=False):
                 out = view[place.offset : place.offset + place.length]
-                if codec == _SEALED:
-                    out[:] = data
-                else:
-                    self._sealer.seal_into(out, CHUNK, ident, codec, data, size, nonce)
+                self._sealer.seal_into(out, CHUNK, ident, codec, payload, size, nonce)
         finally:
             with self._fill_lock:
                 pack.unfilled -= len(places)
@@ -351,17 +321,6 @@ class Pipeline:
             with self.lock:
                 pack.number = self.table.pack_number(pack.ident)
         return pack
-
-    def _process(self) -> SealingProcess | None:
-        """This thread's own, if there is one left for it."""
-        if not hasattr(self._local, "process"):
-            with self.lock:
-                self._local.process = self._unused.pop() if self._unused else None
-        found: SealingProcess | None = self._local.process
-        return found
-
-    def _do_without(self) -> None:
-        self._local.process = None
 
     def _codec(self) -> Codec:
         codec: Codec | None = getattr(self._local, "codec", None)

@@ -30,7 +30,6 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Blob, Direct, Manifest
 from cmdop_migrate.images.pipeline import Pipeline
 from cmdop_migrate.images.seal import Sealer
-from cmdop_migrate.images.sealing import SealingProcess
 from cmdop_migrate.images.spool import BUFFERS, UPLOADERS, Spool
 from cmdop_migrate.images.table import ChunkTable, Place, encode
 from cmdop_migrate.images.tables import load_table
@@ -46,7 +45,6 @@ class Tuning:
     """Memory and threads. Peak memory is about `buffers` MiB of input + pack_buffers and uploaders times 8 MiB."""
 
     workers: int | None = None
-    processes: int = 0  # that do what takes the workers long
     buffers: int = feed.BUFFERS
     uploaders: int = UPLOADERS
     pack_buffers: int = BUFFERS
@@ -106,13 +104,12 @@ class ImageWriter:
             usable = set() if doomed is None else index.usable_packs(self._store, doomed)
             first = parent.result() if usable else {}
         known = index.load_known(self._store, self._ring, usable, first, self._tuning.known_chunks)
-        processes = [SealingProcess(self._sealer) for _ in range(self._tuning.processes)]  # before there are threads
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
         if first and self._hints is not None and self._groups is not None and self.parent is not None:
             self._groups.load(self._hints, self.parent)  # of no use in a store that lacks what they lead to
-        self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers, self._groups, processes)
+        self._pipeline = Pipeline(self._sealer, known, self._spool, self._tuning.workers, self._groups)
         if self._hold:
             self._spool.hold()
         aside = self._spill_dir if self._put_off else None

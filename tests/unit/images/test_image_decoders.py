@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate import offspring
 from cmdop_migrate.criu.pager import BLOCK
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows import decoders, memory
@@ -61,8 +60,8 @@ def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> N
         for one in made:
             assert isinstance(one, decoders.Decoder)
             assert decoded(one, source, len(image[1])) == image[1]
-            assert one.process.is_there, "it was the process that decoded"
-        pids = [one.process.pid for one in made if isinstance(one, decoders.Decoder)]
+            assert one._is_there, "it was the process that decoded"
+        pids = [one.pid for one in made if isinstance(one, decoders.Decoder)]
         assert len(pids) > 1 and all(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -71,21 +70,21 @@ def test_a_killed_one_is_not_missed(image: tuple[reader.Image, bytes]) -> None:
     source = memory.Source(image[0])
     decoder = decoders.Decoder(source)
     try:
-        os.kill(decoder.process.pid, signal.SIGKILL)
+        os.kill(decoder.pid, signal.SIGKILL)
         assert decoded(decoder, source, len(image[1])) == image[1]
-        assert not decoder.process.is_there
+        assert not decoder._is_there
     finally:
-        decoder.process.close()
+        decoder.close()
 
 
 def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offspring, "PATIENCE", 0.1)
+    monkeypatch.setattr(decoders, "_PATIENCE", 0.1)
     decoder = decoders.Decoder(memory.Source(image[0]))
-    os.kill(decoder.process.pid, signal.SIGSTOP)
-    decoder.process.close()
-    assert not os.path.exists(f"/proc/{decoder.process.pid}")
+    os.kill(decoder.pid, signal.SIGSTOP)
+    decoder.close()
+    assert not os.path.exists(f"/proc/{decoder.pid}")
 
 
 def _first(later: memory.Later) -> tuple[int, int]:
@@ -104,9 +103,9 @@ def test_damage_is_refused_here_with_its_reason(image: tuple[reader.Image, bytes
                 path.write_bytes(bytes(path.stat().st_size))
         with pytest.raises(ImageRefused):
             decoder.fill(later, *_first(later))
-        assert not decoder.process.is_there
+        assert not decoder._is_there
     finally:
-        decoder.process.close()
+        decoder.close()
 
 
 def test_it_has_nothing_of_ours_but_the_image(image: tuple[reader.Image, bytes], tmp_path: Path) -> None:
@@ -115,15 +114,12 @@ def test_it_has_nothing_of_ours_but_the_image(image: tuple[reader.Image, bytes],
         decoder = decoders.Decoder(memory.Source(image[0]))
         try:
             assert decoded(decoder, memory.Source(image[0]), len(image[1])) == image[1]  # so it is past its start
-            kept = [
-                os.readlink(f"/proc/{decoder.process.pid}/fd/{fd}")
-                for fd in os.listdir(f"/proc/{decoder.process.pid}/fd")
-            ]
+            kept = [os.readlink(f"/proc/{decoder.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{decoder.pid}/fd")]
             assert lock.name not in kept
             ours = [one for one in kept if one.startswith(str(tmp_path))]
             assert ours and all(str(tmp_path / "local") in one for one in ours)
         finally:
-            decoder.process.close()
+            decoder.close()
 
 
 def test_it_ends_with_who_started_it() -> None:
@@ -143,7 +139,7 @@ def test_it_ends_with_who_started_it() -> None:
             writer.add_run("process-7", 0x10000, 16, 5, os.urandom(65536))
             image = reader.fetch(store, ring, writer.commit(1).checkpoint, here / "local")
             with decoders.started(memory.Source(image)) as made:
-                print(*[one.process.pid for one in made], flush=True)
+                print(*[one.pid for one in made], flush=True)
                 time.sleep(60)
         """
     )
