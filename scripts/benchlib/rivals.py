@@ -97,11 +97,21 @@ def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] 
     return done
 
 
+_COMPRESS = """
+import mmap, pathlib, sys, zstandard
+compress, zeros = zstandard.ZstdCompressor(level=1).compress, bytes(65536)
+for path in pathlib.Path(sys.argv[1]).glob("pages-*.img"):
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
+        for at in range(0, len(data), 65536):
+            window = data[at : at + 65536]
+            window == zeros or compress(window)
+"""
+
+
 def _least_pack(images: Path) -> float:
-    """CPU seconds of zstd's level 1, which is ours, on one core and to nowhere."""
+    """CPU seconds of zstd's level 1, which is ours, over what is not zeros: on one core, from memory, to nowhere."""
     before = _cpu()
-    line = f"tar -C '{images}' -cf - . | zstd -q -1 -T1 -c > /dev/null"
-    subprocess.run(["bash", "-o", "pipefail", "-c", line], check=True)
+    subprocess.run([sys.executable, "-c", _COMPRESS, str(images)], check=True)
     return _cpu() - before
 
 
