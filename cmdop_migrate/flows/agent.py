@@ -19,15 +19,13 @@ from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
-from cmdop_migrate.flows import aheads, handover, hooks
+from cmdop_migrate.flows import aheads, handover, hooks, wards
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
 from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
-from cmdop_migrate.flows.linkage import Linkage
 from cmdop_migrate.flows.metrics import Metrics
-from cmdop_migrate.flows.readiness import Readiness
 from cmdop_migrate.flows.vigil import Vigil
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
@@ -329,7 +327,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
     lock = Lock.take(records.config, patience=1.0)
     if lock is None:
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
-    linkage, readiness = Linkage(records.config), Readiness(records.config)
+    kept = wards.of(records.config)
     try:
         agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -346,13 +344,13 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
             trouble = error
         agent.step()
         ready(trouble)
-        linkage.start()
-        readiness.start()
+        for ward in kept:
+            ward.start()
         agent.vigil.start()
         agent.run()
         agent.vigil.stop()
         agent.metrics.remove()
     finally:
-        readiness.stop()
-        linkage.stop()
+        for ward in kept:
+            ward.stop()
         lock.release()
