@@ -20,7 +20,7 @@ import time
 from collections.abc import Collection, Iterator
 
 from cmdop_migrate import log
-from cmdop_migrate.criu import pager
+from cmdop_migrate.criu import pager, space
 from cmdop_migrate.flows.memory import Later, Source
 
 _MOST = 4
@@ -50,7 +50,7 @@ class Decoder:
 
     def __init__(self, source: Source) -> None:
         """`source` has all of its image on this machine, and nobody uses it at this moment."""
-        self.buffer = memoryview(mmap.mmap(-1, pager.BLOCK))
+        self.buffer = memoryview(mmap.mmap(-1, space.BLOCK))
         self._sock, theirs = socket.socketpair()
         self.pid = os.fork()
         if self.pid == 0:
@@ -58,7 +58,7 @@ class Decoder:
         theirs.close()
         self._is_there = True
 
-    def fill(self, memory: pager.Memory, start: int, size: int) -> bool:
+    def fill(self, memory: space.Memory, start: int, size: int) -> bool:
         assert isinstance(memory, Later)
         answer = self._ask(_JOB.pack(memory.pid, start, size)) if self._is_there else b""
         if answer in (_ZEROS, _DATA):

@@ -182,7 +182,7 @@ def test_a_process_that_ends_leaves_nothing_to_do(tmp_path: Path) -> None:
 
 def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image has pages where the process has no mapping, and no event told of it."""
-    monkeypatch.setattr("cmdop_migrate.criu.pager._DOUBT", 0.2)
+    monkeypatch.setattr("cmdop_migrate.criu.space._DOUBT", 0.2)
     pages = Pages(PAGES + 3)
     heard: list[BaseException] = []
     with Pager(tmp_path, lambda pid: pages, heard.append) as pager, subject(tmp_path, 5) as process:

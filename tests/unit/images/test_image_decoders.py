@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu.pager import BLOCK
+from cmdop_migrate.criu.space import BLOCK
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows import decoders, memory
 from cmdop_migrate.images import reader
