@@ -1,8 +1,7 @@
 """Compression of one chunk: zstd where it shrinks it, raw where it does not.
 
 Level 1, by measurement (docs/decisions/0004): on process memory level 3 gives
-3 % smaller chunks for 20 % more time, level -1 7 % larger ones in 20 % less: that
-is for a store that waits for us. A codec belongs to one thread.
+3 % smaller chunks for 20 % more time. A codec belongs to one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from cmdop_migrate.errors import ImageRefused
 Buffer = bytes | bytearray | memoryview
 RAW = 0
 ZSTD = 1
-LEVEL, QUICK = 1, -1
+LEVEL = 1
 _WORTH = 16  # a sixteenth saved, or it is not worth a decompression on every restore
 _SAMPLES, _SAMPLE = 4, 1024
 
@@ -23,15 +22,15 @@ class Codec:
     """Compressor and decompressor of one thread."""
 
     def __init__(self, level: int = LEVEL) -> None:
-        self._compressor, self._quick = _compressor(level), _compressor(QUICK)
+        self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=False, write_checksum=False)
         self._decompressor = zstandard.ZstdDecompressor()
         self._was_raw = False
 
-    def pack(self, data: Buffer, quick: bool = False) -> tuple[int, Buffer]:
+    def pack(self, data: Buffer) -> tuple[int, Buffer]:
         """(codec, payload). RAW gives `data` itself back, not a copy."""
         if self._was_raw and not self._may_shrink(data):
             return RAW, data
-        packed = (self._quick if quick else self._compressor).compress(data)
+        packed = self._compressor.compress(data)
         self._was_raw = not _is_worth(len(packed), len(data))
         return (RAW, data) if self._was_raw else (ZSTD, packed)
 
@@ -57,10 +56,6 @@ class Codec:
         if len(data) != size:
             raise ImageRefused(f"a chunk has {len(data)} bytes where {size} were promised", HINT)
         return data
-
-
-def _compressor(level: int) -> zstandard.ZstdCompressor:
-    return zstandard.ZstdCompressor(level=level, write_content_size=False, write_checksum=False)
 
 
 def _is_worth(packed: int, size: int) -> bool:

@@ -271,10 +271,9 @@ class Pipeline:
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
     def _seal(self, fresh: Sequence[_Fresh]) -> list[Place]:
-        """Compress, then seal straight into a pack, or two where they do not fit into one. The slower the store, the
-        more time there is to send it less."""
-        pack, quick = self._codec().pack, self._spool.keeps_up
-        ready = [(*pack(view, quick), ident, number, len(view)) for ident, number, view in fresh]
+        """Compress, then seal straight into a pack, or two where they do not fit into one."""
+        pack = self._codec().pack
+        ready = [(*pack(view), ident, number, len(view)) for ident, number, view in fresh]
         places: list[Place] = []
         while len(places) < len(ready):
             places += self._seal_into_one(ready[len(places) :])

@@ -68,11 +68,6 @@ class Spool:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def keeps_up(self) -> bool:
-        """Nothing waits for the store: it waits for us."""
-        return not self._queue
-
     def take(self) -> bytearray:
         """A free pack buffer. Spills a waiting pack when there is none; waits for the store if that fails, too, or once
         there is time."""

@@ -27,18 +27,11 @@ def test_a_chunk_is_judged_by_more_than_its_beginning() -> None:
     assert codec.pack(os.urandom(4096) + TEXT[4096:])[0] == ZSTD
 
 
-def test_quick_is_larger_and_the_same_to_who_reads_it() -> None:
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, SIZE)), min_size=1, max_size=6))
+def test_whatever_came_before_it_comes_back_as_it_was(parts: list[tuple[bool, int]]) -> None:
     codec = Codec()
-    (_, small), (kind, large) = codec.pack(TEXT), codec.pack(TEXT, quick=True)
-    assert kind == ZSTD and len(small) < len(large) < SIZE / 2
-    assert codec.unpack(kind, large, SIZE) == TEXT
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, SIZE), st.booleans()), min_size=1, max_size=6))
-def test_whatever_came_before_it_comes_back_as_it_was(parts: list[tuple[bool, int, bool]]) -> None:
-    codec = Codec()
-    for is_random, size, quick in parts:
+    for is_random, size in parts:
         data = os.urandom(size) if is_random else TEXT[:size]
-        kind, payload = codec.pack(memoryview(data), quick)
+        kind, payload = codec.pack(memoryview(data))
         assert bytes(codec.unpack(kind, bytes(payload), size)) == data
         assert len(payload) <= size

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.verify import verify
 from cmdop_migrate.images.writer import ImageWriter, Tuning
 from cmdop_migrate.storage.memory import MemoryStore
-from tests.hosts import until
 
 
 def test_bytes_come_back_as_they_went_in(store, ring, spill, tmp_path):
@@ -152,34 +149,6 @@ def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
     found = writer.commit(1)
     assert verify(store, ring, found.checkpoint)
     assert list(spill.iterdir()) == []
-
-
-def test_a_slow_store_is_sent_less(ring, spill):
-    """While packs wait for the store there is time to make them smaller."""
-    draw = random.Random(1)
-    lines = b"".join(b"%016x a line of a log, %d\n" % (draw.getrandbits(64), number) for number in range(1 << 20))
-    data = lines[: len(lines) // 4096 * 4096]
-    sent = {}
-    for is_slow in (False, True):
-        gate = threading.Event()
-
-        class Stuck(Wrapped):
-            def before(self, operation: str, name: str, gate=gate) -> None:
-                if name.startswith(layout.PACKS) and operation == "put":
-                    assert gate.wait(60)
-
-        if not is_slow:
-            gate.set()
-        writer = ImageWriter(Stuck(MemoryStore()), ring, SESSION, spill, None, SMALL)
-        writer.begin()
-        writer.add_run("process-1", 0, len(data) // 4096, 4, data)
-        writer.end_input()
-        if is_slow:
-            until(lambda spool=writer._spool: not spool.keeps_up, 30, "a pack waits")
-            time.sleep(0.5)  # so do the others, as far as there is room for them
-        gate.set()
-        sent[is_slow] = writer.commit(1).sizes["new"]
-    assert sent[True] < sent[False] * 0.99
 
 
 def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatch):
