@@ -147,7 +147,7 @@ class Subject:
         before = len(self._completions())
         cost = self._call(places, "restore", NAME, *(["--lazy"] if lazy else []))
         phases = cost.answer["phases"]
-        first = min(float(stamp) for stamp in _TICK.findall(self.host.output(NAME)) if float(stamp) > cost.began)
+        first = min(until(lambda: self._printed_since(cost.began), 30, "it prints"))
         whole = until(lambda: self._completions()[before:] or phases.get("memory") is None, 120, "all memory is there")
         found = {f"{key}_phase_{name}": seconds for name, seconds in phases.items()}
         found |= {
@@ -159,6 +159,9 @@ class Subject:
         if isinstance(whole, list):
             found[f"{key}_complete"] = whole[0] - cost.began
         return found
+
+    def _printed_since(self, began: float) -> list[float]:
+        return [stamp for stamp in map(float, _TICK.findall(self.host.output(NAME))) if stamp > began]
 
     def _completions(self) -> list[float]:
         path = self.host.state / "events.jsonl"
