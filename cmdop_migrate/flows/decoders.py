@@ -32,11 +32,16 @@ _log = log.get("decoders")
 
 @contextlib.contextmanager
 def started(source: Source) -> Iterator[list[pager.Filler]]:
-    """One more than there are processors: while one places what is decoded, the others decode."""
+    """One more than there are processors: while one places what is decoded, the others decode. Fewer, or none, where
+    the machine has no more processes or memory to give: then threads decode."""
     made: list[Decoder] = []
     try:
         for _ in range(min(_MOST, (os.cpu_count() or 1) + 1)):
-            made.append(Decoder(source))
+            try:
+                made.append(Decoder(source))
+            except OSError as error:
+                _log.warning("no more decoders: %s", error)
+                break
         yield list(made)
     finally:
         for one in made:  # all are told before one is waited for
@@ -52,10 +57,14 @@ class Decoder:
         """`source` has all of its image on this machine, and nobody uses it at this moment."""
         self.buffer = memoryview(mmap.mmap(-1, space.BLOCK))
         self._sock, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _decode(source, theirs, self.buffer)
-        theirs.close()
+        with theirs:
+            try:
+                self.pid = os.fork()
+            except OSError:
+                self._sock.close()
+                raise
+            if self.pid == 0:
+                _decode(source, theirs, self.buffer)
         self._is_there = True
 
     def fill(self, memory: space.Memory, start: int, size: int) -> bool:

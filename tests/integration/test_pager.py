@@ -20,6 +20,7 @@ from pager_subject import PAGE, pattern
 
 from cmdop_migrate.criu import provide, userfault
 from cmdop_migrate.criu.pager import SOCKET, Pager
+from cmdop_migrate.criu.space import BLOCK, Memory
 from cmdop_migrate.errors import ImageRefused, Unexpected
 from tests.hosts import until
 from tests.integration.criu_session import find_criu, version
@@ -122,6 +123,37 @@ def test_memory_is_what_it_was_whatever_is_done_to_it_meanwhile(tmp_path: Path, 
         assert wrong + said(process, "END") == []
     assert pager.lost is None
     assert pages.reads < 3 * PAGES / WINDOW * 8, "the same is read over and over"
+
+
+class Filler:
+    """Who decodes for a thread; a stuck one, as if its process were stopped, never comes back with what it took."""
+
+    def __init__(self, stuck: threading.Event | None = None) -> None:
+        self.buffer, self.stuck, self.asked = memoryview(bytearray(BLOCK)), stuck, 0
+
+    def fill(self, memory: Memory, start: int, size: int) -> bool:
+        self.asked += 1
+        if self.stuck is not None:
+            self.stuck.wait(60)
+        return memory.fill(start, self.buffer[:size])
+
+
+def test_what_one_who_is_stuck_has_taken_others_bring(tmp_path: Path) -> None:
+    over = threading.Event()
+    fillers = [Filler(over), Filler(), Filler()]
+    pages = Pages()
+    try:
+        with Pager(tmp_path, lambda pid: pages, fail, fillers) as pager, subject(tmp_path, 8) as process:
+            said(process, "RUNS")
+            pager.secure({42})
+            tell(process)
+            wrong = said(process, "ACTED")
+            assert pager.wait(), pager.lost
+            assert fillers[0].asked == 1 and not over.is_set(), "it holds what it took"
+            tell(process)
+            assert wrong + said(process, "END") == []
+    finally:
+        over.set()
 
 
 def test_nothing_is_given_up_while_the_holder_keeps_its_end(tmp_path: Path) -> None:

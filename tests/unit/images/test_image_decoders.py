@@ -77,6 +77,27 @@ def test_a_killed_one_is_not_missed(image: tuple[reader.Image, bytes]) -> None:
         decoder.close()
 
 
+def test_without_more_processes_threads_decode(
+    image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine at its limit restores more slowly, and leaks nothing."""
+    fork, left = os.fork, [1]
+
+    def limited() -> int:
+        if not left:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        left.pop()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", limited)
+    source, before = memory.Source(image[0]), len(os.listdir("/proc/self/fd"))
+    with decoders.started(source) as made:
+        assert len(made) == 1
+    with decoders.started(source) as made:
+        assert made == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
