@@ -1,13 +1,24 @@
-"""All of the bytes, at a place in a file."""
+"""All of the bytes, at a place in a file; and where they go."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 
 Data = bytes | bytearray | memoryview
 _DONTCACHE = 0x80  # RWF_DONTCACHE, Linux 6.14 and later
 _UNKNOWN = (errno.EOPNOTSUPP, errno.EINVAL)
+_PAGE = 4096
+
+
+def buffer(size: int) -> bytearray:
+    """Zeros that begin where a page does. Where malloc puts a large one, 16 bytes into a page, some processors (AMD's, of
+    the kind that have `fsrm`) take seven times as long to copy the kernel's pages into it: 1.7 GB/s, not 12."""
+    made = bytearray(size + _PAGE - 1)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(made)) % _PAGE
+    del made[:begin], made[size:]  # the first moves its beginning, not its bytes
+    return made
 
 
 def write(fd: int, data: Data, at: int, *, cached: bool = True) -> None:

@@ -97,7 +97,7 @@ class Aside:
                 buffer, batch = given
                 size = max((one.offset + one.size for one in batch), default=0)
                 if len(scratch) != size + _TAG:
-                    scratch = bytearray(size + _TAG)
+                    scratch = bulk.buffer(size + _TAG)
                 if self._keep(buffer, size, batch, scratch):
                     self._release(buffer)
                 else:
@@ -138,7 +138,7 @@ class Aside:
         if one.is_zero:
             buffer[: one.size] = bytes(one.size)
             return
-        sealed = bytearray(one.size + _TAG)
+        sealed = bulk.buffer(one.size + _TAG)
         if bulk.read(self._file.fileno(), memoryview(sealed), one.at) != len(sealed):
             raise _damaged()
         try:

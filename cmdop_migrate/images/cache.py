@@ -160,7 +160,7 @@ class SealedCache:
         recent: dict[int, memoryview] = self._local.__dict__.setdefault("recent", {})
         data = recent.pop(at, None)
         if data is None:
-            oldest = recent.pop(next(iter(recent))).obj if len(recent) >= RECENT else bytearray(SPAN)
+            oldest = recent.pop(next(iter(recent))).obj if len(recent) >= RECENT else bulk.buffer(SPAN)
             data = self._here(span, span.start, _room(oldest, span.end - span.start))
         recent[at] = data  # the last one now
         begin = offset - span.start
@@ -377,4 +377,4 @@ class SealedCache:
 def _room(buffer: object, size: int) -> memoryview:
     """So much of it, or of a larger one."""
     assert isinstance(buffer, bytearray)
-    return memoryview(buffer if len(buffer) >= size else bytearray(max(size, SPAN)))[:size]
+    return memoryview(buffer if len(buffer) >= size else bulk.buffer(max(size, SPAN)))[:size]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from cmdop_migrate import bulk
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.aside import Aside
 from cmdop_migrate.images.chunks import Extent, window_count
@@ -183,7 +184,7 @@ class PageFeed:
                 return self._free.get_nowait()
             except queue.Empty:
                 self._unmade -= 1
-                return bytearray(self._size)
+                return bulk.buffer(self._size)
         if self._free.empty():
             self._wake(self._rest // 2)
         while True:

@@ -75,7 +75,7 @@ class Spool:
             with self._changed:
                 victim = self._free_or_victim()
                 if isinstance(victim, bytearray):
-                    return victim if victim else bytearray(layout.PACK_SIZE)
+                    return victim if victim else bulk.buffer(layout.PACK_SIZE)
             self._spill(victim)
 
     def push(self, pack: Pack, length: int) -> None:
@@ -199,7 +199,7 @@ class Spool:
             data = memoryview(waiting.buffer)[: waiting.length]
         else:
             assert self._file is not None
-            data = memoryview(bytearray(waiting.length))
+            data = memoryview(bulk.buffer(waiting.length))
             if bulk.read(self._file.fileno(), data, waiting.slot * layout.PACK_SIZE) != waiting.length:
                 raise OSError(5, "the spill file was cut short", str(self._spill_dir))
         self._store.put(layout.pack_name(waiting.ident), data)
