@@ -13,8 +13,8 @@ _PAGE = 4096
 
 
 def buffer(size: int) -> bytearray:
-    """Zeros that begin where a page does. Where malloc puts a large one, 16 bytes into a page, some processors (AMD's, of
-    the kind that have `fsrm`) take seven times as long to copy the kernel's pages into it: 1.7 GB/s, not 12."""
+    """Zeros that begin where a page does. Where malloc puts a large one, 16 bytes into a page, some processors (AMD's
+    with `fsrm`) take seven times as long to copy the kernel's pages into it: 1.7 GB/s, not 12."""
     made = bytearray(size + _PAGE - 1)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(made)) % _PAGE
     del made[:begin], made[size:]  # the first moves its beginning, not its bytes

@@ -176,10 +176,13 @@ class Host:
 
     def holder(self, session: str) -> int:
         """The one process that keeps this session."""
-        lock = f"{self.paths[0]}/sessions/{session}/holder.lock"
-        found = [pid for pid in cgroup.pids(self.group("holders")) if lock in open_files(pid)]
+        found = self.holders(session)
         assert len(found) == 1, found
         return found[0]
+
+    def holders(self, session: str) -> list[int]:
+        lock = f"{self.paths[0]}/sessions/{session}/holder.lock"
+        return [pid for pid in cgroup.pids(self.group("holders")) if lock in open_files(pid)]
 
     def agent_pid(self) -> int | None:
         """This host's agent, if it has one."""

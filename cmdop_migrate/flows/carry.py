@@ -37,26 +37,33 @@ class Carried:
 class Carrier:
     """Makes the image's list of host files. What it reads once it need not read again: most of it is libraries."""
 
-    def __init__(self, state_dir: Path, writer: ImageWriter, key: str) -> None:
-        self._writer = writer
+    def __init__(self, state_dir: Path, writer: ImageWriter, key: str, wait: bool = True) -> None:
+        """With `wait`, what `add` was given is sealed when it returns: whoever stands still later does not wait for it.
+        Without, `finish` waits: it is done beside what CRIU does."""
+        self._writer, self._wait = writer, wait
         self._known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
         self._chunks_file = state_dir / "cache" / f"carried-{key}.json"
         self._chunks: dict[str, list[str]] = _load(self._chunks_file)
         self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
+        self._sent: dict[str, list[Future[str]]] = {}  # on its way
 
     def add(self, paths: Iterable[str], carry: bool) -> None:
-        sent: dict[str, list[Future[str]]] = {}
         for path in sorted(paths):
             known = self._rows.get(path)
-            if known is not None and (known[1] is not None or not carry):
+            if path in self._sent or (known is not None and (known[1] is not None or not carry)):
                 continue
             described = self._known.describe(path)
             if described is not None:
                 self._rows[path] = described, None
                 if carry:
-                    sent[path] = self._send(path, described)
-        for path, futures in sent.items():  # only now: several are digested and compressed at a time
+                    self._sent[path] = self._send(path, described)
+        if self._wait:
+            self._arrived()
+
+    def _arrived(self) -> None:
+        for path, futures in self._sent.items():  # only now: several are digested and compressed at a time
             self._carried(path, tuple(future.result() for future in futures))
+        self._sent.clear()
 
     def _send(self, path: str, described: HostFile) -> list[Future[str]]:
         """Its chunks. Those that the store has are not read again."""
@@ -73,6 +80,7 @@ class Carrier:
         self._rows[path] = described, Carried(info.st_mode & 0o7777, info.st_uid, info.st_gid, chunks)
 
     def finish(self) -> None:
+        self._arrived()
         rows = [[one.as_json(), _row(carried)] for one, carried in self._rows.values()]
         self._writer.add_blob(BLOB, json.dumps(rows).encode())
         self._known.save()

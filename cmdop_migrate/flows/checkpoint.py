@@ -229,7 +229,7 @@ class _Checkpoint:
         )  # fmt: skip
         try:
             writer.begin()
-            carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint)
+            carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint, wait=goes_on)
             self._touch(carrier)
         except BaseException:
             writer.abort()

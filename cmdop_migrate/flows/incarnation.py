@@ -8,11 +8,11 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu import ctty, logs, request, runner, userfault
@@ -63,6 +63,13 @@ class Restorer(Protocol):
     answer: Callable[[dict[str, Any]], None]
 
 
+class _Holder(NamedTuple):
+    """One being started, and the other end of its CRIU's socket."""
+
+    starter: Starter
+    worker: socket.socket
+
+
 class Incarnation:
     """From a verified image to a running session."""
 
@@ -102,15 +109,16 @@ class Incarnation:
             self.parent.say("files")
             self._lay_files()
         source = memory.Source(self.image)
-        with self.phases.phase("images"):
-            self._lay_images(source, lazy)
-        if lazy:
-            self._run_lazily(source)
-        else:
-            self._run(None, set())
-            self._clean()
-            self._tell_hooks()
-            self._say_done()
+        with self._holder() as holder:  # it starts, and starts CRIU, while we lay images
+            with self.phases.phase("images"):
+                self._lay_images(source, lazy)
+            if lazy:
+                self._run_lazily(source, holder)
+            else:
+                self._run(holder, None, set())
+                self._clean()
+                self._tell_hooks()
+                self._say_done()
 
     def _clean(self) -> None:
         """It runs: what it was made from, its memory in the clear among it, goes."""
@@ -155,10 +163,10 @@ class Incarnation:
         has_streams = any(name.startswith("criu/tcp-stream-") for name in self.image.manifest.blobs)
         return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
-    def _run_lazily(self, source: memory.Source) -> None:
+    def _run_lazily(self, source: memory.Source, holder: _Holder) -> None:
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
-            starter = self.starter = self._run(pager, source.waiting())
+            starter = self.starter = self._run(holder, pager, source.waiting())
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self.image.bring_rest()
@@ -209,9 +217,9 @@ class Incarnation:
         after = self.records.load(self.record.session)
         return after is not None and after.phase == "exited"
 
-    def _run(self, pager: Pager | None, waiting: set[int]) -> Starter:
-        """`waiting`: the processes that have memory to come from the pager."""
-        self.parent.say("restoring")
+    @contextlib.contextmanager
+    def _holder(self) -> Iterator[_Holder]:
+        """Its files are there. Unless it has adopted the session by the end of the block, it goes again."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = holder_order(self.config, self.records, self.record) | {
             "mode": "restore",
@@ -224,21 +232,33 @@ class Incarnation:
             with theirs, self.phases.phase("holder"):
                 starter = Starter(order, self.lock, self.config.log_file.with_name("holder.log"), theirs.fileno())
             try:
-                criu = starter.expect()["pid"]
-                with self.phases.phase("restore"):
-                    self._converse(ours, starter, criu, pager, waiting)
-                self.phases.reach("resumed")
-                starter.control.send(b"resumed")
-                starter.expect()
-                self.adopted = True
-                self.parent.say("running")
-            except (BrokenPipeError, ConnectionResetError) as error:
-                starter.abandon()
-                words = "the session's holder was killed while it was being restored"
-                raise Unexpected(words, "It is parked as before: restore it again.") from error
-            except BaseException:
-                starter.abandon()
-                raise
+                yield _Holder(starter, ours)
+            finally:
+                if not self.adopted:
+                    starter.abandon()
+
+    def _run(self, holder: _Holder, pager: Pager | None, waiting: set[int]) -> Starter:
+        """`waiting`: the processes that have memory to come from the pager."""
+        self.parent.say("restoring")
+        starter = holder.starter
+        try:
+            criu = starter.expect()["pid"]
+            with self.phases.phase("restore"):
+                self._converse(holder.worker, starter, criu, pager, waiting)
+            self.phases.reach("resumed")
+            starter.control.send(b"resumed")
+            starter.expect()
+        except (BrokenPipeError, ConnectionResetError) as error:
+            starter.abandon()
+            words = "the session's holder was killed while it was being restored"
+            raise Unexpected(words, "It is parked as before: restore it again.") from error
+        except BaseException:
+            starter.abandon()  # before the pager lets go of its memory
+            raise
+        finally:
+            holder.worker.close()
+        self.adopted = True
+        self.parent.say("running")
         if pager is None:
             starter.close()
         return starter

@@ -29,6 +29,7 @@ from cmdop_migrate.storage.base import Store
 SPAN = 2 << 20  # one demand request
 LINKS = "pack-*"  # names of packs that were linked, beside the file
 GROUP = 4  # spans in one request when filling
+LOCAL = 2  # threads that read from this disk: more only wait for each other's interpreter
 RECENT = 4  # spans that a thread keeps while it streams
 # Unneeded bytes worth reading to save a request, which costs 2.5 ms of CPU and a round trip. Several chunks long: where
 # scattered changes left every other chunk of 20 packs dead, 64 KiB made 595 requests of it, 512 KiB makes 22.
@@ -206,6 +207,8 @@ class SealedCache:
 
     def fill(self, parallel: int = 4) -> None:
         """Bring everything. The first failure stops it and is raised."""
+        if self._spans and self._link(self._spans[0].pack) is not None:
+            parallel = min(parallel, LOCAL)
         with ThreadPoolExecutor(parallel, "fetch") as pool:
             jobs = [pool.submit(self._fetch, group) for group in self._groups()]
             try:

@@ -15,8 +15,8 @@ from tests.crash.witness import LARGE, Witness, find, finished, gone, show, stop
 from tests.hosts import CM, Host, a_host, until
 from tests.ptys import Pty
 
-BEFORE = ("choose", "fetch", "files", "images", "holder")
-STANDING = ("restore", "pre-resume", "resumed")  # a holder is there; the session has not run yet
+BEFORE = ("choose", "fetch", "files", "holder")
+STANDING = ("images", "restore", "pre-resume", "resumed")  # a holder is there; the session has not run yet
 Row = tuple[str, ...]
 
 
@@ -69,6 +69,7 @@ def test_the_holder_killed_before_it_ran(parked: dict[str, Witness], rows: list[
     one = parked[memory]
     counted = len(one.numbers())
     with stopped(one.host, step, "restore", one.name) as (cli, worker):
+        until(lambda: one.host.holders(one.session), 10, "its holder is there")
         gone(psutil.Process(one.host.holder(one.session)))
         worker.send_signal(signal.SIGCONT)
         status, answer = finished(cli)
@@ -78,7 +79,8 @@ def test_the_holder_killed_before_it_ran(parked: dict[str, Witness], rows: list[
 
 
 @pytest.mark.parametrize(("memory", "victim", "step"), [
-    ("laid out", "swrk", "restore"), ("laid out", "swrk", "pre-resume"), ("served", "swrk", "pre-resume"),
+    ("laid out", "swrk", "images"), ("laid out", "swrk", "restore"),
+    ("laid out", "swrk", "pre-resume"), ("served", "swrk", "pre-resume"),
 ])  # fmt: skip
 def test_criu_killed_before_it_ran(
     parked: dict[str, Witness], rows: list[Row], memory: str, victim: str, step: str
