@@ -7,7 +7,9 @@ import gc
 import importlib
 import io
 import os
+import select
 import sys
+from typing import Any
 
 import click
 
@@ -63,6 +65,16 @@ class Commands(click.Group):
         assert isinstance(found, click.Command)
         return found
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:  # click would end us with 1 before we have seen it
+            raise _Broken from error
+
+
+class _Broken(Exception):
+    """Whoever read what we wrote is gone."""
+
 
 @click.group(
     cls=Commands,
@@ -110,9 +122,12 @@ def main() -> None:
         status = 130
     except click.ClickException as error:
         status = _fail(_usage(error), app.json or as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output left: nothing more to say, nothing wrong
-        status = 0
+    except _Broken:
+        if _is_read(1):  # somebody else's pipe, which is no reason to call it done
+            status = _fail(_unexpected(app), app.json or as_json)
+        else:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more to say, nothing wrong
+            status = 0
     except KeyboardInterrupt:
         status = 130
     except OSError as error:
@@ -122,6 +137,12 @@ def main() -> None:
     _close_streams()
     gc.freeze()  # the end of the process is its garbage collector
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _is_read(number: int) -> bool:
+    polled = select.poll()
+    polled.register(number, 0)
+    return not polled.poll(0)  # of what nobody asks for, only its end is told
 
 
 def _open_streams() -> None:
