@@ -9,68 +9,35 @@ Bytes that do not verify are never written, never returned.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
-from cmdop_migrate import bulk
+from cmdop_migrate import bulk, log
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import ImageRefused, StoreUnreachable, Unreachable
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.spans import SPAN, Span, neighbours, plan
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.tables import check_packs, read_range
+from cmdop_migrate.offspring import Offspring, close_all
 from cmdop_migrate.storage.base import Store
 
-SPAN = 2 << 20  # one demand request
 LINKS = "pack-*"  # names of packs that were linked, beside the file
-GROUP = 4  # spans in one request when filling
+WORTH = 64 << 20  # bytes on this disk that are checked by processes
 LOCAL = 2  # threads that read from this disk: more only wait for each other's interpreter
 RECENT = 4  # spans that a thread keeps while it streams
-# Unneeded bytes worth reading to save a request, which costs 2.5 ms of CPU and a round trip. Several chunks long: where
-# scattered changes left every other chunk of 20 packs dead, 64 KiB made 595 requests of it, 512 KiB makes 22.
-GAP = 512 << 10
 _ABSENT, _COMING, _HERE = 0, 1, 2
+_TRUE = b"1"
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
-
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes start..end of a pack, kept at `base` in the file; `numbers` are the chunks in it."""
-
-    pack: int
-    start: int
-    end: int
-    base: int
-    numbers: Sequence[int]
-
-
-def plan(table: ChunkTable, elsewhere: Callable[[int], bool] | None = None) -> list[Span]:
-    """Cut what is needed into spans. The same table always gives the same plan. `elsewhere`: chunks to leave out."""
-    places = [
-        (pack, offset, length, number)
-        for number, (_, pack, offset, length, _) in enumerate(table.rows())
-        if elsewhere is None or not elsewhere(number)
-    ]
-    places.sort()
-    spans: list[Span] = []
-    numbers: list[int] = []
-    pack, start, end, base = -1, 0, 0, 0
-    for at_pack, offset, length, number in places:
-        if at_pack != pack or offset > end + GAP or offset + length - start > SPAN:
-            if numbers:
-                spans.append(Span(pack, start, end, base, array("I", numbers)))
-                base += end - start
-            pack, start, end, numbers = at_pack, offset, offset, []
-        end = max(end, offset + length)
-        numbers.append(number)
-    if numbers:
-        spans.append(Span(pack, start, end, base, array("I", numbers)))
-    return spans
+_logger = log.get("images.cache")
 
 
 class Base:
@@ -207,10 +174,13 @@ class SealedCache:
 
     def fill(self, parallel: int = 4) -> None:
         """Bring everything. The first failure stops it and is raised."""
+        groups = neighbours(self._spans)
         if self._spans and self._link(self._spans[0].pack) is not None:
             parallel = min(parallel, LOCAL)
+            if self.size >= WORTH:
+                groups = self._by_processes(groups)
         with ThreadPoolExecutor(parallel, "fetch") as pool:
-            jobs = [pool.submit(self._fetch, group) for group in self._groups()]
+            jobs = [pool.submit(self._fetch, group) for group in groups]
             try:
                 done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             finally:
@@ -218,6 +188,32 @@ class SealedCache:
                     job.cancel()
         for job in done:
             job.result()
+
+    def _by_processes(self, groups: list[list[int]]) -> list[list[int]]:
+        """What lies on this disk is checked by a process for each processor; -> what none of them vouched for."""
+        linked = [self._link(self._spans[group[0]].pack) is not None for group in groups]
+        here = [group for group, is_linked in zip(groups, linked, strict=True) if is_linked]
+        left = [group for group, is_linked in zip(groups, linked, strict=True) if not is_linked]
+        shares = [here[n :: os.cpu_count() or 1] for n in range(os.cpu_count() or 1)]
+        made: list[Offspring] = []
+        try:
+            for share in shares:
+                made.append(Offspring(partial(self._vouch, share), self.descriptors()))
+        except OSError as error:
+            _logger.warning("no more processes to check chunks with: %s", error)
+        for share, one in zip_longest(shares, made):
+            if one is not None and one.sock.recv(1) == _TRUE:
+                self._arrived([at for group in share for at in group])
+            else:
+                left += share  # whatever it was, it is seen here, too, and can be told
+        close_all(made)
+        return left
+
+    def _vouch(self, share: list[list[int]], sock: socket.socket) -> None:
+        """In the process."""
+        for group in share:
+            self._check(group, self._local_data(group))
+        sock.sendall(_TRUE)
 
     def check_store(self) -> None:
         """That the store has every pack that is needed, as far as it is: ImageRefused. Nothing is brought."""
@@ -231,7 +227,7 @@ class SealedCache:
     def bring(self, numbers: Iterable[int], parallel: int = 4) -> None:
         """These chunks, now, and whatever lies between them."""
         wanted = {self._span_of[number] for number in numbers}
-        groups = [[at for at in group if at in wanted] for group in self._groups()]
+        groups = [[at for at in group if at in wanted] for group in neighbours(self._spans)]
 
         def run(group: list[int]) -> None:
             for part in self._claim(group):
@@ -244,7 +240,7 @@ class SealedCache:
         """Bring what is missing while `sealed` is answered on demand. Once."""
         if self._threads:
             return
-        groups = self._groups()
+        groups = neighbours(self._spans)
         lock = threading.Lock()
 
         def take() -> list[int] | None:
@@ -290,18 +286,6 @@ class SealedCache:
                 os.close(fd)
         self._links.clear()
 
-    def _groups(self) -> list[list[int]]:
-        """Neighbouring spans of one pack, a request each."""
-        groups: list[list[int]] = []
-        for at, span in enumerate(self._spans):
-            last = self._spans[groups[-1][-1]] if groups else None
-            near = last is not None and last.pack == span.pack and span.start - last.end <= GAP
-            if near and len(groups[-1]) < GROUP:
-                groups[-1].append(at)
-            else:
-                groups.append([at])
-        return groups
-
     def _claim(self, group: list[int]) -> list[list[int]]:
         """Mark the absent ones as coming; -> stretches of neighbours."""
         parts: list[list[int]] = []
@@ -335,20 +319,29 @@ class SealedCache:
     def _fetch(self, group: list[int]) -> None:
         """Read the spans with one request, check every chunk, keep them."""
         first, last = self._spans[group[0]], self._spans[group[-1]]
-        is_linked = self._link(first.pack) is not None
-        if is_linked:
-            data = self._here(first, first.start, self._scratch(last.end - first.start))
+        if self._link(first.pack) is not None:
+            self._check(group, self._local_data(group))
         else:
             data = memoryview(self._read(first.pack, first.start, last.end - first.start))
-        scratch = memoryview(bytearray(layout.MAX_CHUNK))
-        for at in group:
-            span = self._spans[at]
-            for number in span.numbers:
-                ident, _, offset, length, size = self._table.row(number)
-                begin = offset - first.start
-                self._sealer.prove(ident, data[begin : begin + length], size, scratch)
-            if not is_linked:
+            self._check(group, data)
+            for span in (self._spans[at] for at in group):
                 bulk.write(self._fd, data[span.start - first.start : span.end - first.start], span.base)
+        self._arrived(group)
+
+    def _local_data(self, group: list[int]) -> memoryview:
+        first, last = self._spans[group[0]], self._spans[group[-1]]
+        return self._here(first, first.start, self._scratch(last.end - first.start))
+
+    def _check(self, group: list[int], data: memoryview) -> None:
+        """ImageRefused unless every chunk in these spans is as it was sealed."""
+        start, scratch = self._spans[group[0]].start, memoryview(bytearray(layout.MAX_CHUNK))
+        for at in group:
+            for number in self._spans[at].numbers:
+                ident, _, offset, length, size = self._table.row(number)
+                begin = offset - start
+                self._sealer.prove(ident, data[begin : begin + length], size, scratch)
+
+    def _arrived(self, group: Iterable[int]) -> None:
         with self._changed:
             for at in group:
                 self._state[at] = _HERE

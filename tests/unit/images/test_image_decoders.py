@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate import offspring
 from cmdop_migrate.criu.space import BLOCK
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows import decoders, memory
@@ -101,7 +102,7 @@ def test_without_more_processes_threads_decode(
 def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoders, "_PATIENCE", 0.1)
+    monkeypatch.setattr(offspring, "PATIENCE", 0.1)
     decoder = decoders.Decoder(memory.Source(image[0]))
     os.kill(decoder.pid, signal.SIGSTOP)
     decoder.close()

@@ -10,7 +10,7 @@ import pytest
 from image_helpers import SESSION, SMALL, Dying, Wrapped, checkpoint, content, memory, read_all
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, StoreUnreachable
-from cmdop_migrate.images import cache, catalog, index, keys, layout, reader
+from cmdop_migrate.images import catalog, index, keys, layout, reader, spans
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.verify import verify
 from cmdop_migrate.images.writer import ImageWriter, Tuning
@@ -224,7 +224,7 @@ def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, s
     """Asked for one by one, or, where there are many, all at once."""
     found = checkpoint(store, ring, spill, shared=os.urandom(size))
     image = reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "whole", lambda *_: None)
-    assert image.cache.missing or size < cache.SPAN, "memory is not brought before somebody asks for it"
+    assert image.cache.missing or size < spans.SPAN, "memory is not brought before somebody asks for it"
     image.close()
     for pack in (found.packs[0], found.packs[len(found.packs) // 2]):
         name = layout.pack_name(pack)

@@ -1,0 +1,116 @@
+"""Chunks on this disk are checked by processes: what they say counts, what they do not say is done here."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.images import cache, reader
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.layout import PAGE
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.offspring import Offspring
+from cmdop_migrate.storage.local import LocalStore
+from tests.unit.images.image_helpers import SESSION, SMALL
+
+START = 0x7F0000003000
+DATA = random.Random(1).randbytes(3 << 20)
+
+
+@pytest.fixture
+def saved(ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStore, str]:
+    monkeypatch.setattr(cache, "WORTH", 1)
+    monkeypatch.setattr("cmdop_migrate.images.spans.SPAN", 256 << 10)  # so that there is something to share
+    store = LocalStore(tmp_path / "store")
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", tuning=SMALL)
+    writer.begin()
+    writer.add_run("process-1", START, len(DATA) // PAGE, 4, DATA)
+    return store, writer.commit(1).checkpoint
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were made."""
+    pids: list[int] = []
+
+    class Noted(Offspring):
+        def __init__(self, *given: object) -> None:
+            super().__init__(*given)  # type: ignore[arg-type]
+            pids.append(self.pid)
+
+    monkeypatch.setattr(cache, "Offspring", Noted)
+    return pids
+
+
+def fetched(saved: tuple[LocalStore, str], ring: KeyRing, where: Path) -> bytes:
+    image = reader.fetch(*(saved[0], ring, saved[1]), where)
+    try:
+        assert not image.cache.missing
+        pages, got = image.pages("process-1"), b""
+        while len(got) < len(DATA):
+            got += b"".join(pages.read(START + len(got), 64))
+        return got
+    finally:
+        image.close()
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Groups of spans that were checked in this process."""
+    here, found, real = os.getpid(), list[int](), cache.SealedCache._check
+
+    def check(self: cache.SealedCache, group: list[int], data: memoryview) -> None:
+        if os.getpid() == here:
+            found.extend(group)
+        real(self, group, data)
+
+    monkeypatch.setattr(cache.SealedCache, "_check", check)
+    return found
+
+
+def test_all_of_it_is_checked_elsewhere_and_no_process_stays(saved, ring, tmp_path, made, checked):
+    assert fetched(saved, ring, tmp_path / "local") == DATA
+    assert len(made) == (os.cpu_count() or 1) and checked == []
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
+
+
+def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, made):
+    (pack,) = [path for path in (tmp_path / "store" / "packs").rglob("*") if path.is_file()]
+    whole = pack.read_bytes()
+    for at in range(7, 3 << 20, 400_000):
+        pack.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(ImageRefused, match="changed, swapped or damaged"):
+            fetched(saved, ring, tmp_path / f"local-{at}")
+        assert not list((tmp_path / f"local-{at}").glob("pack-*")), "nothing of it stays"
+    pack.write_bytes(whole)
+    assert fetched(saved, ring, tmp_path / "local") == DATA
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
+
+
+def test_what_a_killed_one_had_to_do_is_done_here(saved, ring, tmp_path, made, checked, monkeypatch):
+    real = cache.SealedCache._vouch
+
+    def vouch(self, share, sock) -> None:
+        if 0 in share[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, share, sock)
+
+    monkeypatch.setattr(cache.SealedCache, "_vouch", vouch)
+    assert fetched(saved, ring, tmp_path / "local") == DATA
+    assert 0 in checked
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
+
+
+def test_without_a_process_to_be_had_threads_do_it(saved, ring, tmp_path, checked, monkeypatch):
+    def fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "fork", fork)
+    assert fetched(saved, ring, tmp_path / "local") == DATA
+    assert len(checked) > 2 and len(os.listdir("/proc/self/fd")) == before
