@@ -33,7 +33,7 @@ class Script:
     total: float
     cpu: float
     stored: int
-    least_cpu: float  # of what nobody is spared who dumps with CRIU and compresses with zstd, at its quickest ordinary
+    least_cpu: float  # of what nobody is spared who dumps with CRIU, and digests, compresses and seals
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,23 @@ def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] 
 
 _COMPRESS = """
 import mmap, pathlib, sys, zstandard
+from blake3 import blake3
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 compress, zeros = zstandard.ZstdCompressor(level=1).compress, bytes(65536)
+key = bytes(32)
+seal = AESGCM(key).encrypt
 for path in pathlib.Path(sys.argv[1]).glob("pages-*.img"):
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
         for at in range(0, len(data), 65536):
             window = data[at : at + 65536]
-            window == zeros or compress(window)
+            if window != zeros:
+                seal(key[:12], compress(window), blake3(window, key=key).digest())
 """
 
 
 def _least_pack(images: Path) -> float:
-    """CPU seconds of zstd's level 1, which is ours, over what is not zeros: on one core, from memory, to nowhere."""
+    """CPU seconds of what is asked of every chunk that is not zeros: a keyed digest, zstd at its level 1, an
+    authenticated seal. On one core, from memory, to nowhere."""
     before = _cpu()
     subprocess.run([sys.executable, "-c", _COMPRESS, str(images)], check=True)
     return _cpu() - before
