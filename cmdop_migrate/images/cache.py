@@ -31,7 +31,7 @@ from cmdop_migrate.offspring import Offspring, close_all
 from cmdop_migrate.storage.base import Store
 
 LINKS = "pack-*"  # names of packs that were linked, beside the file
-WORTH = 64 << 20  # bytes on this disk that are checked by processes
+WORTH, MOST = 64 << 20, 4  # bytes on this disk that are checked by processes, and how many of these
 LOCAL = 2  # threads that read from this disk: more only wait for each other's interpreter
 RECENT = 4  # spans that a thread keeps while it streams
 _ABSENT, _COMING, _HERE = 0, 1, 2
@@ -190,23 +190,26 @@ class SealedCache:
             job.result()
 
     def _by_processes(self, groups: list[list[int]]) -> list[list[int]]:
-        """What lies on this disk is checked by a process for each processor; -> what none of them vouched for."""
+        """What lies on this disk is checked by processes; -> what none of them vouched for."""
         linked = [self._link(self._spans[group[0]].pack) is not None for group in groups]
         here = [group for group, is_linked in zip(groups, linked, strict=True) if is_linked]
         left = [group for group, is_linked in zip(groups, linked, strict=True) if not is_linked]
-        shares = [here[n :: os.cpu_count() or 1] for n in range(os.cpu_count() or 1)]
+        count = min(MOST, os.cpu_count() or 1)
+        shares = [here[n::count] for n in range(count)]
         made: list[Offspring] = []
         try:
-            for share in shares:
-                made.append(Offspring(partial(self._vouch, share), self.descriptors()))
-        except OSError as error:
-            _logger.warning("no more processes to check chunks with: %s", error)
-        for share, one in zip_longest(shares, made):
-            if one is not None and one.sock.recv(1) == _TRUE:
-                self._arrived([at for group in share for at in group])
-            else:
-                left += share  # whatever it was, it is seen here, too, and can be told
-        close_all(made)
+            try:
+                for share in shares:
+                    made.append(Offspring(partial(self._vouch, share), self.descriptors()))
+            except OSError as error:
+                _logger.warning("no more processes to check chunks with: %s", error)
+            for share, one in zip_longest(shares, made):
+                if one is not None and one.sock.recv(1) == _TRUE:
+                    self._arrived([at for group in share for at in group])
+                else:
+                    left += share  # whatever it was, it is seen here, too, and can be told
+        finally:
+            close_all(made)
         return left
 
     def _vouch(self, share: list[list[int]], sock: socket.socket) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from cmdop_migrate.clock import boottime
@@ -54,11 +54,11 @@ class MeterStore(Store):
         return sum(self.counts().values(), Count())
 
     def put(self, name: str, data: Data) -> None:
-        with self._timed("put", Count(sent=len(data))):
+        with self._timed("put", len(data)):
             self._inner.put(name, data)
 
     def put_new(self, name: str, data: Data) -> bool:
-        with self._timed("put_new", Count(sent=len(data))):
+        with self._timed("put_new", len(data)):
             return self._inner.put_new(name, data)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -87,7 +87,7 @@ class MeterStore(Store):
             self._counts[kind] = self._counts.get(kind, Count()) + more
 
     @contextlib.contextmanager
-    def _timed(self, kind: str, sent: Count = Count()) -> Iterator[None]:  # noqa: B008 - frozen
+    def _timed(self, kind: str, sent: int = 0) -> Iterator[None]:
         began, failed = boottime(), 0
         try:
             yield
@@ -95,4 +95,4 @@ class MeterStore(Store):
             failed = 1
             raise
         finally:
-            self._add(kind, replace(sent, requests=1, failed=failed, seconds=boottime() - began))
+            self._add(kind, Count(requests=1, failed=failed, sent=sent, seconds=boottime() - began))
