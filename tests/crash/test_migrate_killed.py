@@ -85,9 +85,10 @@ class Cell:
         return None
 
     def go_on(self) -> None:
-        for one in [self.standing] if self.standing else [psutil.Process(self.cli.pid), *restorers(self.one.session)]:
+        pids = [self.cli.pid, *(one.pid for one in restorers(self.one.session))]
+        for pid in [self.standing.pid] if self.standing else pids:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(signal.SIGCONT)
+                psutil.Process(pid).send_signal(signal.SIGCONT)
 
     def finish(self) -> None:
         try:
