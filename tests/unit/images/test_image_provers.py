@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     pids: list[int] = []
 
     class Noted(Offspring):
-        def __init__(self, *given: object) -> None:
-            super().__init__(*given)  # type: ignore[arg-type]
+        def __init__(self, work: Callable[[socket.socket], None], kept: Collection[int]) -> None:
+            super().__init__(work, kept)
             pids.append(self.pid)
 
     monkeypatch.setattr(cache, "Offspring", Noted)
