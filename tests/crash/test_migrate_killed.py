@@ -135,21 +135,23 @@ def restorers(session: str) -> list[psutil.Process]:
     return found
 
 
-def kill(*pids: int) -> None:
+def kill(*pids: int, by: signal.Signals = signal.SIGKILL) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, by)
 
 
 def machine_dies(host: Host, sessions: list[str]) -> None:
-    """Everything of this host, at once and without a word."""
+    """Everything of this host, at once and without a word: stopped first, so that a holder that is still to be killed
+    does not see its session die, and say so."""
     own = f"CMDOP_MIGRATE_STATE_DIR={host.state}".encode()
-    pids = [pid for session in sessions for pid in host.pids(session)]
+    pids = []
     for pid in processes():
         with contextlib.suppress(OSError):
             if own in Path(f"/proc/{pid}/environ").read_bytes() or any(str(host.state) in f for f in open_files(pid)):
                 pids.append(pid)
-    kill(*pids)
+    kill(*pids, by=signal.SIGSTOP)
+    kill(*[pid for session in sessions for pid in host.pids(session)], *pids)
 
 
 @contextlib.contextmanager
