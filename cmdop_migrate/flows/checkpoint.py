@@ -1,8 +1,8 @@
 """Freeze, dump, seal, ship.
 
-    prepare   checks, the upload marked, the host's files described     the session runs
+    prepare   checks                                                    the session runs
+    criu      CRIU looks at the kernel; beside it the upload is marked, the host's files described
     hooks     whoever must know beforehand is told, and may refuse
-    criu      CRIU looks at the kernel
     freeze    the holder stands it still and puts its output on disk    ── frozen from here
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
@@ -145,7 +145,6 @@ class _Checkpoint:
         self.directory = records.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
         self.images = self.directory / DUMP
-        self.watches: set[str] = set()  # as far as is known
         self.phases = tools.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw
@@ -177,25 +176,26 @@ class _Checkpoint:
         wanted = self.wanted
         with self.phases.phase("prepare"):
             self.progress("preparing")
-            criu, writer, carrier = self._prepare()
-        try:
-            with self.phases.phase("hooks"):
-                goal = hooks.Goal(wanted.reason, wanted.to, wanted.leave_running)
-                hooks.before_freeze(self.records, self.record, goal, self.told)
-            closed = self._capture(criu, writer, carrier)
-            with self.phases.phase("upload"):
-                self.progress("uploading")
-                manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
-            if wanted.rounds is not None:
-                wanted.rounds.keep(self.images, writer.earlier)
-            with self.phases.phase("commit"):
-                self.commit.run(manifest)
-        except BaseException:
-            self._thaw()  # at once; the holder would do it too, when it sees us gone
-            writer.abort()
-            raise
-        finally:
-            shutil.rmtree(self.images, ignore_errors=True)
+            criu, found = self._prepare()
+        with ThreadPoolExecutor(1, "open") as pool:
+            opening = pool.submit(self._open, found)
+            try:
+                closed = self._capture(criu, found.watches, opening)
+                writer, _ = opening.result()
+                with self.phases.phase("upload"):
+                    self.progress("uploading")
+                    manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
+                if wanted.rounds is not None:
+                    wanted.rounds.keep(self.images, writer.earlier)
+                with self.phases.phase("commit"):
+                    self.commit.run(manifest)
+            except BaseException:
+                self._thaw()  # at once; the holder would do it too, when it sees us gone
+                if opening.exception() is None:
+                    opening.result()[0].abort()
+                raise
+            finally:
+                shutil.rmtree(self.images, ignore_errors=True)
         if wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
         elif self.wanted.hand_over is None:
@@ -210,17 +210,21 @@ class _Checkpoint:
         )  # fmt: skip
         return Result(manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at)
 
-    def _prepare(self) -> tuple[Criu, ImageWriter, carry.Carrier]:
-        """All that can fail or take long while the session still runs."""
+    def _prepare(self) -> tuple[Criu, touched.Touched]:
+        """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
-        ring, store = tools.open_keys(self.config), tools.open_store(self.config)
         dumpable.check(self.group, self.record)
         self._check_room()
+        syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
+        return criu, self._look()
+
+    def _open(self, found: touched.Touched) -> tuple[ImageWriter, carry.Carrier]:
+        """All that is to be had from the store before the freeze, in a thread beside CRIU's start."""
+        ring, store = tools.open_keys(self.config), tools.open_store(self.config)
         spill = self.config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
         parent, on_pack = self.record.checkpoint, self.wanted.on_pack
-        syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         goes_on = self.wanted.leave_running  # else it is parked, or moved, and waits for all of it anyway
         is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(
@@ -230,11 +234,11 @@ class _Checkpoint:
         try:
             writer.begin()
             carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint, wait=goes_on)
-            self._touch(carrier)
+            self._carry(carrier, found)
         except BaseException:
             writer.abort()
             raise
-        return criu, writer, carrier
+        return writer, carrier
 
     def _check_room(self) -> None:
         """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
@@ -246,14 +250,16 @@ class _Checkpoint:
             message = f"not enough disk at {self.config.state_dir}: {units.show_size(free)} free"
             raise Blocked(f"{message}, up to {units.show_size(needed)} needed", "Free some, then checkpoint again.")
 
-    def _touch(self, carrier: carry.Carrier) -> touched.Touched:
-        found = touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
+    def _look(self) -> touched.Touched:
+        return touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
+
+    def _carry(self, carrier: carry.Carrier, found: touched.Touched) -> None:
         carrier.add(found.mapped, self.wanted.carry != "none")
         carrier.add(found.opened, self.wanted.carry == "opened")
-        self.watches = found.watches
-        return found
 
-    def _capture(self, criu: Criu, writer: ImageWriter, carrier: carry.Carrier) -> list[dict[str, object]]:
+    def _capture(
+        self, criu: Criu, watches: set[str], opening: Future[tuple[ImageWriter, carry.Carrier]]
+    ) -> list[dict[str, object]]:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         if self.wanted.rounds is None:
             shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from
@@ -264,12 +270,17 @@ class _Checkpoint:
             files: list[Future[None]] = []
 
             def stand_still() -> touched.Touched:
+                writer, carrier = opening.result()
                 booting.close()
+                with self.phases.phase("hooks"):
+                    goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
+                    hooks.before_freeze(self.records, self.record, goal, self.told)
                 with self.phases.phase("freeze"):
                     self.progress("freezing")
                     frozen.update(self._freeze())
                 self.is_ours = True
-                found = self._touch(carrier)
+                found = self._look()
+                self._carry(carrier, found)
                 with self.phases.phase("reset"):
                     closed.extend(connections.external(self.group, self.record.link is not None))
                     if not self.wanted.leave_running:
@@ -282,11 +293,12 @@ class _Checkpoint:
             with contextlib.ExitStack() as booting:
                 booting.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(writer, self.watches, self.wanted.rounds, stand_still)
+                dump.run(lambda: opening.result()[0], watches, self.wanted.rounds, stand_still)
             dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):
                 files[0].result()
+                writer, carrier = opening.result()
                 self._small_things(writer, carrier, closed, frozen)
                 writer.end_input()
         self.captured_at = time.monotonic()

@@ -37,10 +37,14 @@ class Dump:
         self._group, self._images, self._channel = group, images, channel
 
     def run(
-        self, writer: ImageWriter, watches: Iterable[str], rounds: Rounds | None, stand_still: Callable[[], Touched]
+        self,
+        writer: Callable[[], ImageWriter],
+        watches: Iterable[str],
+        rounds: Rounds | None,
+        stand_still: Callable[[], Touched],
     ) -> None:
         """`stand_still` freezes the session, and says what it has; what it raises is raised here, and nothing was
-        dumped. `watches`: the files it watched before that."""
+        dumped. `writer` is not asked for before that. `watches`: the files it watched then."""
         announced = set(watches)
         try:
             self._once(writer, announced, rounds, stand_still)
@@ -49,7 +53,7 @@ class Dump:
 
     def _once(
         self,
-        writer: ImageWriter,
+        writer: Callable[[], ImageWriter],
         watches: set[str],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched | None],
@@ -60,7 +64,7 @@ class Dump:
 
         def receive(still: StillMemory | None) -> None:
             try:
-                pages.receive(ours, memory.Sink(writer, earlier, still), self._criu.version)
+                pages.receive(ours, memory.Sink(writer(), earlier, still), self._criu.version)
             except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
                 failed.append(error)
 

@@ -147,9 +147,9 @@ class _Restore:
         with self.phases.phase("fetch"):
             self.say("fetching")
             if self.wanted.lazy:
-                return reader.fetch_lazy(store, ring, manifest.checkpoint, where, self._stalled)
+                return reader.fetch_lazy(store, ring, manifest, where, self._stalled)
             ahead = self.known.ahead if self.known else None
-            return reader.fetch(store, ring, manifest.checkpoint, where, base=ahead)
+            return reader.fetch(store, ring, manifest, where, base=ahead)
 
     def _record(self, chosen: choose.Chosen) -> Record:
         """The record the restored session will have."""

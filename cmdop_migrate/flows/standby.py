@@ -124,7 +124,7 @@ class Standby:
         contents.check_room(self._config.state_dir, manifest)
         where = self._kept.dir / manifest.checkpoint
         before = self._ahead[-1] if self._ahead else None
-        self._ahead.append(reader.fetch(store, ring, manifest.checkpoint, where, base=before))
+        self._ahead.append(reader.fetch(store, ring, manifest, where, base=before))
         self._say({"phase": "ahead", "checkpoint": manifest.checkpoint})
 
     def _beat(self) -> None:

@@ -26,6 +26,7 @@ MAX_INDEX = 64 << 20  # a larger one is not read: the index is a hint, memory is
 NO_CHUNK = 0xFFFFFFFF  # in a page table: this window is all zero
 ID_BYTES = 32
 PACK_ID_BYTES = 16
+ID_DIGITS = 2 * PACK_ID_BYTES  # of what `new_id` makes
 FINGERPRINT_BYTES = 16
 
 PACKS = "packs/"
@@ -89,7 +90,7 @@ def last_part(name: str) -> str | None:
 def pack_of(name: str) -> str | None:
     """The pack id of `packs/xx/id`, or None when it is no name of ours."""
     tail = last_part(name)
-    return tail if tail is not None and len(tail) == 2 * PACK_ID_BYTES and name == pack_name(tail) else None
+    return tail if tail is not None and len(tail) == ID_DIGITS and name == pack_name(tail) else None
 
 
 def manifest_of(name: str) -> tuple[str, str] | None:

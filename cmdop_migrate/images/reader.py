@@ -106,14 +106,15 @@ class Image:
 def fetch(
     store: Store,
     ring: KeyRing,
-    checkpoint: str,
+    checkpoint: Manifest | str,
     local_dir: Path,
     parallel: int = 4,
     base: Image | None = None,
 ) -> Image:
-    """Bring the whole checkpoint into `local_dir`, sealed, every tag verified. What `base` has is read from there, so
-    it must stay open as long as this; without one, `open_local` opens it again."""
-    found = catalog.load(store, ring, checkpoint)
+    """Bring the whole checkpoint, by its id or its manifest as `catalog` gave it out, into `local_dir`, sealed, every
+    tag verified. What `base` has is read from there, so it must stay open as long as this; without one, `open_local`
+    opens it again."""
+    found = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -150,14 +151,14 @@ def open_local(ring: KeyRing, local_dir: Path, session: str, checkpoint: str) ->
 def fetch_lazy(
     store: Store,
     ring: KeyRing,
-    checkpoint: str,
+    checkpoint: Manifest | str,
     local_dir: Path,
     on_stall: Callable[[float, Unreachable | None], None],
 ) -> Image:
     """An Image whose chunks are still in the store, which has them all: small blobs are brought now, the rest when
     it is asked for. A store that is away stalls readers, says so through `on_stall`, and is asked again until it is
     back or the image closed."""
-    found = catalog.load(store, ring, checkpoint)
+    found = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -268,12 +268,14 @@ class ImageWriter:
         return self._pipeline
 
     def _publish(self, result: Manifest) -> None:
-        self._write_index()
-        data = manifest.encode(result, self._key)
-        manifest.decode(
-            self.session, self.checkpoint, data, self._ring
-        )  # what we could not read back we do not publish
-        self._must_hold(result)
+        with ThreadPoolExecutor(1, "index") as pool:
+            indexed = pool.submit(self._write_index)
+            data = manifest.encode(result, self._key)
+            manifest.decode(
+                self.session, self.checkpoint, data, self._ring
+            )  # what we could not read back we do not publish
+            self._must_hold(result)
+            indexed.result()
         try:
             done = self._store.put_new(result.name, data) or self._is_ours(result, data)
         except Unreachable:

@@ -75,7 +75,9 @@ def warm() -> None:
     """Loads what every client needs. Nobody is asked anything: the credentials are made up, so none are looked for."""
     place = S3Place("s3://none/", "none", endpoint="http://127.0.0.1:1", region="us-east-1")
     with contextlib.suppress(BotoCoreError, ValueError):  # who needs a client is told what is wrong
-        _client(_session("none"), place, _config(S3Limits())).close()
+        client = _client(_session("none"), place, _config(S3Limits()))
+        client.get_paginator("list_objects_v2")
+        client.close()
 
 
 def _config(limits: S3Limits) -> Config:
