@@ -49,10 +49,15 @@ def main() -> None:
         if handed is not None:
             handed.attend()
     except KeyboardInterrupt:  # before the work was begun: once it is, it decides what Ctrl-C means
-        os._exit(130)
+        os._exit(likeness.INTERRUPTED)
     from cmdop_migrate.cli.main import main as here
 
-    here()
+    try:
+        here()
+    except SystemExit as end:
+        if end.code == likeness.INTERRUPTED:  # then nobody waits for threads, which may wait for somebody far away
+            os._exit(likeness.INTERRUPTED)
+        raise
 
 
 def run_dir_of(words: list[str], environ: os._Environ[str] | dict[str, str]) -> str | None:

@@ -12,6 +12,7 @@ import sys
 from cmdop_migrate import __version__
 
 SOCKET = "ready.sock"  # in run_dir
+INTERRUPTED = 130  # how a command ends that somebody has stopped: as soon as it can, whatever its threads do
 SWITCH = "CMDOP_MIGRATE_READY"
 TEST_PREFIX = "CMDOP_MIGRATE_TEST_"  # steps at which a test stops the process it started
 PACKAGE = os.path.dirname(os.path.abspath(__file__))

@@ -1,7 +1,7 @@
 """A process of our own that does one kind of work, where two threads would wait for each other's interpreter.
 
 It has nothing of ours but what it is given: no lock, no terminal, no descriptor. Whatever becomes of us, its socket
-ends; whatever becomes of it, its work is done here.
+ends; whatever becomes of it, killed or stopped, its work is done here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 PATIENCE = 1.0
+SILENCE = 30.0  # seconds: each answer is the work of milliseconds
 
 
 class Offspring:
@@ -31,6 +32,18 @@ class Offspring:
                 raise
             if self.pid == 0:
                 _live(work, theirs, kept, nice)
+        self.sock.settimeout(SILENCE)
+
+    def hear(self) -> bytes:
+        """The next byte it says. Nothing: it has ended, or is silent for so long that it was ended now, so that it does
+        not come back to what somebody else is doing by then."""
+        try:
+            return self.sock.recv(1)
+        except TimeoutError:
+            os.kill(self.pid, signal.SIGKILL)
+            return b""
+        except OSError:
+            return b""
 
     def dismiss(self) -> None:
         """It may end."""

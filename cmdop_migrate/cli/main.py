@@ -17,6 +17,7 @@ from cmdop_migrate import __version__, log
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, Usage
+from cmdop_migrate.likeness import INTERRUPTED
 
 # command -> (module, function). Modules load only when their command is used: starting a session is quick.
 COMMANDS = {
@@ -119,7 +120,7 @@ def main() -> None:
     except CmdopError as error:
         status = _fail(error, app.json or as_json)
     except click.exceptions.Abort:
-        status = 130
+        status = INTERRUPTED
     except click.ClickException as error:
         status = _fail(_usage(error), app.json or as_json)
     except _Broken:
@@ -129,7 +130,7 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more to say, nothing wrong
             status = 0
     except KeyboardInterrupt:
-        status = 130
+        status = INTERRUPTED
     except OSError as error:
         status = _fail(_from_system(error) or _unexpected(app), app.json or as_json)
     except Exception:  # noqa: BLE001 - the boundary: a bug becomes one line and a log file

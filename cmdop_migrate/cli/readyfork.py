@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from cmdop_migrate.cli import surroundings
 from cmdop_migrate.cli.surroundings import Differs
+from cmdop_migrate.likeness import INTERRUPTED
 
 MOST_FDS = 4  # what ends with the client, and its streams
 _STREAMS = ("stdin", "stdout", "stderr")
@@ -179,7 +180,8 @@ def _run(client: socket.socket) -> int:
     except BaseException:  # noqa: BLE001 - as the interpreter would, where nobody is left to catch it
         traceback.print_exc()
     try:
-        threading._shutdown()  # type: ignore[attr-defined] # waits for what was started
+        if code != INTERRUPTED:
+            threading._shutdown()  # type: ignore[attr-defined] # waits for what was started
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

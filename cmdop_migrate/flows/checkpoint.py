@@ -27,11 +27,12 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cmdop_migrate import __version__, clock, log, units
+from cmdop_migrate import __version__, beside, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
@@ -48,10 +49,12 @@ from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
 DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
+LAST_WORD = 5.0  # seconds that a store has to hear that nothing more comes
 DUMP = "dump"  # CRIU's images, in the session's directory
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
+Opening = Future[tuple[ImageWriter, carry.Carrier]]
 
 
 @dataclass(frozen=True)
@@ -177,25 +180,23 @@ class _Checkpoint:
         with self.phases.phase("prepare"):
             self.progress("preparing")
             criu, found = self._prepare()
-        with ThreadPoolExecutor(1, "open") as pool:
-            opening = pool.submit(self._open, found)
-            try:
-                closed = self._capture(criu, found.watches, opening)
-                writer, _ = opening.result()
-                with self.phases.phase("upload"):
-                    self.progress("uploading")
-                    manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
-                if wanted.rounds is not None:
-                    wanted.rounds.keep(self.images, writer.earlier)
-                with self.phases.phase("commit"):
-                    self.commit.run(manifest)
-            except BaseException:
-                self._thaw()  # at once; the holder would do it too, when it sees us gone
-                if opening.exception() is None:
-                    opening.result()[0].abort()
-                raise
-            finally:
-                shutil.rmtree(self.images, ignore_errors=True)
+        opening = beside.start(lambda: self._open(found), "open")
+        try:
+            closed = self._capture(criu, found.watches, opening)
+            writer, _ = opening.result()
+            with self.phases.phase("upload"):
+                self.progress("uploading")
+                manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
+            if wanted.rounds is not None:
+                wanted.rounds.keep(self.images, writer.earlier)
+            with self.phases.phase("commit"):
+                self.commit.run(manifest)
+        except BaseException as error:
+            self._thaw()  # at once; the holder would do it too, when it sees us gone
+            self._give_up(opening, None if isinstance(error, Exception) else LAST_WORD)
+            raise
+        finally:
+            shutil.rmtree(self.images, ignore_errors=True)
         if wanted.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
         elif self.wanted.hand_over is None:
@@ -240,6 +241,19 @@ class _Checkpoint:
             raise
         return writer, carrier
 
+    def _give_up(self, opening: Opening, patience: float | None) -> None:
+        """The store hears of it, if it answers within `patience` seconds: whoever presses Ctrl-C waits for no store
+        that hangs. What it has not heard it finds out by itself, as after a crash."""
+
+        def tell() -> None:
+            if opening.exception() is None:
+                opening.result()[0].abort()
+
+        ended = beside.start(tell, "give-up")
+        futures.wait([ended], patience)
+        if ended.done() and (failure := ended.exception()) is not None:
+            _log.error("giving up failed", exc_info=failure)
+
     def _check_room(self) -> None:
         """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
         sizes = [filetree.measure(upper) for upper in self.uppers]
@@ -257,9 +271,7 @@ class _Checkpoint:
         carrier.add(found.mapped, self.wanted.carry != "none")
         carrier.add(found.opened, self.wanted.carry == "opened")
 
-    def _capture(
-        self, criu: Criu, watches: set[str], opening: Future[tuple[ImageWriter, carry.Carrier]]
-    ) -> list[dict[str, object]]:
+    def _capture(self, criu: Criu, watches: set[str], opening: Opening) -> list[dict[str, object]]:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         if self.wanted.rounds is None:
             shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from

@@ -69,9 +69,9 @@ class Decoder(Offspring):
     def _ask(self, job: bytes) -> bytes:
         try:
             self.sock.sendall(job)
-            return self.sock.recv(1)
         except OSError:
             return b""
+        return self.hear()
 
 
 def _answer(source: Source, job: bytes, buffer: memoryview) -> bytes:

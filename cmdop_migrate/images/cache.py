@@ -204,7 +204,7 @@ class SealedCache:
             except OSError as error:
                 _logger.warning("no more processes to check chunks with: %s", error)
             for share, one in zip_longest(shares, made):
-                if one is not None and one.sock.recv(1) == _TRUE:
+                if one is not None and all(one.hear() == _TRUE for _ in share):
                     self._arrived([at for group in share for at in group])
                 else:
                     left += share  # whatever it was, it is seen here, too, and can be told
@@ -216,7 +216,7 @@ class SealedCache:
         """In the process."""
         for group in share:
             self._check(group, self._local_data(group))
-        sock.sendall(_TRUE)
+            sock.sendall(_TRUE)
 
     def check_store(self) -> None:
         """That the store has every pack that is needed, as far as it is: ImageRefused. Nothing is brought."""

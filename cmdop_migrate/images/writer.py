@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate import log
+from cmdop_migrate import beside, log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
 from cmdop_migrate.images import catalog, feed, index, layout, manifest, tombstones
@@ -268,14 +268,13 @@ class ImageWriter:
         return self._pipeline
 
     def _publish(self, result: Manifest) -> None:
-        with ThreadPoolExecutor(1, "index") as pool:
-            indexed = pool.submit(self._write_index)
-            data = manifest.encode(result, self._key)
-            manifest.decode(
-                self.session, self.checkpoint, data, self._ring
-            )  # what we could not read back we do not publish
-            self._must_hold(result)
-            indexed.result()
+        indexed = beside.start(self._write_index, "index")
+        data = manifest.encode(result, self._key)
+        manifest.decode(
+            self.session, self.checkpoint, data, self._ring
+        )  # what we could not read back we do not publish
+        self._must_hold(result)
+        indexed.result()
         try:
             done = self._store.put_new(result.name, data) or self._is_ours(result, data)
         except Unreachable:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,20 @@ def test_a_slow_store_does_not_lengthen_the_freeze(host: Host, server: S3Server)
     assert slow["phases"]["upload"] > 2 * slow["frozen_s"], slow
     assert slow["frozen_s"] < 3 * fast["frozen_s"] + 0.5, (fast, slow)
     one.assert_runs()
+
+
+@pytest.mark.parametrize("step", ["criu", "upload"])
+def test_ctrl_c_does_not_wait_for_a_store_that_hangs(host: Host, server: S3Server, step: str) -> None:
+    one = Witness.start(host)
+    use(host, server, server.url(server.new_bucket()))
+    with stopped(host, step, "checkpoint", one.name) as (cli, _), server.frozen():
+        cli.send_signal(signal.SIGCONT)
+        time.sleep(1)  # long enough to have asked something
+        cli.send_signal(signal.SIGINT)
+        assert cli.wait(timeout=20) == 130  # its own patience with a store is a minute and more
+        one.assert_runs()
+    host.cm_json("checkpoint", one.name)
+    one.restore()
 
 
 def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cmdop_migrate import offspring
@@ -67,13 +68,19 @@ def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> N
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
-def test_a_killed_one_is_not_missed(image: tuple[reader.Image, bytes]) -> None:
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_was_killed_or_stopped_is_not_missed(
+    image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch, by: signal.Signals
+) -> None:
+    monkeypatch.setattr(offspring, "SILENCE", 0.5)
     source = memory.Source(image[0])
     decoder = decoders.Decoder(source)
     try:
-        os.kill(decoder.pid, signal.SIGKILL)
+        os.kill(decoder.pid, by)
         assert decoded(decoder, source, len(image[1])) == image[1]
         assert not decoder._is_there
+        process = psutil.Process(decoder.pid)  # if it went on, it would write where we do now
+        until(lambda: process.status() == psutil.STATUS_ZOMBIE, 10, "it is dead")
     finally:
         decoder.close()
 

@@ -94,14 +94,18 @@ def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, mad
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
 
 
-def test_what_a_killed_one_had_to_do_is_done_here(saved, ring, tmp_path, made, checked, monkeypatch):
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
+    saved, ring, tmp_path, made, checked, monkeypatch, by
+):
     real = cache.SealedCache._vouch
 
     def vouch(self, share, sock) -> None:
         if 0 in share[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
         real(self, share, sock)
 
+    monkeypatch.setattr("cmdop_migrate.offspring.SILENCE", 0.5)
     monkeypatch.setattr(cache.SealedCache, "_vouch", vouch)
     assert fetched(saved, ring, tmp_path / "local") == DATA
     assert 0 in checked
