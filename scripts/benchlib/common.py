@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from cmdop_migrate.session import cgroup
 
 _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
@@ -152,16 +154,30 @@ def ask(
 
 @contextmanager
 def warm(wanted: bool) -> Iterator[None]:
-    """With `wanted`, what was freed stays ours for 100 s: what a hypervisor has taken back must be fetched from it page
+    """With `wanted`, what was freed stays ours for 300 s: what a hypervisor has taken back must be fetched from it page
     by page, and one and the same dump takes 1.5 or 6 s."""
     before = _MIN_FREE.read_text() if wanted else ""
     try:
         if wanted:
-            _MIN_FREE.write_text("100000")
+            _MIN_FREE.write_text("300000")
         yield
     finally:
         if wanted:
             _MIN_FREE.write_text(before)
+
+
+def settle() -> None:
+    """Until the machine is done with what came before, but 10 s at most: a server goes on for seconds after its last
+    answer, and the disk with what was written, which whoever is measured next would pay for."""
+    os.sync()
+    until = time.monotonic() + 10
+    quiet = 0
+    while quiet < 3 and time.monotonic() < until:
+        before = psutil.cpu_times()
+        time.sleep(0.2)
+        after = psutil.cpu_times()
+        idle = after.idle + after.iowait - before.idle - before.iowait
+        quiet = quiet + 1 if idle > 0.85 * 0.2 * (os.cpu_count() or 1) else 0
 
 
 def machine() -> dict[str, Any]:

@@ -66,9 +66,9 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
         extra = server.environ() if server else {}
         host = stack.enter_context(a_host(folder / "host", extra=extra, ready=True))  # as it is unless one turns it off
         stack.enter_context(_served(host))
-        if warm_up:
-            rivals.warm(memory, 2 * max(sizes) + max(sizes) // 2)
         for size in sizes:
+            if warm_up:
+                rivals.warm(memory, 5 * size // 2)
             for name in stores:
                 results[name, size] = defaultdict(list)
             with _subject(host, size, memory, asked.random) as subject:

@@ -91,11 +91,13 @@ class Subject:
         return found
 
     def raw_dump(self) -> float:
+        common.settle()
         took = rivals.dump(self.criu, self.target(), self.memory / "raw")
         shutil.rmtree(self.memory / "raw")
         return took
 
     def script(self, places: Stores, key: str) -> dict[str, float]:
+        common.settle()
         put = None
         before = 0.0
         if places.kind == "s3":
@@ -118,6 +120,7 @@ class Subject:
         here = self.memory / "fetched"
         if places.kind == "file":
             rivals.forget(places.archive)
+        common.settle()
         began = time.monotonic()
         if places.kind == "s3":
             assert places.server is not None
@@ -182,6 +185,7 @@ class Subject:
         return 0
 
     def _call(self, places: Stores, *words: str) -> common.Cost:
+        common.settle()
         env = self.host.env(CMDOP_MIGRATE_STORE=places.url)
         return common.call([*CM, "--json", *words], env)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from cmdop_migrate.criu import request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.session import cgroup
+from scripts.benchlib import common
 from tests.integration.criu_session import Session
 from tests.servers import S3Server
 
@@ -164,6 +165,7 @@ class Twin:
 
     def restore(self) -> float:
         """`criu restore` until it returns: all memory is in place, the program runs."""
+        common.settle()
         began = time.monotonic()
         self.session.restore(timeout=120)
         took = time.monotonic() - began
