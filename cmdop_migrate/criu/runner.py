@@ -78,9 +78,10 @@ def converse(
 
     `on_notify` may return False, or raise, to refuse: CRIU is told so and gives up, and what was raised is raised here
     after CRIU has answered. At `pre-resume` CRIU would go on regardless: there the restored root, and with it its pid
-    namespace, is killed, and the conversation ends at once. Raises TimedOut when `timeout` seconds are over, HungUp
-    when the worker is gone: with its pid, `worker`, also while a child that it left behind keeps its end of the socket
-    open. After these and after a refusal at `pre-resume` the worker is the caller's to `end`.
+    namespace, is killed, and the conversation ends at once. Raises TimedOut when CRIU took `timeout` seconds, those in
+    which it waited for `on_notify` not counted; HungUp when the worker is gone: with its pid, `worker`, also while a
+    child that it left behind keeps its end of the socket open. After these and after a refusal at `pre-resume` the
+    worker is the caller's to `end`.
     """
     talk = _Conversation(sock, on_notify, None if timeout is None else time.monotonic() + timeout, _watch(worker))
     try:
@@ -125,6 +126,8 @@ class _Conversation:
             self.root = notify.get("pid", self.root)
             yes = self._ask(Notification(script, notify.get("pid"), fds))
             since = time.monotonic()
+            if self.deadline is not None:
+                self.deadline += since - now
             if not yes and script in _TOO_LATE_TO_REFUSE:
                 self._kill_root()
                 return self._response({})

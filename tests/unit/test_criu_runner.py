@@ -155,6 +155,16 @@ def test_time_out_counts_for_the_whole_conversation() -> None:
         converse(ours, REQUEST, timeout=0.5)
 
 
+def test_the_time_that_we_take_is_not_its() -> None:
+    def play(peer: Peer) -> None:
+        peer.hear()
+        peer.notify("pre-dump")
+        peer.finish(True)
+
+    with criu(play) as (ours, _):
+        assert converse(ours, REQUEST, lambda _: time.sleep(1.2), timeout=1).success
+
+
 @pytest.mark.parametrize("when", ["at once", "after a notification"])
 def test_a_worker_that_goes_away_is_hung_up(when: str) -> None:
     def play(peer: Peer) -> None:
