@@ -210,8 +210,8 @@ class H(http.server.BaseHTTPRequestHandler):
             self.wfile.write(body[at:at + (1 << 16)])
     def log_message(self, *a): pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 7002), H)
+print("digest", hashlib.sha256(body).hexdigest(), flush=True)  # before anybody is answered
 threading.Thread(target=server.serve_forever, daemon=True).start()
-print("digest", hashlib.sha256(body).hexdigest(), flush=True)
 threading.Event().wait()
 """
 
