@@ -76,10 +76,10 @@ def _first_output(results: Results, sizes: Sequence[int]) -> list[Bar]:
         few, many = results[store, small], results[store, large]
         where = f"{store}, {large} / {small} MiB"
         for name, basis, pick in (
-            ("first output from local chunks", "wall, fetch excluded, of medians", _after_fetch),
-            ("first output, --lazy", "wall, whole command, of medians", lambda one: list(one["lazy_first_output"])),
+            ("first output from local chunks", "wall, fetch excluded, medians, in turns", _after_fetch),
+            ("first output, --lazy", "wall, whole command, medians, in turns", _lazily),
         ):
-            large_s, small_s = pick(many), pick(few)
+            large_s, small_s = pick(many, "turns_"), pick(few, "turns_")
             ratio, best = median(large_s) / median(small_s), min(large_s) / min(small_s)
             found.append(Bar(name, where, ratio, 1.3, basis, best))
     return found
@@ -138,7 +138,7 @@ def _restores(results: Results) -> str:
                 show([*one["raw_restore"], *one["raw_restore_again"]]),
                 show(one["script_fetch"]),
                 show(script),
-                show(_after_fetch(one)),
+                show(_after_fetch(one, "")),
                 show(one["restore_first_output"]),
                 show(one["restore_total"]),
                 show(one["lazy_first_output"]),
@@ -170,5 +170,11 @@ def _ratio(one: Samples, ours: str, theirs: str) -> float:
     return median([a / b for a, b in zip(one[ours], one[theirs], strict=True)])
 
 
-def _after_fetch(one: Samples) -> list[float]:
-    return [a - b for a, b in zip(one["restore_first_output"], one["restore_phase_fetch"], strict=True)]
+def _after_fetch(one: Samples, key: str) -> list[float]:
+    """Of the restores whose names begin with `key`."""
+    rows = zip(one[f"{key}restore_first_output"], one[f"{key}restore_phase_fetch"], strict=True)
+    return [first - fetch for first, fetch in rows]
+
+
+def _lazily(one: Samples, key: str) -> list[float]:
+    return list(one[f"{key}lazy_first_output"])

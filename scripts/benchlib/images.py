@@ -71,7 +71,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                 rivals.warm(memory, 5 * size // 2)
             for name in stores:
                 results[name, size] = defaultdict(list)
-            with _subject(host, size, memory, asked.random) as subject:
+            with _subject(host, size, memory, asked.random) as (subject, twin):
                 if warm_up:
                     subject.raw_dump()
                     for name in stores:
@@ -84,7 +84,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                         places = Stores(name, folder / "stores" / f"{size}-{number}", server)
                         apart = Stores(name, folder / "stores" / f"{size}-{number}-apart", server)
                         began = time.monotonic()
-                        samples = _round(subject, places, apart)
+                        samples = _round(subject, twin, places, apart)
                         for key, value in samples.items():
                             results[name, size][key].append(value)
                         took = time.monotonic() - began
@@ -92,7 +92,42 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                         _say("  " + ", ".join(f"{key} {samples[key]:.2f}" for key in _WATCHED))
                         places.remove()
                         apart.remove()
+        ends = sorted({min(sizes), max(sizes)})
+        for name in stores:
+            _first_outputs(
+                host, memory, asked, ends, Stores(name, folder / "stores" / f"turns-{name}", server), results
+            )
     return results
+
+
+def _first_outputs(
+    host: Host,
+    memory: Path,
+    asked: common.Asked,
+    sizes: list[int],
+    places: Stores,
+    results: dict[tuple[str, int], Samples],
+) -> None:
+    """What is compared across sizes is measured in turns: a quarter of an hour later the machine is another."""
+    criu = tools.find_criu(_config(host))
+    subjects = {size: Subject(host, criu, memory, rivals.Payload(size, asked.random), f"of-{size}") for size in sizes}
+    for subject in subjects.values():
+        subject.start()
+    for _ in range(asked.rounds):
+        for size, subject in subjects.items():
+            found: dict[str, float] = {}
+            for key in ("turns_restore", "turns_lazy"):
+                subject.tell("contiguous")
+                subject.checkpoint(places, "parked", park=True)
+                found |= subject.restore(places, key, lazy=key == "turns_lazy")
+                subject.digest()  # all of its memory is there
+            for key in ("turns_restore_first_output", "turns_restore_phase_fetch", "turns_lazy_first_output"):
+                results[places.kind, size][key].append(found[key])
+            first, lazy = found["turns_restore_first_output"], found["turns_lazy_first_output"]
+            _say(f"{size} MiB, {places.kind}, in turns: first output {first:.2f}, --lazy {lazy:.2f}")
+    for subject in subjects.values():
+        subject.end()
+    places.remove()
 
 
 @contextmanager
@@ -108,14 +143,15 @@ def _served(host: Host) -> Iterator[None]:
 
 
 @contextmanager
-def _subject(host: Host, mib: int, memory: Path, random: int) -> Iterator[Subject]:
+def _subject(host: Host, mib: int, memory: Path, random: int) -> Iterator[tuple[Subject, rivals.Twin]]:
     host.dir.mkdir(exist_ok=True)
     criu = tools.find_criu(_config(host))
-    twin = rivals.Twin(criu, mib, memory, random)
-    subject = Subject(host, criu, mib, memory, twin)
+    payload = rivals.Payload(mib, random)
+    twin = rivals.Twin(criu, payload, memory)
+    subject = Subject(host, criu, memory, payload)
     try:
         subject.start()
-        yield subject
+        yield subject, twin
         subject.end()
     finally:
         twin.close()
@@ -127,7 +163,7 @@ def _config(host: Host) -> Any:
     return config.load(environ=host.env())
 
 
-def _round(subject: Subject, places: Stores, apart: Stores) -> dict[str, float]:
+def _round(subject: Subject, twin: rivals.Twin, places: Stores, apart: Stores) -> dict[str, float]:
     """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both. A session that is
     parked, as after the script it is gone, waits for all of it anyway; one that goes on does not: both are measured,
     each first checkpoint to a store of its own."""
@@ -146,7 +182,7 @@ def _round(subject: Subject, places: Stores, apart: Stores) -> dict[str, float]:
     subject.tell("contiguous")
     digest = subject.digest()
     found |= subject.checkpoint(places, "contiguous_parked", park=True)
-    found["raw_restore"] = subject.twin.restore()
+    found["raw_restore"] = twin.restore()
     found |= subject.fetch_script(places)
     found |= subject.restore(places, "restore", lazy=False)
     if subject.digest() != digest:
@@ -154,7 +190,7 @@ def _round(subject: Subject, places: Stores, apart: Stores) -> dict[str, float]:
     subject.tell("scattered")
     digest = subject.digest()
     found |= subject.checkpoint(places, "scattered_parked", park=True)
-    found["raw_restore_again"] = subject.twin.restore()
+    found["raw_restore_again"] = twin.restore()
     found |= subject.restore(places, "lazy", lazy=True)
     if subject.digest() != digest:
         raise RuntimeError("the memory that came back is not the memory that went")

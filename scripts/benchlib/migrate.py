@@ -109,14 +109,15 @@ def _measure(store: str, mib: int, rounds: int, random: int) -> Samples:
             places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
         world = stack.enter_context(two(folder, ttl="15s", environ=places))
         criu = tools.find_criu(config.load(environ=world.a.env()))
-        twin = rivals.Twin(criu, mib, memory, random)
+        payload = rivals.Payload(mib, random)
+        twin = rivals.Twin(criu, payload, memory)
         stack.callback(twin.close)
         rivals.warm(memory, 2 * mib)
         for number in range(rounds):
-            with _session(world, Subject(world.a, criu, mib, memory, twin), 0) as subject:
-                raw = _raw(world, subject, memory, server)
+            with _session(world, Subject(world.a, criu, memory, payload), 0) as subject:
+                raw = _raw(world, subject, twin, memory, server)
                 cold = _move(world)
-            with _session(world, Subject(world.a, criu, mib, memory, twin), CHANGE_EVERY):
+            with _session(world, Subject(world.a, criu, memory, payload), CHANGE_EVERY):
                 ahead = _move(world, "--pre-ship", "2")
             for kind, one in (("cold", cold), ("ahead", ahead)):
                 raw |= {f"{kind}_downtime": one["downtime_s"], f"{kind}_frozen": one["frozen_s"]}
@@ -131,13 +132,13 @@ def _measure(store: str, mib: int, rounds: int, random: int) -> Samples:
 
 @contextmanager
 def _session(world: World, subject: Subject, change_every: int) -> Iterator[Subject]:
-    subject.session = world.a.start(CM[0], *subject.twin.program(change_every), name=NAME)["session"]
+    subject.session = world.a.start(CM[0], *subject.program(change_every), name=NAME)["session"]
     world.a.cm_json("wait", NAME, "--for", r"^t 100 ", "--timeout", "120s", timeout=130)
     yield subject
     world.b.ok("kill", subject.session, "--signal", "KILL")
 
 
-def _raw(world: World, subject: Subject, memory: Path, server: S3Server | None) -> dict[str, float]:
+def _raw(world: World, subject: Subject, twin: rivals.Twin, memory: Path, server: S3Server | None) -> dict[str, float]:
     images, copy = memory / "raw", memory / "copy"
     dump = rivals.dump(subject.criu, subject.target(), images)
     began = time.monotonic()
@@ -152,7 +153,7 @@ def _raw(world: World, subject: Subject, memory: Path, server: S3Server | None) 
     by_s3 = _by_s3(images, memory / "images.tar", server) if server is not None else None
     for one in (images, copy):
         shutil.rmtree(one)
-    restore = subject.twin.restore()
+    restore = twin.restore()
     found = {"raw_dump": dump, "raw_copy": plain, "raw_ssh": by_ssh, "raw_restore": restore}
     found |= {"raw_s3": by_s3} if by_s3 is not None else {}
     copy_s = by_ssh if by_s3 is None else by_s3

@@ -68,26 +68,26 @@ class Stores:
 
 
 class Subject:
-    def __init__(self, host: Host, criu: Criu, mib: int, memory: Path, twin: rivals.Twin) -> None:
-        self.host, self.criu, self.mib, self.memory, self.twin = host, criu, mib, memory, twin
+    def __init__(self, host: Host, criu: Criu, memory: Path, payload: rivals.Payload, name: str = NAME) -> None:
+        self.host, self.criu, self.memory, self.program, self.name = host, criu, memory, payload.program, name
         self.session = ""
         self.asked = 0
 
     def start(self) -> None:
         python = CM[0]
-        started = self.host.start(python, *self.twin.program(), name=NAME)
+        started = self.host.start(python, *self.program(), name=self.name)
         self.session = started["session"]
         self._wait("ready")
 
     def end(self) -> None:
-        self.host.ok("kill", NAME)
+        self.host.ok("kill", self.name)
 
     def tell(self, word: str) -> None:
         self._ask(word)
 
     def digest(self) -> str:
         mark = self._ask("digest", r" [0-9a-f]+\.")
-        found: str = re.findall(rf"done {mark}\. ([0-9a-f]+)\.", self.host.output(NAME))[-1]
+        found: str = re.findall(rf"done {mark}\. ([0-9a-f]+)\.", self.host.output(self.name))[-1]
         return found
 
     def raw_dump(self) -> float:
@@ -133,7 +133,7 @@ class Subject:
         return {"script_fetch": fetch, "script_unpack": unpack}
 
     def checkpoint(self, places: Stores, key: str, park: bool = False) -> dict[str, float]:
-        cost = self._call(places, "checkpoint", NAME, *([] if park else ["--leave-running"]))
+        cost = self._call(places, "checkpoint", self.name, *([] if park else ["--leave-running"]))
         answer = cost.answer
         found = {f"{key}_phase_{name}": seconds for name, seconds in answer["phases"].items()}
         return found | {
@@ -148,7 +148,7 @@ class Subject:
     def restore(self, places: Stores, key: str, lazy: bool) -> dict[str, float]:
         """Bring it back, once it is parked. The session itself tells when it ran again."""
         before = len(self._completions())
-        cost = self._call(places, "restore", NAME, *(["--lazy"] if lazy else []))
+        cost = self._call(places, "restore", self.name, *(["--lazy"] if lazy else []))
         phases = cost.answer["phases"]
         first = min(until(lambda: self._printed_since(cost.began), 30, "it prints"))
         whole = until(lambda: self._completions()[before:] or phases.get("memory") is None, 120, "all memory is there")
@@ -164,7 +164,7 @@ class Subject:
         return found
 
     def _printed_since(self, began: float) -> list[float]:
-        return [stamp for stamp in map(float, _TICK.findall(self.host.output(NAME))) if stamp > began]
+        return [stamp for stamp in map(float, _TICK.findall(self.host.output(self.name))) if stamp > began]
 
     def _completions(self) -> list[float]:
         path = self.host.state / "events.jsonl"
@@ -193,12 +193,12 @@ class Subject:
         """Until the program says it is done; -> the mark its answer has."""
         self.asked += 1
         mark = f"q{self.asked}"
-        self.host.ok("send", NAME, f"{word} {mark}", "--enter")
+        self.host.ok("send", self.name, f"{word} {mark}", "--enter")
         self._wait(rf"done {mark}\.{more}")
         return mark
 
     def _wait(self, pattern: str, *more: str) -> None:
-        self.host.cm_json("wait", NAME, "--for", pattern, "--timeout", "120s", *more, timeout=130)
+        self.host.cm_json("wait", self.name, "--for", pattern, "--timeout", "120s", *more, timeout=130)
 
 
 def _stamp(row: dict[str, Any]) -> float:

@@ -134,12 +134,24 @@ def unpack(archive: Path, work: Path) -> float:
     return took
 
 
+@dataclass(frozen=True)
+class Payload:
+    """The program that is moved: so much memory, so much of it random."""
+
+    mib: int
+    random: int
+
+    def program(self, every: int = 0) -> list[str]:
+        """What Python is to run."""
+        return [str(PAYLOAD), str(self.mib), str(every), str(self.random)]
+
+
 class Twin:
     """The same program in a session with nothing of ours around it: namespaces, an overlay and a terminal of its own,
     dumped into memory-backed files, and `criu restore` of it. No network device, no holder, no cgroup to set up."""
 
-    def __init__(self, criu: Criu, mib: int, work: Path, random: int) -> None:
-        self.mib, self.random = mib, random
+    def __init__(self, criu: Criu, payload: Payload, work: Path) -> None:
+        self.payload = payload
         self.images = work / "twin"
         self.images.mkdir()
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))  # an overlay's own files cannot lie in memory
@@ -154,14 +166,10 @@ class Twin:
         session = self.session
         os.close(session.directory)
         session.images, session.directory = self.images, os.open(self.images, os.O_RDONLY | os.O_CLOEXEC)
-        session.start(sys.executable, *self.program()).wait_for("t 2 ", 120)
+        session.start(sys.executable, *self.payload.program()).wait_for("t 2 ", 120)
         session.dump(None, timeout=120)
         self._gone()
         session.prepare_root()
-
-    def program(self, every: int = 0) -> list[str]:
-        """What Python is to run, here and in the session."""
-        return [str(PAYLOAD), str(self.mib), str(every), str(self.random)]
 
     def restore(self) -> float:
         """`criu restore` until it returns: all memory is in place, the program runs."""
