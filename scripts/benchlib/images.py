@@ -68,7 +68,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
         stack.enter_context(_served(host))
         for size in sizes:
             if warm_up:
-                rivals.warm(memory, 5 * size // 2)
+                rivals.warm(memory, 5 * size)
             for name in stores:
                 results[name, size] = defaultdict(list)
             with _subject(host, size, memory, asked.random) as (subject, twin):

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from cmdop_migrate.criu import request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.session import cgroup
@@ -199,7 +201,7 @@ def warm(folder: Path, mib: int) -> None:
     path = folder / "warm"
     block = bytes(1 << 20)
     with path.open("wb") as file:
-        for _ in range(mib):
+        for _ in range(min(mib, psutil.virtual_memory().available >> 21)):  # at most half of what is free
             file.write(block)
     path.unlink()
 
