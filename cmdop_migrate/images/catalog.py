@@ -65,7 +65,8 @@ def load(store: Store, ring: KeyRing, checkpoint: str, session: str | None = Non
     if session is not None and len(checkpoint) == layout.ID_DIGITS:
         try:
             data = store.get(layout.manifest_name(session, checkpoint), 0, manifest.MAX_MANIFEST + 1)
-            return manifest.decode(session, checkpoint, data, ring)
         except KeyError:
             pass  # another session's, which this one was forked from
+        else:
+            return manifest.decode(session, checkpoint, data, ring)
     return read(store, ring, find(store, checkpoint, session))

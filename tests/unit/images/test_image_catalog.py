@@ -1,0 +1,64 @@
+"""A manifest, found by its name, by a part of it, or in another session's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.images import catalog, manifest
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.storage.memory import MemoryStore
+from tests.unit.images.image_helpers import SESSION, SMALL
+
+OTHER = "ab" * 16
+
+
+class Counting(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists = 0
+
+    def list(self, prefix: str = ""):
+        self.lists += 1
+        return super().list(prefix)
+
+
+@pytest.fixture
+def saved(ring: KeyRing, tmp_path: Path) -> tuple[Counting, manifest.Manifest]:
+    store = Counting()
+    writer = ImageWriter(store, ring, SESSION, tmp_path, tuning=SMALL)
+    writer.begin()
+    writer.add_blob("x", b"1")
+    found = writer.commit(1)
+    store.lists = 0
+    return store, found
+
+
+def test_one_whose_name_is_known_is_asked_for_by_it(saved, ring):
+    store, found = saved
+    assert catalog.load(store, ring, found.checkpoint, SESSION) == found
+    assert store.lists == 0
+
+
+def test_one_of_another_session_or_by_a_part_of_its_name_is_looked_for(saved, ring):
+    store, found = saved
+    assert catalog.load(store, ring, found.checkpoint, OTHER) == found
+    assert catalog.load(store, ring, found.checkpoint[:12], SESSION) == found
+    assert store.lists > 0
+    with pytest.raises(CheckpointNotFound):
+        catalog.load(store, ring, "cd" * 16, SESSION)
+
+
+def test_damaged_or_absurdly_large_it_is_refused(saved, ring, monkeypatch):
+    store, found = saved
+    data = store.get(found.name)
+    store.put(found.name, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ImageRefused):
+        catalog.load(store, ring, found.checkpoint, SESSION)
+    store.put(found.name, data)
+    monkeypatch.setattr(manifest, "MAX_MANIFEST", len(data) - 1)
+    with pytest.raises(ImageRefused, match="large"):
+        catalog.load(store, ring, found.checkpoint, SESSION)
