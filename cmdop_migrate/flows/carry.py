@@ -19,6 +19,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session import files
 from cmdop_migrate.session.hostlayer import is_under
+from cmdop_migrate.session.touched import Touched
 
 Carry = Literal["none", "mapped", "opened"]
 BLOB = "hostfiles"
@@ -37,17 +38,23 @@ class Carried:
 class Carrier:
     """Makes the image's list of host files. What it reads once it need not read again: most of it is libraries."""
 
-    def __init__(self, state_dir: Path, writer: ImageWriter, key: str, wait: bool = True) -> None:
-        """With `wait`, what `add` was given is sealed when it returns: whoever stands still later does not wait for it.
-        Without, `finish` waits: it is done beside what CRIU does."""
-        self._writer, self._wait = writer, wait
+    def __init__(self, state_dir: Path, writer: ImageWriter, key: str, what: Carry, wait: bool = True) -> None:
+        """`what` is carried, the rest described. With `wait`, what `add` was given is sealed when it returns: whoever
+        stands still later does not wait for it. Without, `finish` waits: it is done beside what CRIU does."""
+        self._writer, self._what, self._wait = writer, what, wait
         self._known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
         self._chunks_file = state_dir / "cache" / f"carried-{key}.json"
         self._chunks: dict[str, list[str]] = _load(self._chunks_file)
         self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
         self._sent: dict[str, list[Future[str]]] = {}  # on its way
 
-    def add(self, paths: Iterable[str], carry: bool) -> None:
+    def add(self, found: Touched) -> None:
+        self._take(found.mapped, self._what != "none")
+        self._take(found.opened, self._what == "opened")
+        if self._wait:
+            self._arrived()
+
+    def _take(self, paths: Iterable[str], carry: bool) -> None:
         for path in sorted(paths):
             known = self._rows.get(path)
             if path in self._sent or (known is not None and (known[1] is not None or not carry)):
@@ -57,8 +64,6 @@ class Carrier:
                 self._rows[path] = described, None
                 if carry:
                     self._sent[path] = self._send(path, described)
-        if self._wait:
-            self._arrived()
 
     def _arrived(self) -> None:
         for path, futures in self._sent.items():  # only now: several are digested and compressed at a time

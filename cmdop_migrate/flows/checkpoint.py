@@ -27,17 +27,29 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cmdop_migrate import __version__, beside, clock, log, units
+from cmdop_migrate import __version__, clock, log, units
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
-from cmdop_migrate.flows import agentlock, carry, commit, contents, dumpable, filecapture, hooks, leases, talk, tools
+from cmdop_migrate.flows import (
+    agentlock,
+    carry,
+    commit,
+    contents,
+    dumpable,
+    filecapture,
+    hooks,
+    leases,
+    opening,
+    talk,
+    tools,
+)
 from cmdop_migrate.flows.dumping import Dump
+from cmdop_migrate.flows.opening import Opening
 from cmdop_migrate.flows.rounds import KEPT, Rounds
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
@@ -49,12 +61,10 @@ from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
 DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
-LAST_WORD = 5.0  # seconds that a store has to hear that nothing more comes
 DUMP = "dump"  # CRIU's images, in the session's directory
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
-Opening = Future[tuple[ImageWriter, carry.Carrier]]
 
 
 @dataclass(frozen=True)
@@ -180,10 +190,12 @@ class _Checkpoint:
         with self.phases.phase("prepare"):
             self.progress("preparing")
             criu, found = self._prepare()
-        opening = beside.start(lambda: self._open(found), "open")
+        begun = opening.start(
+            self.config, self.record, self.directory, found, wanted.carry, wanted.leave_running, wanted.on_pack
+        )
         try:
-            closed = self._capture(criu, found.watches, opening)
-            writer, _ = opening.result()
+            closed = self._capture(criu, found.watches, begun)
+            writer, _ = begun.result()
             with self.phases.phase("upload"):
                 self.progress("uploading")
                 manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
@@ -193,7 +205,7 @@ class _Checkpoint:
                 self.commit.run(manifest)
         except BaseException as error:
             self._thaw()  # at once; the holder would do it too, when it sees us gone
-            self._give_up(opening, None if isinstance(error, Exception) else LAST_WORD)
+            opening.give_up(begun, error)
             raise
         finally:
             shutil.rmtree(self.images, ignore_errors=True)
@@ -220,40 +232,6 @@ class _Checkpoint:
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         return criu, self._look()
 
-    def _open(self, found: touched.Touched) -> tuple[ImageWriter, carry.Carrier]:
-        """All that is to be had from the store before the freeze, in a thread beside CRIU's start."""
-        ring, store = tools.open_keys(self.config), tools.open_store(self.config)
-        spill = self.config.state_dir / "spill"
-        spill.mkdir(mode=0o700, exist_ok=True)
-        parent, on_pack = self.record.checkpoint, self.wanted.on_pack
-        goes_on = self.wanted.leave_running  # else it is parked, or moved, and waits for all of it anyway
-        is_far = not self.config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
-        writer = ImageWriter(
-            store, ring, self.record.session, spill, parent=parent, on_pack=on_pack,
-            hold=goes_on and is_far, put_off=goes_on, hints=self.directory / "memory.groups",
-        )  # fmt: skip
-        try:
-            writer.begin()
-            carrier = carry.Carrier(self.config.state_dir, writer, ring.current.fingerprint, wait=goes_on)
-            self._carry(carrier, found)
-        except BaseException:
-            writer.abort()
-            raise
-        return writer, carrier
-
-    def _give_up(self, opening: Opening, patience: float | None) -> None:
-        """The store hears of it, if it answers within `patience` seconds: whoever presses Ctrl-C waits for no store
-        that hangs. What it has not heard it finds out by itself, as after a crash."""
-
-        def tell() -> None:
-            if opening.exception() is None:
-                opening.result()[0].abort()
-
-        ended = beside.start(tell, "give-up")
-        futures.wait([ended], patience)
-        if ended.done() and (failure := ended.exception()) is not None:
-            _log.error("giving up failed", exc_info=failure)
-
     def _check_room(self) -> None:
         """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
         sizes = [filetree.measure(upper) for upper in self.uppers]
@@ -267,11 +245,7 @@ class _Checkpoint:
     def _look(self) -> touched.Touched:
         return touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
 
-    def _carry(self, carrier: carry.Carrier, found: touched.Touched) -> None:
-        carrier.add(found.mapped, self.wanted.carry != "none")
-        carrier.add(found.opened, self.wanted.carry == "opened")
-
-    def _capture(self, criu: Criu, watches: set[str], opening: Opening) -> list[dict[str, object]]:
+    def _capture(self, criu: Criu, watches: set[str], begun: Opening) -> list[dict[str, object]]:
         shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
         if self.wanted.rounds is None:
             shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from
@@ -282,7 +256,7 @@ class _Checkpoint:
             files: list[Future[None]] = []
 
             def stand_still() -> touched.Touched:
-                writer, carrier = opening.result()
+                writer, carrier = begun.result()
                 booting.close()
                 with self.phases.phase("hooks"):
                     goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
@@ -292,7 +266,7 @@ class _Checkpoint:
                     frozen.update(self._freeze())
                 self.is_ours = True
                 found = self._look()
-                self._carry(carrier, found)
+                carrier.add(found)
                 with self.phases.phase("reset"):
                     closed.extend(connections.external(self.group, self.record.link is not None))
                     if not self.wanted.leave_running:
@@ -305,12 +279,12 @@ class _Checkpoint:
             with contextlib.ExitStack() as booting:
                 booting.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(lambda: opening.result()[0], watches, self.wanted.rounds, stand_still)
+                dump.run(lambda: begun.result()[0], watches, self.wanted.rounds, stand_still)
             dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):
                 files[0].result()
-                writer, carrier = opening.result()
+                writer, carrier = begun.result()
                 self._small_things(writer, carrier, closed, frozen)
                 writer.end_input()
         self.captured_at = time.monotonic()

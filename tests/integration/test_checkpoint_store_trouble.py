@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.witness import LARGE, Witness, finished, stopped
+from tests.crash.witness import LARGE, Witness, family, finished, stopped
 from tests.hosts import Host, open_files, processes, until
 from tests.proxy import Proxy
 from tests.servers import S3Server, free_ports, seaweed
@@ -145,6 +145,24 @@ def test_ctrl_c_does_not_wait_for_a_store_that_hangs(host: Host, server: S3Serve
         assert cli.wait(timeout=20) == 130  # its own patience with a store is a minute and more
         one.assert_runs()
     host.cm_json("checkpoint", one.name)
+    one.restore()
+
+
+def test_killed_while_criu_waits_for_a_store_that_hangs_nothing_stays(host: Host, server: S3Server) -> None:
+    """CRIU has looked at the kernel, not at the session: it goes, and nothing was frozen."""
+    one = Witness.start(host)
+    use(host, server, server.url(server.new_bucket()))
+    with stopped(host, "criu", "checkpoint", one.name) as (cli, _), server.frozen():
+        cli.send_signal(signal.SIGCONT)
+        workers = until(lambda: [child for child in family(cli.pid) if "swrk" in child.cmdline()], 20, "CRIU waits")
+        one.assert_runs()
+        cli.kill()
+        cli.wait(timeout=20)
+        until(lambda: not any(worker.is_running() for worker in workers), 20, "CRIU is gone")
+        one.assert_runs()
+    host.cm_json("checkpoint", one.name)
+    one.assert_parked()
+    host.assert_clean(ended=True)
     one.restore()
 
 
