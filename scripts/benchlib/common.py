@@ -21,6 +21,7 @@ import psutil
 
 from cmdop_migrate.session import cgroup
 
+STORES = ("file", "s3")
 _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
 
 
@@ -125,12 +126,12 @@ class Asked:
 def ask(
     arguments: list[str], kind: str, description: str | None, quick: str, sizes: Sequence[int], stores: Sequence[str]
 ) -> Asked:
-    """`quick` says what --quick measures: `sizes` and `stores`, one round. Ends the program when it cannot run; from
-    here on Ctrl-C is heard, which a shell has background jobs ignore."""
+    """`quick` says what --quick measures: `sizes` and `stores`, one round, where nothing else is asked for. Ends the
+    program when it cannot run; from here on Ctrl-C is heard, which a shell has background jobs ignore."""
     parser = argparse.ArgumentParser(prog=f"scripts/bench {kind}", description=description)
-    parser.add_argument("--sizes", default="64,512,2048", help="MiB of each session [%(default)s]")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds [%(default)s]")
-    parser.add_argument("--stores", default="file,s3", help="[%(default)s]")
+    parser.add_argument("--sizes", type=_sizes, help="MiB of each session [64,512,2048]")
+    parser.add_argument("--rounds", type=int, help="measured rounds [3]")
+    parser.add_argument("--stores", type=_stores, help="[file,s3]")
     parser.add_argument(
         "--random", type=int, default=15, choices=range(76), metavar="PERCENT", help="of its memory [%(default)s]"
     )
@@ -144,12 +145,25 @@ def ask(
         parser.error("sessions need root")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    if not chosen.quick:
-        sizes, stores = [int(one) for one in chosen.sizes.split(",")], chosen.stores.split(",")
-    rounds = 1 if chosen.quick else chosen.rounds
+    usual: tuple[Sequence[int], Sequence[str], int] = (64, 512, 2048), STORES, 3
+    sizes, stores, rounds = (sizes, stores, 1) if chosen.quick else usual
+    sizes, stores, rounds = chosen.sizes or sizes, chosen.stores or stores, chosen.rounds or rounds
     if chosen.warm and not _MIN_FREE.exists():
         parser.error(f"--warm: this kernel has no {_MIN_FREE}")
     return Asked(list(sizes), rounds, list(stores), chosen.random, chosen.warm, chosen.quick, chosen.json)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(one) for one in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of MiB, such as 64,512") from None
+
+
+def _stores(text: str) -> list[str]:
+    if not set(text.split(",")) <= set(STORES):
+        raise argparse.ArgumentTypeError(f"{text!r} names no stores (valid: {', '.join(STORES)})")
+    return text.split(",")
 
 
 @contextmanager

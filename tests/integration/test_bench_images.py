@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,32 @@ def test_an_unknown_benchmark_is_refused() -> None:
     command = [sys.executable, "-m", "scripts.benchlib", "nothing"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and "images" in done.stderr
+
+
+def test_what_is_asked_for_is_what_is_measured() -> None:
+    """`--quick` decides only what was not said."""
+
+    def asked(*words: str) -> tuple[list[int], list[str], int]:
+        found = common.ask(list(words), "images", None, "little", (64, 256), ("file", "s3"))
+        return found.sizes, found.stores, found.rounds
+
+    with handlers_kept():
+        assert asked() == ([64, 512, 2048], ["file", "s3"], 3)
+        assert asked("--quick") == ([64, 256], ["file", "s3"], 1)
+        assert asked("--quick", "--stores", "s3", "--rounds", "2") == ([64, 256], ["s3"], 2)
+        for wrong in (("--stores", "tape"), ("--sizes", "big")):
+            with pytest.raises(SystemExit):
+                asked(*wrong)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_a_bar_compares_within_each_round() -> None:
