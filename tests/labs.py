@@ -77,6 +77,15 @@ class LabHost(Host):
         found = [pid for group, _, _ in os.walk(self.lab.group(self.name)) for pid in cgroup.pids(group)]
         return [pid for pid in found if _name_of(pid) not in ("tini-static", "sshd", "")]
 
+    def stopped(self) -> list[int]:
+        """Its processes that a signal has stopped."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                    found.append(pid)
+        return found
+
     def session_mounts(self) -> list[str]:
         lines = Path(f"/proc/{self.lab.pid(self.name)}/mountinfo").read_text(errors="replace").splitlines()
         return [line.split()[4] for line in lines if f" {DEFAULT_STATE_DIR}/sessions" in line]

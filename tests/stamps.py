@@ -18,9 +18,12 @@ from tests.hosts import Host, until
 
 # Stamps the time, as often as it can, into a file of the host named after its token; and does what it is told.
 # The time is read before the token: what is written under a token was true under that token or before.
+# Nothing is noted while a file `quiet` is there: what is open when it is frozen, another host must have as well.
 PROGRAM = """
-import struct, sys, threading, time
+import os, struct, sys, threading, time
 def note(kind, text):
+    while os.path.exists(f"{sys.argv[1]}/quiet"):
+        time.sleep(0.001)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     token = open("/run/cmdop-migrate/token").read().strip()
     with open(f"{sys.argv[1]}/{kind}-{token}", "ab") as file:
@@ -45,6 +48,17 @@ class Stamped:
         command = (sys.executable, "-c", PROGRAM, str(directory))
         self.session: str = host.start(*command, name=name, options=("--share", str(directory)))["session"]
         until(lambda: self.times("ran", 1), 10, "it runs")
+
+    def save(self, host: Host) -> str:
+        """A checkpoint of it, in which no note is open; it goes on."""
+        quiet = self._seen(1) / "quiet"
+        quiet.touch()
+        try:
+            time.sleep(0.2)
+            saved: str = host.cm_json("checkpoint", self.session, "--leave-running")["checkpoint"]
+        finally:
+            quiet.unlink()
+        return saved
 
     def restored_on(self, host: Host) -> None:
         """A restored session's clocks go on from where it was dumped, in a time namespace of its own."""

@@ -29,7 +29,7 @@ def test_partition(hosts: tuple[Host, Host], tmp_path: Path, cut: str) -> None:
     a, b = hosts
     stamped = Stamped(a, tmp_path / "shared")
     session = stamped.session
-    a.ok("checkpoint", "w", "--leave-running")
+    stamped.save(a)
     agent = a.agent_pid()
     assert agent is not None
     b.fails("restore", session, status=5, code="fenced")
@@ -64,7 +64,7 @@ def test_late_commit_is_refused_by_the_store(hosts: tuple[Host, Host], tmp_path:
     a, b = hosts
     stamped = Stamped(a, tmp_path / "shared")
     session = stamped.session
-    first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    first = stamped.save(a)
     agent = a.agent_pid()
     assert agent is not None
     options = ["--leave-running"] if mode != "park" else []
@@ -100,7 +100,7 @@ def test_a_machine_that_slept(
     a, b = hosts
     stamped = Stamped(a, tmp_path / "shared")
     session = stamped.session
-    a.ok("checkpoint", "w", "--leave-running")
+    stamped.save(a)
     agent = a.agent_pid()
     assert agent is not None
     pids = {"agent": [agent], "holder": [a.holder(session)], "session": a.pids(session)}

@@ -44,21 +44,11 @@ def checkpoint_at_its_commit(host: LabHost, name: str) -> Iterator[subprocess.Po
     argv = host.argv("--json", "checkpoint", name, env={TEST_STOP: "checkpoint:commit"})
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as late:
         try:
-            until(lambda: standing(host), 30, "it stands at its commit")
+            until(host.stopped, 30, "it stands at its commit")
             yield late
         finally:
-            for pid in standing(host):
+            for pid in host.stopped():
                 os.kill(pid, signal.SIGKILL)
-
-
-def standing(host: LabHost) -> list[int]:
-    """Its processes that are stopped by a signal."""
-    found = []
-    for pid in host.processes():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                found.append(pid)
-    return found
 
 
 def assert_one_after_the_other(noted: Stamped, b: LabHost, *kinds: str) -> None:
@@ -81,8 +71,8 @@ def test_partition(lab: TestLab) -> None:
     """A is cut off, B restores when the lease is over, A comes back."""
     a, b = lab.hosts
     noted, late = stamped(lab, "w"), stamped(lab, "late")
-    a.ok("checkpoint", "w", "--leave-running")
-    first = a.cm_json("checkpoint", "late", "--leave-running")["checkpoint"]
+    noted.save(a)
+    first = late.save(a)
     b.fails("restore", noted.session, status=5, code="fenced")
     with checkpoint_at_its_commit(a, "late") as publishing, told_all_the_time(noted.session, a, b):
         until(lambda: len(noted.times("did", 1)) > 3, 10, "A does what it is told")
@@ -97,7 +87,7 @@ def test_partition(lab: TestLab) -> None:
             assert a.cm("checkpoint", "w").returncode == 6
         finally:
             lab.heal("host-a")
-        for pid in standing(a):
+        for pid in a.stopped():
             os.kill(pid, signal.SIGCONT)
         out, _ = publishing.communicate(timeout=40)
         assert publishing.returncode == 5, out
@@ -114,7 +104,7 @@ def test_asleep_past_its_lease(lab: TestLab, capsys: pytest.CaptureFixture[str])
     """Everything of A stops at once, B takes over, everything of A wakes at once."""
     a, b = lab.hosts
     noted = stamped(lab, "naps")
-    a.ok("checkpoint", "naps", "--leave-running")
+    noted.save(a)
     lab.pause("host-a")
     try:
         b.ok("restore", noted.session, "--wait", "40s")
@@ -138,7 +128,7 @@ def test_dead_and_booted_again(lab: TestLab) -> None:
     """B goes on from the last checkpoint; A, back from the dead, knows better than to."""
     a, b = lab.hosts
     noted = stamped(lab, "dies")
-    a.ok("checkpoint", "dies", "--leave-running")
+    noted.save(a)
     lab.kill("host-a")
     b.ok("restore", noted.session, "--wait", "40s")
     until(lambda: noted.times("ran", 2), 10, "B runs")

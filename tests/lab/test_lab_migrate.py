@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ def migration_at(host: LabHost, name: str, step: str) -> Iterator[subprocess.Pop
     argv = host.argv("--json", "migrate", name, "--to", "host-b", env={TEST_STOP: step})
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as cli:
         try:
-            until(lambda: cli.poll() is not None or stopped(host), 60, f"it stands at {step}")
+            until(lambda: cli.poll() is not None or host.stopped(), 60, f"it stands at {step}")
             assert cli.poll() is None, cli.communicate()
             yield cli
         finally:
@@ -55,17 +54,8 @@ def migration_at(host: LabHost, name: str, step: str) -> Iterator[subprocess.Pop
             cli.kill()
 
 
-def stopped(host: LabHost) -> list[int]:
-    found = []
-    for pid in host.processes():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
-                found.append(pid)
-    return found
-
-
 def go_on(host: LabHost) -> None:
-    for pid in stopped(host):
+    for pid in host.stopped():
         os.kill(pid, signal.SIGCONT)
 
 
@@ -117,7 +107,7 @@ def test_a_source_that_is_cut_off_when_the_target_has_it(lab: TestLab) -> None:
         lab.cut("host-a")
         try:
             stood = cgroup.is_frozen(a.group(session))
-            for pid in stopped(a):
+            for pid in a.stopped():
                 os.kill(pid, signal.SIGKILL)
             cli.communicate(timeout=30)
             time.sleep(4)  # more than a TTL
