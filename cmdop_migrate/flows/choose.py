@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused, SessionNotFound, Usage
+from cmdop_migrate.errors import CheckpointNotFound, Fenced, SessionNotFound, Usage
 from cmdop_migrate.images import catalog
-from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.model import Record
@@ -101,7 +100,7 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
     if len(by_checkpoint) == 1:
         return catalog.read(store, ring, by_checkpoint[0])
     sessions = {one.session for one in entries if one.session.startswith(reference)}
-    sessions = sessions or _by_name(store, ring, entries, reference)
+    sessions = sessions or catalog.named(store, ring, entries, reference)
     if len(sessions) == 1:
         session = sessions.pop()
         last = current(session)
@@ -116,14 +115,3 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
     raise SessionNotFound(
         f"no session or checkpoint {reference!r} here or in {store.url}", "See: cmdop-migrate checkpoints ls"
     )
-
-
-def _by_name(store: Store, ring: KeyRing, entries: Iterable[Listed], name: str) -> set[str]:
-    found = set()
-    for entry in entries:
-        try:
-            if catalog.read(store, ring, entry).facts.get("name") == name:
-                found.add(entry.session)
-        except (CheckpointNotFound, ImageRefused):
-            continue  # somebody else's, or damaged: it cannot be the one that was meant
-    return found

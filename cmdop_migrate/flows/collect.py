@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
@@ -18,12 +18,13 @@ def listing(records: Records, reference: str | None) -> list[dict[str, Any]]:
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     session = records.find(reference).session if reference else None
     rows = []
-    for entry in sorted(catalog.listed(store, session), key=lambda one: (one.modified, one.checkpoint)):
-        try:
-            rows.append(_row(catalog.read(store, ring, entry)))
-        except ImageRefused as error:
+    entries = sorted(catalog.listed(store, session), key=lambda one: (one.modified, one.checkpoint))
+    for entry, found in catalog.read_all(store, ring, entries):
+        if isinstance(found, Manifest):
+            rows.append(_row(found))
+        else:
             unknown = {"name": "?", "host": "?", "token": 0, "created": entry.modified, "tag": None, "bytes": None}
-            row = {"checkpoint": entry.checkpoint, "session": entry.session, **unknown, "problem": error.message}
+            row = {"checkpoint": entry.checkpoint, "session": entry.session, **unknown, "problem": found.message}
             rows.append(row)
     return rows
 
@@ -121,26 +122,14 @@ def prune(
 def manifests(records: Records, session: str) -> list[Manifest]:
     """Every readable checkpoint of a session."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    found = []
-    for entry in catalog.listed(store, session):
-        try:
-            found.append(catalog.read(store, ring, entry))
-        except (CheckpointNotFound, ImageRefused):
-            continue  # gone meanwhile, or not to be trusted
-    return found
+    found = catalog.read_all(store, ring, catalog.listed(store, session))
+    return [one for _, one in found if isinstance(one, Manifest)]
 
 
 def session_of(records: Records, reference: str) -> str | None:
     """The one session in the store that has this name, or an id that begins so."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    found = set()
-    for entry in catalog.listed(store):
-        if entry.session.startswith(reference):
-            found.add(entry.session)
-            continue
-        try:
-            if catalog.read(store, ring, entry).facts.get("name") == reference:
-                found.add(entry.session)
-        except (CheckpointNotFound, ImageRefused):
-            continue
+    entries = list(catalog.listed(store))
+    found = {entry.session for entry in entries if entry.session.startswith(reference)}
+    found |= catalog.named(store, ring, (entry for entry in entries if entry.session not in found), reference)
     return found.pop() if len(found) == 1 else None

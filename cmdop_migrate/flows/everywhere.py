@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cmdop_migrate import beside
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
 from cmdop_migrate.flows import leases, talk, tools
 from cmdop_migrate.images import catalog
@@ -20,7 +21,8 @@ def list_all(records: Records) -> list[dict[str, Any]]:
     """This host's own as `ls` knows them, the others' as their leases tell: who has them, in which state."""
     here = {row["session"]: row for row in talk.list_all(records)}
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    found = []
+    found: list[dict[str, Any]] = []
+    others: list[tuple[str, leases.Standing]] = []
     for session, lease in leases.survey(leases.open_store(records.config)).items():
         if session.startswith(HOSTS):
             continue
@@ -28,8 +30,10 @@ def list_all(records: Records) -> list[dict[str, Any]]:
         if own is not None and (own["state"] not in ("parked", "exited") or own["token"] >= lease.token):
             found.append(own)
         elif lease.state != "free":
-            found.append(_row(session, lease, _name(store, ring, session, lease.checkpoint)))
-    return [*here.values(), *found]
+            others.append((session, lease))
+    names = beside.each(lambda one: _name(store, ring, one[0], one[1].checkpoint), others, catalog.READERS, "names")
+    found += [_row(session, lease, name.result()) for (session, lease), name in zip(others, names, strict=True)]
+    return [*here.values(), *sorted(found, key=lambda row: str(row["session"]))]
 
 
 def _row(session: str, lease: leases.Standing, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cmdop_migrate import clock, log
+from cmdop_migrate import beside, clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced, Unreachable
 from cmdop_migrate.lease.base import Register
@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # `run` needs none of it, and people wait for it
     from cmdop_migrate.storage.base import Store
 
 PROOF = "lease.proven"  # in the run directory, which a reboot empties
+ASKING = 16  # requests at a time
 _log = log.get("lease")
 
 
@@ -123,8 +124,9 @@ class Standing:
 def survey(leases: LeaseStore) -> dict[str, Standing]:
     """Every session's lease. Raises when one cannot be read: then it is not known what is needed."""
     found = {}
-    for session in leases.sessions():
-        seen = leases.inspect(session)
+    sessions = list(leases.sessions())
+    for session, read in zip(sessions, beside.each(leases.inspect, sessions, ASKING, "leases"), strict=True):
+        seen = read.result()
         if seen is not None:
             record = seen.record
             found[session] = Standing(record.host, record.instance, record.state, record.checkpoint, record.token)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from cmdop_migrate import beside
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, Usage
 from cmdop_migrate.images import layout, manifest
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.storage.base import Store
+
+READERS = 16  # requests at a time
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,27 @@ def read(store: Store, ring: KeyRing, entry: Listed) -> Manifest:
             f"checkpoint {entry.checkpoint[:12]} was just removed", "See: cmdop-migrate checkpoints ls."
         ) from None
     return manifest.decode(entry.session, entry.checkpoint, data, ring)
+
+
+def read_all(
+    store: Store, ring: KeyRing, entries: Iterable[Listed]
+) -> Iterator[tuple[Listed, Manifest | ImageRefused]]:
+    """As `read`, of each in their order, or what is wrong with it. One that is gone since it was listed is left out."""
+    entries = list(entries)
+    found = beside.each(partial(read, store, ring), entries, READERS, "manifests")
+    for entry, one in zip(entries, found, strict=True):
+        try:
+            yield entry, one.result()
+        except ImageRefused as error:
+            yield entry, error
+        except CheckpointNotFound:
+            continue
+
+
+def named(store: Store, ring: KeyRing, entries: Iterable[Listed], name: str) -> set[str]:
+    """The sessions that were called so. What cannot be read is somebody else's, or damaged: it cannot be meant."""
+    found = read_all(store, ring, entries)
+    return {entry.session for entry, one in found if isinstance(one, Manifest) and one.facts.get("name") == name}
 
 
 def load(store: Store, ring: KeyRing, checkpoint: str, session: str | None = None) -> Manifest:

@@ -1,27 +1,37 @@
 """What the store already has: the chunks of earlier uploads, so that they are not sent again.
 
-An index is a hint, never a promise: a pack counts only when the store lists
+An index is a hint, never a promise: a pack counts only when the store has
 it and no prune run has doomed it (retention.py says why that is enough). So
 a damaged or stale index costs bytes, not correctness.
+
+A store may hold thousands of them. All that is known of the session itself is
+read; of the others, the newest first, as many as can be had in a moment: what
+sessions share is mostly what their programs are made of, and the newest have that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 
 from blake3 import blake3
 
-from cmdop_migrate import log
+from cmdop_migrate import beside, log
+from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout, packs
 from cmdop_migrate.images.codec import HINT, RAW
 from cmdop_migrate.images.keys import KeyRing, MasterKey
 from cmdop_migrate.images.seal import INDEX, OVERHEAD, Sealer
 from cmdop_migrate.images.table import ChunkTable, Place
-from cmdop_migrate.storage.base import Store
+from cmdop_migrate.images.tables import stat_packs
+from cmdop_migrate.storage.base import ObjectInfo, Store
 
 MAGIC = b"CMDOPIX1"
 DEFAULT_LIMIT = 512 << 10  # chunks held in memory: 32 GiB of raw content in about 35 MiB
+PATIENCE = 1.0  # seconds for what other checkpoints left: whoever is to be frozen soon waits for it
+READERS, ASKING = 16, 2  # indexes at a time, and packs for each of them
+LISTED = 2000  # packs; what a larger store has of them is asked by name
 MOST_STRAYS = 64  # two requests each
 _HEAD = len(MAGIC) + layout.FINGERPRINT_BYTES
 _logger = log.get("images.index")
@@ -55,21 +65,20 @@ def decode(checkpoint: str, data: bytes, ring: KeyRing) -> tuple[MasterKey, Chun
 class Known:
     """Chunks sealed with one key that may be referred to instead of sent."""
 
-    def __init__(self, usable: Collection[str], limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
         self.table = ChunkTable()
-        self._usable = usable
         self._limit = limit
 
     @property
     def full(self) -> bool:
         return len(self.table) >= self._limit
 
-    def merge(self, other: ChunkTable) -> None:
+    def merge(self, other: ChunkTable, usable: Collection[str]) -> None:
         """Take over what lies in usable packs, up to the limit."""
-        if not self.table.packs and len(other) <= self._limit and all(pack in self._usable for pack in other.packs):
+        if not self.table.packs and len(other) <= self._limit and all(pack in usable for pack in other.packs):
             self.table = other.copy()
             return
-        numbers = {n: self.table.pack_number(pack) for n, pack in enumerate(other.packs) if pack in self._usable}
+        numbers = {n: self.table.pack_number(pack) for n, pack in enumerate(other.packs) if pack in usable}
         for ident, pack, offset, length, size in other.rows():
             if self.full:
                 return
@@ -84,48 +93,86 @@ class Known:
         return self.table.packs[place.pack], place
 
 
-def usable_packs(store: Store, doomed: Collection[str]) -> set[str]:
-    """All packs that exist and may be relied on. The caller has read `doomed` before this lists."""
-    found = (layout.pack_of(info.name) for info in store.list(layout.PACKS))
-    return {pack for pack in found if pack is not None and pack not in doomed}
+class Usable:
+    """Which packs exist and may be relied on. The caller has read what is `doomed` before this looks, or could not:
+    then none may be."""
+
+    def __init__(self, store: Store, doomed: Collection[str] | None) -> None:
+        self._store, self._doomed = store, doomed or ()
+        self.all: set[str] | None = None  # too many to be listed
+        listed = () if doomed is None else store.few(layout.PACKS, LISTED)
+        if listed is not None:
+            found = (layout.pack_of(info.name) for info in listed)
+            self.all = {pack for pack in found if pack is not None and pack not in self._doomed}
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return self.all is None or bool(self.all)
+
+    def of(self, packs: Iterable[str]) -> set[str]:
+        if self.all is not None:
+            return self.all.intersection(packs)
+        left = [pack for pack in packs if pack not in self._doomed]
+        return {pack for pack, info in stat_packs(self._store, left, ASKING).items() if info is not None}
 
 
 def load_known(
     store: Store,
     ring: KeyRing,
-    usable: Collection[str],
+    usable: Usable,
     first: Mapping[str, ChunkTable] | None = None,
     limit: int = DEFAULT_LIMIT,
+    patience: float = PATIENCE,
 ) -> Known:
-    """What is known under the current key: `first` (the parent's own table), then the newest indexes, then packs that
-    no index names: an upload that was cut off has left them, and was not able to leave a last word."""
+    """What is known under the current key: `first` (the parent's own table), then the newest indexes, then, where all
+    of them were read, packs that none names: an upload that was cut off has left them, and was not able to leave a last
+    word."""
     first = first or {}
-    known = Known(usable, limit)
-    strays = set(usable)
+    known = Known(limit)
+    strays = set(usable.all or ())
     for table in first.values():
-        known.merge(table)
+        known.merge(table, usable.of(table.packs))
         strays.difference_update(table.packs)
     if not usable:
         return known
-    for info in sorted(store.list(layout.INDEXES), key=lambda i: -i.modified):
-        checkpoint = layout.last_part(info.name)
-        if known.full:
-            break
-        if checkpoint is None or checkpoint in first or info.size > layout.MAX_INDEX:
-            continue  # an index names nothing that the table of its checkpoint does not
+    until = boottime() + patience
+    for learnt in _newest_first(store, ring, usable, first):
+        left = until - boottime()
+        if left <= 0 or known.full:
+            return known
         try:
-            key, table = decode(checkpoint, store.get(info.name), ring)
+            table, there = learnt.result(left)
+        except TimeoutError:
+            return known
         except KeyError:
             continue  # pruned since it was listed
         except ImageRefused as error:
             _logger.warning("not used: %s", error.message)
             continue
         strays.difference_update(table.packs)
-        if key.fingerprint == ring.current.fingerprint:
-            known.merge(table)
+        if there:
+            known.merge(table, there)
     if strays and not known.full:
-        known.merge(rebuild(store, ring.current, sorted(strays)[:MOST_STRAYS]))
+        known.merge(rebuild(store, ring.current, sorted(strays)[:MOST_STRAYS]), strays)
     return known
+
+
+def _newest_first(
+    store: Store, ring: KeyRing, usable: Usable, known: Collection[str]
+) -> Iterator[Future[tuple[ChunkTable, set[str]]]]:
+    """Indexes, with those of their packs that are of use. An index names nothing that the table of its checkpoint does
+    not: of those that are `known` by theirs, none."""
+
+    def is_wanted(info: ObjectInfo) -> bool:
+        checkpoint = layout.last_part(info.name)
+        return checkpoint is not None and checkpoint not in known and info.size <= layout.MAX_INDEX
+
+    def learn(info: ObjectInfo) -> tuple[ChunkTable, set[str]]:
+        key, table = decode(info.name.removeprefix(layout.INDEXES), store.get(info.name), ring)
+        return table, usable.of(table.packs) if key.fingerprint == ring.current.fingerprint else set()
+
+    wanted = sorted(filter(is_wanted, store.list(layout.INDEXES)), key=lambda info: -info.modified)
+    return beside.each(learn, wanted, READERS, "indexes")
 
 
 def rebuild(store: Store, key: MasterKey, pack_ids: Iterable[str]) -> ChunkTable:

@@ -26,12 +26,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from cmdop_migrate import log
+from cmdop_migrate import beside, log
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import catalog, index, layout, tombstones
 from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.policy import Keep, to_drop
 from cmdop_migrate.images.tombstones import Tombstone
 from cmdop_migrate.images.uploads import STALE_AFTER
@@ -133,13 +134,12 @@ class _Run:
         """All packs that manifests name, and the manifests that cannot be read."""
         needed: set[str] = set()
         unreadable = []
-        for entry in list(catalog.listed(self._store)):
-            try:
-                needed.update(catalog.read(self._store, self._ring, entry).packs)
-            except CheckpointNotFound:
-                continue  # dropped by another run since it was listed
-            except ImageRefused as error:
-                _logger.warning("no pack is deleted: %s: %s", entry.checkpoint[:12], error.message)
+        # One that is gone since it was listed was dropped by another run.
+        for entry, found in catalog.read_all(self._store, self._ring, catalog.listed(self._store)):
+            if isinstance(found, Manifest):
+                needed.update(found.packs)
+            else:
+                _logger.warning("no pack is deleted: %s: %s", entry.checkpoint[:12], found.message)
                 unreadable.append(entry.checkpoint)
         return needed, tuple(unreadable)
 
@@ -174,16 +174,17 @@ class _Run:
         """Indexes none of whose packs exist are of no use. The packs are listed after: a new one keeps its index."""
         names = [info.name for info in self._store.list(layout.INDEXES)]
         present = {layout.pack_of(info.name) for info in self._store.list(layout.PACKS)}
-        for name in names:
-            checkpoint = layout.last_part(name)
-            if checkpoint is None or checkpoint in alive:
-                continue
+        checkpoints = [name for name in map(layout.last_part, names) if name is not None and name not in alive]
+        read = beside.each(lambda one: self._store.get(layout.index_name(one)), checkpoints, index.READERS, "indexes")
+        useless = []
+        for checkpoint, data in zip(checkpoints, read, strict=True):
             try:
-                _, table = index.decode(checkpoint, self._store.get(name), self._ring)
+                _, table = index.decode(checkpoint, data.result(), self._ring)
             except (KeyError, ImageRefused):
                 continue  # gone, or not ours to judge
             if present.isdisjoint(table.packs):
-                self._store.delete([name])
+                useless.append(layout.index_name(checkpoint))
+        self._store.delete(useless)
 
 
 def _blockers(pack: str, older: list[Tombstone], alive: frozenset[str]) -> frozenset[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from collections.abc import Collection, Mapping
 
+from cmdop_migrate import beside
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout
 from cmdop_migrate.images.chunks import PageTable, pages_refused
@@ -17,6 +16,7 @@ from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
 FEW, PAGE = 4, 1000  # packs; S3 tells of so many objects in one answer
+ASKING = 16  # requests at a time
 
 
 def load_table(store: Store, manifest: Manifest, sealer: Sealer) -> ChunkTable:
@@ -53,21 +53,23 @@ def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
 
 def check_packs(store: Store, needed: Mapping[str, int]) -> None:
     """ImageRefused when a pack is gone, or shorter than what is needed of it. What is in them is not looked at."""
-    left = dict(needed)
-
-    def check(pack: str, info: ObjectInfo | None) -> None:
+    listed = store.few(layout.PACKS, PAGE) if len(needed) > FEW else None
+    if listed is not None:  # a small store tells of all of them at once; a large one is asked for each
+        there = {layout.pack_of(info.name): info for info in listed}
+        found = {pack: there.get(pack) for pack in needed}
+    else:
+        found = stat_packs(store, needed)
+    for pack, info in found.items():
         if info is None:
             raise ImageRefused(f"pack {pack[:12]} is missing from the store", HINT)
-        if info.size < left.pop(pack):
+        if info.size < needed[pack]:
             raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
 
-    if len(left) > FEW:  # a small store tells of all of them at once; a large one is asked for each
-        for info in islice(store.list(layout.PACKS), PAGE):
-            if (pack := info.name.rpartition("/")[2]) in left:
-                check(pack, info)
-    with ThreadPoolExecutor(FEW, "packs") as pool:
-        for pack, found in zip(list(left), pool.map(lambda one: store.stat(layout.pack_name(one)), left), strict=True):
-            check(pack, found)
+
+def stat_packs(store: Store, packs: Collection[str], most: int = ASKING) -> dict[str, ObjectInfo | None]:
+    """Each of them, None where there is none; `most` requests at a time."""
+    asked = beside.each(lambda pack: store.stat(layout.pack_name(pack)), packs, most, "packs")
+    return {pack: found.result() for pack, found in zip(packs, asked, strict=True)}
 
 
 def check_refs(pages: PageTable, table: ChunkTable) -> None:

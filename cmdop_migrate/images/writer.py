@@ -49,6 +49,7 @@ class Tuning:
     uploaders: int = UPLOADERS
     pack_buffers: int = BUFFERS
     known_chunks: int = index.DEFAULT_LIMIT
+    patience: float = index.PATIENCE
     stale_after: float = STALE_AFTER
 
 
@@ -101,9 +102,10 @@ class ImageWriter:
             parent = pool.submit(self._parent_table)  # what it names counts only where it is usable
             self._mark.begin()
             doomed = tombstones.doomed_packs(self._store)
-            usable = set() if doomed is None else index.usable_packs(self._store, doomed)
+            usable = index.Usable(self._store, doomed)
             first = parent.result() if usable else {}
-        known = index.load_known(self._store, self._ring, usable, first, self._tuning.known_chunks)
+        tuning = self._tuning
+        known = index.load_known(self._store, self._ring, usable, first, tuning.known_chunks, tuning.patience)
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )

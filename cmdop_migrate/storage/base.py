@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from cmdop_migrate.errors import Usage
@@ -78,6 +79,12 @@ class Store(ABC):
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Remove. A name that is not there is no error. Killed half-way, some are gone and the others whole."""
+
+    def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
+        """As `list`, where there are no more than `most`; None where there are. It takes no longer than to find that
+        out, however many there are."""
+        found = [*islice(self.list(prefix), most + 1)]
+        return found if len(found) <= most else None
 
     def link(self, name: str, path: Path) -> bool:
         """Give the object a second name on this machine's disk, instead of a copy. False: that is not possible."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,10 @@ class MeterStore(Store):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._timed("list"):
             return self._inner.list(prefix)
+
+    def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
+        with self._timed("list"):
+            return self._inner.few(prefix, most)
 
     def delete(self, names: Iterable[str]) -> None:
         with self._timed("delete"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -81,6 +81,9 @@ class RetryStore(Store):
         tries = _Tries(self._policy, self._outside)
         listing = tries.until_done(lambda: self._inner.list(prefix))
         return self._resumed(prefix, listing, tries)
+
+    def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
+        return _Tries(self._policy, self._outside).until_done(lambda: self._inner.few(prefix, most))
 
     def delete(self, names: Iterable[str]) -> None:
         kept = tuple(names)

@@ -109,18 +109,31 @@ class S3Store(Store):
         return ObjectInfo(name, found["ContentLength"], found["LastModified"].timestamp())
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        check_prefix(prefix)
-        found: list[ObjectInfo] = []
-        with self._failures("list the store"):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._root + prefix):
-                for entry in page.get("Contents", []):
-                    name = entry["Key"].removeprefix(self._root)
-                    if is_name(name):
-                        found.append(ObjectInfo(name, entry["Size"], entry["LastModified"].timestamp()))
+        found = [info for page in self._pages(prefix) for info in page]
         # SeaweedFS and S3's directory buckets list folder by folder (`a/x` before `a-b`).
         found.sort(key=lambda info: info.name)
         return iter(found)
+
+    def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
+        found: list[ObjectInfo] = []
+        for page in self._pages(prefix):
+            found += page
+            if len(found) > most:
+                return None
+        return sorted(found, key=lambda info: info.name)
+
+    def _pages(self, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
+        """A request each."""
+        check_prefix(prefix)
+        with self._failures("list the store"):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._root + prefix):
+                named = [(entry["Key"].removeprefix(self._root), entry) for entry in page.get("Contents", [])]
+                yield [
+                    ObjectInfo(name, entry["Size"], entry["LastModified"].timestamp())
+                    for name, entry in named
+                    if is_name(name)
+                ]
 
     def delete(self, names: Iterable[str]) -> None:
         keys = [self._key(name) for name in names]

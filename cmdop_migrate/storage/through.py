@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store
@@ -27,6 +27,9 @@ class ThroughStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._inner.list(prefix)
+
+    def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
+        return self._inner.few(prefix, most)
 
     def delete(self, names: Iterable[str]) -> None:
         self._inner.delete(names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("fence", "images", "lease", "migrate", "relay")
+NAMES = ("crowd", "fence", "images", "lease", "migrate", "relay")
 
 
 def main() -> int:

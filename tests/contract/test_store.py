@@ -151,6 +151,9 @@ def test_more_than_one_batch_and_one_page(store: Store) -> None:
     for thread in threads:
         thread.join()
     assert names(store, "n/") == every
+    few = store.few("n/", 1100)
+    assert few is not None and [info.name for info in few] == every
+    assert store.few("n/", 1099) is None and store.few("n/", 0) is None and store.few("none/", 0) == []
     store.delete(every[:-1])
     assert names(store) == every[-1:]
 
@@ -174,6 +177,8 @@ def test_odd_names_are_refused_before_anything_happens(store: Store, name: str) 
 def test_odd_prefixes_are_refused(store: Store, prefix: str) -> None:
     with pytest.raises(Usage):
         store.list(prefix)
+    with pytest.raises(Usage):
+        store.few(prefix, 1)
 
 
 def test_a_large_object(store: Store) -> None:

@@ -22,3 +22,11 @@ def test_bench_sessions() -> None:
     assert [name.split(",")[0].split(" (")[0] for name in names] == ["start"] * 2 + ["holder"] * 2 + ["echo"] * 6
     assert all(one["unit"] in ("s", "ms", "MiB") for one in found["figures"])
     assert len(subprocess.run(argv, cwd=PROJECT, capture_output=True, timeout=60, check=True).stdout.splitlines()) == 13
+
+
+def test_bench_crowd() -> None:
+    argv = [sys.executable, "-m", "scripts.benchlib", "crowd", "--checkpoints", "8", "--ms", "1", "--json"]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    assert found["checkpoints"] == 8 and len(found["rows"]) == 3
+    assert all(one["ratio"] == one["ours_s"] / one["one_by_one_s"] > 0 for one in found["rows"])

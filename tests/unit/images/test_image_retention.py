@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
-from cmdop_migrate.images import catalog, layout, tombstones
+from cmdop_migrate.images import catalog, index, layout, tombstones
 from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing, new_key
 from cmdop_migrate.images.policy import Keep, to_drop
@@ -36,6 +36,14 @@ def assert_all_readable(store: Store) -> int:
     for entry in entries:
         verify(store, RING, entry.checkpoint, parallel=1)
     return len(entries)
+
+
+@pytest.fixture(autouse=True, scope="module", params=["listed", "asked for by name"])
+def _packs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In a large store nobody lists all packs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index, "LISTED", 0 if request.param != "listed" else index.LISTED)
+        yield
 
 
 def upload(store: Store, spill, seed: int) -> None:
