@@ -27,6 +27,8 @@ VERSION = 1
 CHUNK = 1 << 20
 MAX_DEPTH = 4096
 MAX_SIZE = 1 << 53
+# Of mtimes: what the kernel has for seconds. ext4 and xfs keep less, btrfs and tmpfs all of it.
+EARLIEST, LATEST = -(1 << 63) * 10**9, (1 << 63) * 10**9 - 1
 
 DIRECTORY, FILE, SYMLINK, FIFO, SOCKET = "d", "f", "l", "p", "s"
 WHITEOUT, CHAR, BLOCK, HARDLINK = "w", "c", "b", "h"
@@ -223,7 +225,7 @@ def _entry(number: int, row: Any, chunks: int) -> Entry:
         _int(number, row[3], 0o7777, "mode"),
         _int(number, row[4], (1 << 32) - 2, "uid"),
         _int(number, row[5], (1 << 32) - 2, "gid"),
-        _int(number, row[6], (1 << 34) * 10**9, "mtime", least=-(1 << 31) * 10**9),
+        _int(number, row[6], LATEST, "mtime", least=EARLIEST),
         _xattrs(number, row[7]),
     )
     if kind == FILE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -188,6 +189,20 @@ def test_a_live_capture_survives_a_busy_tree(tmp_path: Path) -> None:
     finally:
         stop.set()
         busy.join()
+
+
+@pytest.mark.parametrize("seconds", [-(1 << 63), -5_364_662_400, 1_700_000_000_000, (1 << 63) - 1])
+def test_any_time_that_a_file_can_have_comes_back(seconds: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # it keeps times that ext4 cannot
+        root, again = Path(place, "upper"), Path(place, "again")
+        for directory in (root, again):
+            directory.mkdir()
+        (root / "f").write_bytes(b"data")
+        os.utime(root / "f", ns=(0, seconds * 10**9))
+        assert (root / "f").stat().st_mtime_ns == seconds * 10**9
+        chunks = MemoryChunks()
+        restore(parse(capture(root, chunks).table.serialise()), chunks, again)
+        assert snapshot(again)[b"f"] == snapshot(root)[b"f"]
 
 
 def test_only_an_empty_real_directory_is_filled(tmp_path: Path) -> None:

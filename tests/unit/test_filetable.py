@@ -92,7 +92,7 @@ def test_a_sound_table_is_read() -> None:
         ("a symlink with a NUL", _data(ROOT, _meta("l", "a", 1, "a\0"))),
         ("a file type in the mode", _data(ROOT, ["d", 1, "a", 0o100644, 0, 0, 0, []])),
         ("uid -1, which means unchanged", _data(ROOT, ["d", 1, "a", 0o644, 2**32 - 1, 0, 0, []])),
-        ("a time no filesystem has", _data(ROOT, ["d", 1, "a", 0o644, 0, 0, 1 << 70, []])),
+        ("a time no filesystem has", _data(ROOT, ["d", 1, "a", 0o644, 0, 0, 1 << 93, []])),
         ("a redirect into the lower layer", _data(ROOT, _file(xattrs=["trusted.overlay.redirect", "L2V0Yw=="]))),
         ("a metacopy", _data(ROOT, _file(xattrs=["trusted.overlay.metacopy", ""]))),
         ("an origin", _data(ROOT, _file(xattrs=["trusted.overlay.origin", ""]))),
