@@ -7,7 +7,8 @@ other's. With U an upload and R a prune run:
     R: delete manifests -> list packs, read manifests -> put doomed/R -> list uploads -> read manifests -> delete packs
 
 - U relies on a pack only if it is not doomed and then listed, in this order. If U did not see R's flag, R put it after
-  U read doomed/, so R sees U's mark and leaves every pack U may rely on. If the flag was gone again, so were the packs.
+  U read doomed/, so R sees U's mark and leaves every pack U may rely on. If the flag was gone again, so were the packs,
+  or another run's flag names them: U reads all flags of one moment (tombstones.py), never one before and one after.
 - R lists uploads before it reads manifests again: an upload that ended in between is seen as one or the other.
 - Packs left for the sake of U stay doomed, with the uploads that may rely on them (`waiting`). The next run deletes
   them when those uploads are over; uploads that began later have seen the flag. It may only count on an older

@@ -44,12 +44,14 @@ def decode(run: str, data: bytes, modified: float = 0.0) -> Tombstone | None:
 
 
 def read_all(store: Store) -> tuple[list[Tombstone], list[ObjectInfo]]:
-    """All tombstones at one moment, and those that cannot be read."""
+    """All tombstones at one moment, and those that cannot be read. A listing may miss both one that is deleted while it
+    is made and the one that took its packs over: only two that agree are believed."""
+    listed = list(store.list(layout.DOOMED))
     while True:
         good: list[Tombstone] = []
         bad: list[ObjectInfo] = []
         try:
-            for info in list(store.list(layout.DOOMED)):
+            for info in listed:
                 run = info.name.removeprefix(layout.DOOMED)
                 stone = decode(run, store.get(info.name), info.modified)
                 if stone is None:
@@ -57,8 +59,11 @@ def read_all(store: Store) -> tuple[list[Tombstone], list[ObjectInfo]]:
                 else:
                     good.append(stone)
         except KeyError:
+            listed = list(store.list(layout.DOOMED))
             continue  # one was taken over by another run since it was listed: look again, its heir is there now
-        return good, bad
+        before, listed = listed, list(store.list(layout.DOOMED))
+        if [info.name for info in before] == [info.name for info in listed]:
+            return good, bad
 
 
 def doomed_packs(store: Store) -> set[str] | None:
