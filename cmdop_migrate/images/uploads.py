@@ -3,6 +3,8 @@
 retention.py states the protocol. Here: the mark is written before anything is
 read, refreshed while the upload lives, and looked at again after the manifest
 is published: if a pruner took it for dead, the packs are checked one by one.
+Pruners go by the store's clock, which goes on while a virtual machine is
+paused and knows nothing of it: so do we, besides our own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class UploadMark:
         self._body = json.dumps({"session": session, "checkpoint": checkpoint}).encode()
         self._stale_after = stale_after
         self._fresh = 0.0
+        self._modified: float | None = None  # as the store told it last
         self._lapsed = False
+        self._lock = threading.Lock()  # a mark that is being refreshed may be there for the wrong reason
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -43,8 +47,9 @@ class UploadMark:
 
     def holds(self, packs: Collection[str]) -> bool:
         """Whether the packs are safe from every prune run that may not know of this upload."""
-        if not self._overdue() and self._store.stat(self._name) is not None:
-            return True
+        with self._lock:
+            if not self._overdue() and self._stands():
+                return True
         doomed = tombstones.doomed_packs(self._store)  # before presence: retention.py says why
         if doomed is None or not doomed.isdisjoint(packs):
             return False
@@ -69,16 +74,31 @@ class UploadMark:
             self._lapsed = True
         return self._lapsed
 
+    def _stands(self) -> bool:
+        """Whether it is there, and was all the time by the store's clock: a refresh writes anew what was removed."""
+        found, last = self._store.stat(self._name), self._modified
+        if found is None or (last is not None and found.modified - last > self._stale_after / 2):
+            self._lapsed = True
+        self._modified = found.modified if found is not None else last
+        return not self._lapsed
+
     def _keep(self) -> None:
         while not self._stop.wait(self._stale_after / REFRESHES):
-            began = boottime()
-            if self._overdue():
-                return
             try:
-                self._store.put(self._name, self._body)
-                if boottime() - began > self._stale_after / 2:
-                    self._lapsed = True
-                else:
-                    self._fresh = began
+                with self._lock:
+                    if not self._refresh():
+                        return
             except Unreachable as error:
                 _logger.warning("the mark of this upload could not be refreshed: %s", error.message)
+
+    def _refresh(self) -> bool:
+        """False: it is not to be trusted any more."""
+        began = boottime()
+        if self._overdue() or not self._stands():
+            return False
+        self._store.put(self._name, self._body)
+        if boottime() - began > self._stale_after / 2:
+            self._lapsed = True
+        else:
+            self._fresh = began
+        return self._stands()

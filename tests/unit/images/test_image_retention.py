@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -183,6 +184,45 @@ def test_an_upload_taken_for_dead_finds_out(store, spill):
     writer.finish_input()
     done = prune(Aged(store), RING, Keep(last=0), nobody)
     assert done.packs
+    with pytest.raises(StoreUnreachable, match="prune"):
+        writer.commit(1)
+    writer.abort()
+    assert assert_all_readable(store) == 0
+
+
+class Paused(Wrapped):
+    """Two days go by, in which a pruner takes the upload for dead: now, or just before its mark is written next."""
+
+    waits, pause = False, 0.0
+
+    def go_by(self) -> None:
+        assert prune(Aged(self.inner), RING, Keep(last=0), nobody).packs
+        self.waits, self.pause = False, 2 * 24 * 3600.0
+
+    def before(self, operation: str, name: str) -> None:
+        if self.waits and operation == "put" and name.startswith(layout.UPLOADS):
+            self.go_by()
+
+    def stat(self, name: str) -> ObjectInfo | None:
+        found = super().stat(name)
+        return replace(found, modified=found.modified + self.pause) if found is not None else None
+
+
+@pytest.mark.parametrize("just_before", [False, True])
+def test_a_mark_written_anew_after_a_pruner_removed_it_is_not_trusted(store, spill, just_before):
+    """The machine was paused: our own clock says nothing of it."""
+    checkpoint(store, RING, spill, seed=1, shared=SHARED)
+    paused = Paused(store)
+    writer = ImageWriter(paused, RING, SESSION, spill, None, replace(SMALL, stale_after=14.4))  # a refresh every 0.1 s
+    writer.begin()
+    writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+    writer.finish_input()
+    if just_before:
+        paused.waits = True
+    else:
+        paused.go_by()
+    time.sleep(0.5)
+    assert paused.pause
     with pytest.raises(StoreUnreachable, match="prune"):
         writer.commit(1)
     writer.abort()
