@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
@@ -47,7 +47,8 @@ class S3Store(Store):
         with self._failures(f"store {name}"):
             if len(data) <= SINGLE_PUT_MAX:
                 body = _body(data)
-                self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, **self._checksum(body))
+                answer = self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, **self._checksum(body))
+                self._said_by_s3(answer, "ETag")
             else:
                 self._put_parts(key, data)
 
@@ -59,9 +60,10 @@ class S3Store(Store):
         body = _body(data)
         try:
             with self._failures(f"store {name}"):
-                self._client.put_object(
+                answer = self._client.put_object(
                     Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=content_md5(body), IfNoneMatch="*"
                 )
+                self._said_by_s3(answer, "ETag")
             return True
         except StoreUnreachable as error:
             if http_status(error.__cause__) == 412:
@@ -104,6 +106,7 @@ class S3Store(Store):
         try:
             with self._failures(f"look at {name}", missing=name):
                 found = self._client.head_object(Bucket=self._place.bucket, Key=key)
+                self._said_by_s3(found, "LastModified")
         except KeyError:
             return None
         return ObjectInfo(name, found["ContentLength"], found["LastModified"].timestamp())
@@ -128,6 +131,7 @@ class S3Store(Store):
         with self._failures("list the store"):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._root + prefix):
+                self._said_by_s3(page, "IsTruncated")
                 named = [(entry["Key"].removeprefix(self._root), entry) for entry in page.get("Contents", [])]
                 yield [
                     ObjectInfo(name, entry["Size"], entry["LastModified"].timestamp())
@@ -228,6 +232,13 @@ class S3Store(Store):
         except (BotoCoreError, ClientError) as error:
             # The first failure is the one to report; parts left behind are what a bucket's lifecycle rule is for.
             log.get("storage").warning("parts of %s stay in %s: %s", key, self.url, error)
+
+    def _said_by_s3(self, answer: Mapping[str, Any], always: str) -> None:
+        """A proxy may answer 200 with a page of its own: then nothing is stored, and an empty listing means nothing.
+        `always`: what every server of S3 says there."""
+        if always not in answer:
+            reason = f"what answered in place of {self.url} is no S3 server: it gave no {always}"
+            raise StoreUnreachable(reason, "Check that endpoint= is an S3 server, and any proxy on the way.")
 
     def _find(self, name: str) -> bytes | None:
         try:

@@ -134,6 +134,28 @@ def test_a_server_without_batch_delete(s3_url: str) -> None:
     assert asked == ["batch"], "learnt once"
 
 
+def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
+    store = S3Store(s3_place(s3_url))
+    store.put("a", b"1")
+
+    def page(request: object, **_: object) -> AWSResponse:
+        response = AWSResponse("", 200, {"Content-Type": "application/xhtml+xml"}, None)
+        response._content = b'<html xmlns="http://www.w3.org/1999/xhtml"><body>Please log in.</body></html>'
+        return response
+
+    asked = [f"before-send.s3.{one}" for one in ("PutObject", "HeadObject", "ListObjectsV2")]
+    for one in asked:
+        store._client.meta.events.register(one, page)
+    for act in (lambda: store.put("a", b"2"), lambda: store.put("a", SOME), lambda: store.stat("a"), store.list):
+        with pytest.raises(StoreUnreachable, match="no S3 server"):
+            act()
+    with pytest.raises(StoreUnreachable, match="no S3 server"):
+        store.put_new("b", b"2")
+    for one in asked:
+        store._client.meta.events.unregister(one, page)
+    assert [info.name for info in store.list()] == ["a"] and store.get("a") == b"1"
+
+
 def test_nobody_listens(tmp_path: Path, s3_url: str) -> None:
     place = s3_place(s3_url)
     with Proxy(1) as gone:
