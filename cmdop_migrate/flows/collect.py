@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
 from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
@@ -14,7 +14,7 @@ from cmdop_migrate.session.records import Records
 
 
 def listing(records: Records, reference: str | None) -> list[dict[str, Any]]:
-    """Oldest first. One that cannot be read is listed with its problem, never left out."""
+    """Oldest first. One that cannot be read is listed with its problem; left out is only what was pruned meanwhile."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     session = records.find(reference).session if reference else None
     rows = []
@@ -59,6 +59,7 @@ def show(records: Records, reference: str) -> dict[str, Any]:
 
 
 def verify(records: Records, reference: str | None) -> list[dict[str, Any]]:
+    """One that is pruned meanwhile, on any host, is left out, unless it was asked for."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     wanted = [catalog.find(store, reference)] if reference is not None else list(catalog.listed(store))
     results = []
@@ -67,7 +68,13 @@ def verify(records: Records, reference: str | None) -> list[dict[str, Any]]:
         try:
             done = images_verify.verify(store, ring, entry.checkpoint)
             result |= {"bytes": done.bytes, "packs": done.packs, "chunks": done.chunks}
-        except ImageRefused as error:
+        except (CheckpointNotFound, ImageRefused) as error:
+            if store.stat(entry.name) is None:
+                if reference is None:
+                    continue
+                raise CheckpointNotFound(
+                    f"checkpoint {entry.checkpoint[:12]} was just removed", "See: cmdop-migrate checkpoints ls."
+                ) from error
             result["problem"] = error.message
         results.append(result)
     return results

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
-from cmdop_migrate.images import catalog, manifest
+from cmdop_migrate.flows import collect, tools
+from cmdop_migrate.images import catalog, layout, manifest
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.storage.memory import MemoryStore
-from tests.unit.images.image_helpers import SESSION, SMALL
+from tests.unit.images.image_helpers import SESSION, SMALL, checkpoint
 
 OTHER = "ab" * 16
 
@@ -62,3 +64,40 @@ def test_damaged_or_absurdly_large_it_is_refused(saved, ring, monkeypatch):
     monkeypatch.setattr(manifest, "MAX_MANIFEST", len(data) - 1)
     with pytest.raises(ImageRefused, match="large"):
         catalog.load(store, ring, found.checkpoint, SESSION)
+
+
+class Pruned(MemoryStore):
+    """A prune on another host removes `gone`, and its own packs, once `at` is read."""
+
+    gone: manifest.Manifest | None = None
+    own: tuple[str, ...] = ()
+    at = ""
+
+    def prune(self, gone: manifest.Manifest, others: manifest.Manifest, at: str) -> None:
+        self.gone, self.own = gone, tuple(pack for pack in gone.packs if pack not in others.packs)
+        self.at = at if at == "manifests/" else layout.pack_name(self.own[0])
+
+    def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
+        if self.gone is not None and name.startswith(self.at):
+            gone, self.gone = self.gone, None
+            self.delete([gone.name, *map(layout.pack_name, self.own)])
+        return super().get(name, start, length)
+
+
+@pytest.mark.parametrize("at", ["manifests/", "packs/"])
+def test_what_is_pruned_while_all_are_looked_at_is_no_damage(ring, tmp_path, monkeypatch, at):
+    store = Pruned()
+    kept, gone = (checkpoint(store, ring, tmp_path, seed, session) for seed, session in enumerate((SESSION, OTHER)))
+    monkeypatch.setattr(tools, "open_store", lambda _: store)
+    monkeypatch.setattr(tools, "open_keys", lambda _: ring)
+    host = SimpleNamespace(config=None)
+    store.prune(gone, kept, at)
+    results = collect.verify(host, None)
+    assert [(one["checkpoint"], one["problem"]) for one in results] == [(kept.checkpoint, None)]
+    again = checkpoint(store, ring, tmp_path, 5, OTHER)
+    store.prune(again, kept, at)
+    if at == "manifests/":
+        assert [one["checkpoint"] for one in collect.listing(host, None)] == [kept.checkpoint]
+    else:
+        with pytest.raises(CheckpointNotFound, match="just removed"):
+            collect.verify(host, again.checkpoint)
