@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,8 +75,16 @@ class Carrier:
         stored = self._chunks.get(described.digest or "", [])
         if stored and all(self._writer.refer(ref) for ref in stored):
             return [_done(ref) for ref in stored]
+        read, size, sent = blake3(), 0, []
         with open(path, "rb") as file:
-            return [self._writer.submit_named(piece, ahead=True) for piece in iter(lambda: file.read(MAX_CHUNK), b"")]
+            while piece := file.read(MAX_CHUNK):
+                read.update(piece)
+                size += len(piece)
+                sent.append(self._writer.submit_named(piece, ahead=True))
+        if (size, read.hexdigest()) != (described.size, described.digest):
+            # Somebody writes to it: what travels is what was read, and must not pass for what was there before.
+            self._rows[path] = replace(described, size=size, build_id=None, digest=read.hexdigest()), None
+        return sent
 
     def _carried(self, path: str, chunks: tuple[str, ...]) -> None:
         described, info = self._rows[path][0], os.stat(path)
