@@ -76,6 +76,7 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
 )
 @click.option("--all", "everything", is_flag=True, help="Every session parked by this host.")
 @click.option("--allow-devices", is_flag=True, help="Also make device nodes that the session had made.")
+@click.option("--accept-files", is_flag=True, help="Host files that changed: opened as they are now, or empty.")
 @click.option("--standby", metavar="MIGRATION", hidden=True)
 @command
 def restore(
@@ -86,6 +87,7 @@ def restore(
     lazy: bool,
     everything: bool,
     allow_devices: bool,
+    accept_files: bool,
     wait: float,
     standby: str | None,
 ) -> int | None:
@@ -100,7 +102,7 @@ def restore(
       cmdop-migrate restore 3f9c --fork experiment
     """
     records = app.records()
-    wanted = incarnation.Wanted(name, lazy, allow_devices, wait)
+    wanted = incarnation.Wanted(name, lazy, allow_devices, wait, accept_files)
     if standby is not None and reference is not None:
         render.answer(_stand_by(records, reference, standby, wanted))
         return None
@@ -122,6 +124,8 @@ def restore(
     render.line(f"{facts['name']}: running on {facts['host']} (token {facts['token']}), after {facts['took_s']:.2f} s")
     if facts["carried"]:
         render.line(f"  {len(facts['carried'])} files of its old host came along")
+    if facts.get("accepted"):
+        render.line(f"  {len(facts['accepted'])} files are not what they were: {', '.join(facts['accepted'][:5])}")
     render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
     return None
 

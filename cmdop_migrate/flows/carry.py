@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,29 +101,51 @@ class Carrier:
         files.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
 
 
-def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path]) -> list[str]:
-    """Puts files this host lacks, or has otherwise, into the session's own layer; -> their paths.
+@dataclass(frozen=True)
+class Brought:
+    """Paths of files that came from the image; of those that are as they were, with more after it; and of those that
+    are others, or gone, and taken all the same."""
 
-    Blocked, before anything runs, when one is needed and was not carried.
+    carried: list[str] = field(default_factory=list)
+    grown: list[str] = field(default_factory=list)
+    accepted: list[str] = field(default_factory=list)
+
+    @property
+    def as_found(self) -> list[str]:
+        return self.grown + self.accepted
+
+
+def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], accept: bool = False) -> Brought:
+    """Puts files this host lacks, or has otherwise, into the session's own layer.
+
+    Blocked, before anything runs, when one is needed and was not carried; with `accept`, only when that is a program or
+    a library: others are opened as they are, or empty where there are none.
     """
     rows = parse(image.blob(BLOB))
     known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
-    wanting = [
-        path for path, verdict in compare((one for one, _ in rows), known.describe) if verdict is not Verdict.SAME
-    ]
+    verdicts = dict(compare((one for one, _ in rows), known.describe, known.begins))
     known.save()
     by_path = {one.path: (one, carried) for one, carried in rows}
+    wanting = [path for path, verdict in verdicts.items() if verdict is not Verdict.SAME]
     own = [path for path in wanting if not _in_upper(path, points, uppers)]
+    grown = [path for path in own if verdicts[path] is Verdict.GROWN and by_path[path][1] is None]
+    own = [path for path in own if path not in grown]
     missing = [path for path in own if by_path[path][1] is None]
+    accepted = [path for path in missing if accept and by_path[path][0].build_id is None]
+    missing = [path for path in missing if path not in accepted]
     if missing:
         some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        hint = "Install the same packages here, or checkpoint with --carry opened."
+        hint = (
+            "Install the same packages here, or checkpoint with --carry opened; or take data as it is: --accept-files."
+        )
         raise Blocked(f"files the session needs are missing or different on this host: {some}", hint)
     for path in own:
         described, carried = by_path[path]
-        assert carried is not None
-        _place(image, described, carried, points, uppers)
-    return own
+        if carried is not None:
+            _place(image, described, carried, points, uppers)
+        elif verdicts[path] is Verdict.MISSING:
+            _place(image, replace(described, size=0), Carried(0o644, 0, 0, ()), points, uppers)
+    return Brought([path for path in own if path not in accepted], grown, accepted)
 
 
 def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:

@@ -61,5 +61,6 @@ def _flags(wanted: Wanted) -> list[str]:
         *(["--fork", wanted.fork] if wanted.fork is not None else []),
         *(["--lazy"] if wanted.lazy else []),
         *(["--allow-devices"] if wanted.allow_devices else []),
+        *(["--accept-files"] if wanted.accept_files else []),
         *(["--wait", f"{wanted.wait:g}s"] if wanted.wait else []),
     ]

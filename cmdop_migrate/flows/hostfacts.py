@@ -103,11 +103,11 @@ def _criu(config: Config) -> facts.CriuFacts:
 def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     """By the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
-    verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe)
+    verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe, known.begins)
     save(known)
     wanting: dict[str, Wanting] = {}
     for path, verdict in verdicts:
-        if verdict is not Verdict.SAME:
+        if verdict not in (Verdict.SAME, Verdict.GROWN):
             wanting[path] = "missing" if verdict is Verdict.MISSING else "different"
     return wanting
 

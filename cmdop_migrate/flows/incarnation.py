@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import ctty, logs, request, runner, userfault
+from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
@@ -48,6 +48,7 @@ class Wanted:
     lazy: bool = False
     allow_devices: bool = False
     wait: float = 0.0
+    accept_files: bool = False
 
 
 class Restorer(Protocol):
@@ -95,7 +96,7 @@ class Incarnation:
         self.terminal = contents.terminal(image)
         self.outside = [one.to_json() for one in contents.outside(image)]
         self.before: Link | None = contents.record(image.manifest).link
-        self.carried: list[str] = []
+        self.brought = carry.Brought()
         self.pid = 0
         self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
         self.lost: BaseException | None = None
@@ -141,7 +142,8 @@ class Incarnation:
             stats = filerestore.restore(table, self.image, upper, allow_devices=self.parent.wanted.allow_devices)
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
-        self.carried = carry.bring(self.image, self.config.state_dir, points, uppers)
+        accept = self.parent.wanted.accept_files
+        self.brought = carry.bring(self.image, self.config.state_dir, points, uppers, accept)
         (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
         contents.lay_journal(self.image, self.directory)
 
@@ -155,6 +157,8 @@ class Incarnation:
             (namespace,) = self.images.glob("netns-*.img")
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
                 rules.write(network.LOCK.encode())
+        if self.brought.as_found:
+            openfiles.open_as_found(self.images, self.brought.as_found)
         source.lay_out(self.images, lazy)
 
     def _is_locked(self) -> bool:
@@ -360,8 +364,8 @@ class Incarnation:
         manifest = self.image.manifest
         self.records.events.emit(
             "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
-            name=self.record.name, parent=self.record.parent, phases=self.phases.seconds, carried=len(self.carried),
-            boottime=round(self.runs_from, 6),
+            name=self.record.name, parent=self.record.parent, phases=self.phases.seconds,
+            carried=len(self.brought.carried), grown=len(self.brought.grown), boottime=round(self.runs_from, 6),
         )  # fmt: skip
         self.parent.answer(
             {
@@ -373,7 +377,9 @@ class Incarnation:
                 "phases": self.phases.seconds,
                 "pid": self.pid,
                 "parent": self.record.parent,
-                "carried": self.carried,
+                "carried": self.brought.carried,
+                "grown": self.brought.grown,
+                "accepted": self.brought.accepted,
                 "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
                 "ran_at": round(self.runs_from, 6),

@@ -90,8 +90,8 @@ class _Migration:
         self.move = moves.begin(record.session, record.name, record.host, target.name, record.token)
         self.shipped: checkpoint.Result | None = None
         self.answer: dict[str, Any] = {}
-        lazy = ("--lazy",) if wanted.lazy else ()
-        words = ("restore", record.session, "--standby", self.move.id, *lazy)
+        flags = [*(["--lazy"] if wanted.lazy else []), *(["--accept-files"] if "files" in wanted.accept else [])]
+        words = ("restore", record.session, "--standby", self.move.id, *flags)
         self.receiver = Receiver(target, words, self.progress, records.config.lease_ttl)
         self.settled: Settled | None = None
         self.rounds: Rounds | None = None

@@ -79,20 +79,32 @@ class Verdict(StrEnum):
     """How a recorded file stands on this host."""
 
     SAME = "same"
+    GROWN = "grown"  # the same, and more after it: a log, say
     MISSING = "missing"
     DIFFERENT = "different"
 
 
-def compare(recorded: Iterable[HostFile], here: Callable[[str], HostFile | None]) -> list[tuple[str, Verdict]]:
-    """Each recorded file against `here(path)`. Same: the size, and the digest, or where one is lacking the build-id."""
+def compare(
+    recorded: Iterable[HostFile],
+    here: Callable[[str], HostFile | None],
+    begins: Callable[[HostFile], bool] = lambda _: False,
+) -> list[tuple[str, Verdict]]:
+    """Each recorded file against `here(path)`. Same: the size, and the digest, or where one is lacking the build-id.
+    `begins` tells whether a larger one begins with what was recorded."""
     verdicts = []
     for then in recorded:
         now = here(then.path)
         if now is None:
             verdicts.append((then.path, Verdict.MISSING))
         else:
-            verdicts.append((then.path, Verdict.SAME if _same(then, now) else Verdict.DIFFERENT))
+            verdicts.append((then.path, _verdict(then, now, begins)))
     return verdicts
+
+
+def _verdict(then: HostFile, now: HostFile, begins: Callable[[HostFile], bool]) -> Verdict:
+    if _same(then, now):
+        return Verdict.SAME
+    return Verdict.GROWN if now.size > then.size and begins(then) else Verdict.DIFFERENT
 
 
 def _same(then: HostFile, now: HostFile) -> bool:
@@ -134,6 +146,13 @@ class HostFiles:
         finally:
             os.close(fd)
 
+    def begins(self, then: HostFile) -> bool:
+        """Whether the file at its path begins with all that was there then. Never for a program or a library."""
+        if then.digest is None or then.build_id is not None:
+            return False
+        with open(then.path, "rb") as file:
+            return self._digest(file.fileno(), then.size) == then.digest
+
     def save(self) -> None:
         """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large."""
         rows = dict(list(self._known.items())[-_REMEMBERED:])
@@ -162,11 +181,12 @@ class HostFiles:
         self._known[key] = known  # last: most lately used
         return HostFile(path, found.st_size, found.st_mtime_ns, *known)
 
-    def _digest(self, fd: int) -> str:
+    def _digest(self, fd: int, most: int | None = None) -> str:
+        """Of all of it, or of its first `most` bytes."""
         self.hashed += 1
         hasher = self._hasher()
         offset = 0
-        while data := os.pread(fd, _BLOCK, offset):
+        while data := os.pread(fd, _BLOCK if most is None else min(_BLOCK, most - offset), offset):
             hasher.update(data)
             offset += len(data)
         return hasher.hexdigest()

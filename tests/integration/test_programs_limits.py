@@ -61,6 +61,43 @@ def test_without_carrying_a_missing_file_is_named(host: Host, tool: Path) -> Non
         assert len(host.pids(session.session)) == 2
 
 
+def test_a_log_of_the_host_that_grew_meanwhile_is_read_on(host: Host, tmp_path: Path) -> None:
+    """Others write to it while the session is parked: it comes back, and has missed nothing."""
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    with Program(host, "tail", "-n", "+1", "-f", str(log)) as tail:
+        tail.see("one")
+        for word in ("two", "three"):
+            tail.park()
+            with log.open("a") as file:
+                file.write(f"{word}\n")
+            assert tail.back()["grown"] == [str(log)]
+            tail.see(f"\n{word}")
+        with log.open("a") as file:
+            file.write("last\n")
+        tail.see("\nlast")
+
+
+@pytest.mark.parametrize("change", ["rotated", "removed"])
+def test_a_log_that_is_another_now_is_taken_by_somebodys_word(host: Host, tmp_path: Path, change: str) -> None:
+    """A parked session that could never come back for it would be lost."""
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n")
+    with Program(host, "bash", "--norc", "--noediting", "-c", f"exec bash --norc --noediting 7< {log}") as bash:
+        bash.type("read -r a <&7; echo got $a\n")
+        bash.see("\ngot one")
+        bash.park()
+        log.unlink()
+        if change == "rotated":
+            log.write_text("new\nred\n")
+            log.chmod(0o600)
+        error = host.fails("restore", "p", status=4, code="blocked")
+        assert str(log) in error["message"] and "--accept-files" in error["hint"]
+        assert bash.back("--accept-files")["accepted"] == [str(log)]
+        bash.type("read -r a <&7; echo got $a.\n")
+        bash.see("\ngot red\\." if change == "rotated" else "\ngot \\.")
+
+
 @pytest.mark.parametrize(
     ("script", "exit_code", "says"),
     [

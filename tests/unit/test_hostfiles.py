@@ -147,6 +147,24 @@ def test_verdicts(then: HostFile, now: HostFile | None, verdict: Verdict) -> Non
     assert compare([then], lambda path: now if path == "/lib/x" else None) == [("/lib/x", verdict)]
 
 
+@pytest.mark.parametrize(
+    ("now", "verdict"),
+    [
+        (b"one\n", Verdict.SAME),
+        (b"one\ntwo\n", Verdict.GROWN),
+        (b"two\none\n", Verdict.DIFFERENT),
+        (b"one", Verdict.DIFFERENT),
+    ],
+)
+def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict) -> None:
+    path, files = tmp_path / "log", _files(tmp_path / "cache")
+    path.write_bytes(b"one\n")
+    then = files.describe(str(path))
+    assert then is not None
+    path.write_bytes(now)
+    assert compare([then], files.describe, files.begins) == [(str(path), verdict)]
+
+
 def test_json_round_trip() -> None:
     file = _host(build_id="01", digest="ab" * 32, path="/lib/\udcff é")
     assert HostFile.from_json(file.as_json()) == file

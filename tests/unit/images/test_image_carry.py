@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
-from image_helpers import SESSION, SMALL
 
+from cmdop_migrate.errors import Blocked
 from cmdop_migrate.flows import carry
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.hostfiles import HostFile, HostFiles
@@ -14,6 +16,7 @@ from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session.touched import Touched
 from cmdop_migrate.storage.memory import MemoryStore
+from tests.unit.images.image_helpers import SESSION, SMALL
 
 
 def carried(store: MemoryStore, ring: KeyRing, state: Path, path: Path) -> str:
@@ -32,7 +35,7 @@ def brought(store: MemoryStore, ring: KeyRing, checkpoint: str, there: Path, pat
     upper.mkdir(parents=True)
     image = reader.fetch(store, ring, checkpoint, there / "image")
     try:
-        assert carry.bring(image, there, ["/"], [upper]) == [str(path)]
+        assert carry.bring(image, there, ["/"], [upper]).carried == [str(path)]
     finally:
         image.close()
     return (upper / str(path).lstrip("/")).read_bytes()
@@ -56,3 +59,65 @@ def test_a_file_that_is_written_to_meanwhile(store, ring, tmp_path, monkeypatch,
     path.unlink()
     assert brought(store, ring, first, tmp_path / "first", path) == new
     assert brought(store, ring, second, tmp_path / "second", path) == b"old line\n"
+
+
+@pytest.fixture
+def described(store, ring, tmp_path) -> tuple[Path, str]:
+    """A log that is open and does not travel, and the checkpoint that knows of it."""
+    path = tmp_path / "log"
+    path.write_bytes(b"old line\n")
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
+    writer.begin()
+    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "mapped")
+    carrier.add(Touched(opened={str(path)}))
+    carrier.finish()
+    return path, writer.commit(1).checkpoint
+
+
+def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[carry.Brought, Path]:
+    upper = tmp_path / "upper"
+    upper.mkdir(exist_ok=True)
+    image = reader.fetch(store, ring, checkpoint, tmp_path / "image")
+    try:
+        return carry.bring(image, tmp_path / "state", ["/"], [upper], accept), upper
+    finally:
+        image.close()
+
+
+def test_a_log_that_grew_is_the_same_log(store, ring, tmp_path, described):
+    path, checkpoint = described
+    for more in (b"", b"new line\n", b"another\n" * 300_000):
+        with path.open("ab") as file:
+            file.write(more)
+        found, upper = bring(store, ring, checkpoint, tmp_path, accept=False)
+        assert found.as_found == ([str(path)] if more else []) and not found.carried
+        assert not list(upper.iterdir()), "the session reads the host's own"
+
+
+@pytest.mark.parametrize("now", [b"", b"new line\n", b"new line\nold line\n", None])
+def test_one_that_is_another_is_taken_only_by_somebodys_word(store, ring, tmp_path, described, now):
+    path, checkpoint = described
+    path.unlink() if now is None else path.write_bytes(now)
+    with pytest.raises(Blocked, match="missing or different") as told:
+        bring(store, ring, checkpoint, tmp_path, accept=False)
+    assert "--accept-files" in told.value.hint
+    found, upper = bring(store, ring, checkpoint, tmp_path, accept=True)
+    assert found.accepted == found.as_found == [str(path)] and not found.carried
+    placed = upper / str(path).lstrip("/")
+    assert placed.read_bytes() == b"" if now is None else not placed.exists()
+
+
+def test_a_library_is_never_taken_for_another(store, ring, tmp_path):
+    """Nobody's word makes its code fit the memory of who mapped it."""
+    library = tmp_path / "tool"
+    shutil.copy(sys.executable, library)
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
+    writer.begin()
+    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "none")
+    carrier.add(Touched(mapped={str(library)}))
+    carrier.finish()
+    checkpoint = writer.commit(1).checkpoint
+    with library.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(Blocked):
+        bring(store, ring, checkpoint, tmp_path, accept=True)

@@ -1,0 +1,67 @@
+"""The files that a session had open, as CRIU lists them (files.img): what it must not hold against one that changed.
+
+CRIU refuses to open a file that is longer than it was. For one that others write to, a log, that means for ever.
+An image is two magic numbers, then records, each a u32 length and a protobuf message: of a regular file
+(3), its name (6), its size (8) and its mode (10). What is left out is not compared.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from cmdop_migrate.criu.messages import Malformed, read_varint, varint
+
+NAME = "files.img"
+_HEAD = 8
+_REGULAR, _PATH, _SIZE, _MODE = 3, 6, 8, 10
+
+
+def open_as_found(images: Path, paths: Collection[str]) -> None:
+    """The files at `paths`, as the session calls them, whatever they are now. Raises Malformed."""
+    image = images / NAME
+    image.write_bytes(uncompared(image.read_bytes(), {os.fsencode(path) for path in paths}))
+
+
+def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
+    made, at = bytearray(image[:_HEAD]), _HEAD
+    while at < len(image):
+        if at + 4 > len(image):
+            raise Malformed("the list of open files is cut short")
+        (size,) = struct.unpack_from("<I", image, at)
+        at += 4 + size
+        if at > len(image):
+            raise Malformed("the list of open files is cut short")
+        entry = b"".join(_entry(image[at - size : at], paths))
+        made += struct.pack("<I", len(entry)) + entry
+    return bytes(made)
+
+
+def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:
+    for number, field, value in _fields(message):
+        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in _fields(value)):
+            kept = b"".join(inner for one, inner, _ in _fields(value) if one not in (_SIZE, _MODE))
+            field = varint(_REGULAR << 3 | 2) + varint(len(kept)) + kept
+        yield field
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """-> (number, all of it, its content)."""
+    at = 0
+    while at < len(message):
+        start = at
+        tag, at = read_varint(message, at)
+        if tag & 7 == 0:
+            begin, (_, at) = at, read_varint(message, at)
+        elif tag & 7 == 2:
+            size, begin = read_varint(message, at)
+            at = begin + size
+        elif tag & 7 in (1, 5):
+            begin, at = at, at + (8 if tag & 7 == 1 else 4)
+        else:
+            raise Malformed(f"wire type {tag & 7} in the list of open files")
+        if at > len(message):
+            raise Malformed("the list of open files is cut short")
+        yield tag >> 3, message[start:at], message[begin:at]
