@@ -309,6 +309,9 @@ class _Checkpoint:
             raise NotIdle(f"session {self.record.name!r} is in use again", "It goes on.")
         if answer.get("error") == "busy":
             raise self._busy()
+        if answer.get("error") == "disk":
+            message = f"what session {self.record.name!r} printed cannot be put on disk: {answer['why']}"
+            raise Blocked(message, "It goes on. Free some space where state_dir is, then checkpoint again.")
         if answer.get("error"):
             raise TimedOut(
                 f"session {self.record.name!r} could not be frozen: a process of it does not stop",

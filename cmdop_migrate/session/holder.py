@@ -18,7 +18,7 @@ import time
 
 from cmdop_migrate.session import cgroup, files, launch, wire
 from cmdop_migrate.session.clients import Client
-from cmdop_migrate.session.keeper import Keeper, Message
+from cmdop_migrate.session.keeper import Keeper, Message, complain
 
 LATE = "its lease was not renewed in time"
 
@@ -126,9 +126,7 @@ class Holder(Keeper):
         if op == "parked":
             return self.on_was_parked(str(message["checkpoint"]))
         if op == "saved":
-            self.record["checkpoint"] = str(message["checkpoint"])
-            self.save()
-            return {"re": op}
+            return self.on_saved(str(message["checkpoint"]))
         if op == "freeze":
             return self.on_freeze(client, message.get("only_idle"))
         if op == "thaw":
@@ -194,7 +192,11 @@ class Holder(Keeper):
         self.writers.stop()
         while self.read_all():
             pass
-        files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
+        try:
+            files.replace(f"{self.dir}/output.ring", self.ring.save(), durable=False)
+        except OSError as error:
+            self.thaw()
+            return {"re": "freeze", "error": "disk", "why": str(error)}
         rows, cols = struct.unpack("HHHH", fcntl.ioctl(self.master, termios.TIOCGWINSZ, b"\0" * 8))[:2]
         return {
             "re": "freeze",
@@ -208,6 +210,15 @@ class Holder(Keeper):
             "end": self.ring.end,
             "printed_at": self.printed_at,
         }
+
+    def on_saved(self, checkpoint: str) -> Message:
+        """A copy of it is in the store, and it runs on. On a full disk the record names it with its next change."""
+        self.record["checkpoint"] = checkpoint
+        try:
+            self.save()
+        except OSError as error:
+            complain(f"{self.record['session']}: {error}")
+        return {"re": "saved"}
 
     def on_typeahead(self, client: Client) -> Message:
         """Input that lies in the terminal, unread: for the image, and kept here in case the session goes on."""

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from cmdop_migrate.session import wire
+from cmdop_migrate.session.channel import Channel
 from tests.hosts import CM, Host, until
 from tests.ptys import Pty
 
@@ -388,6 +389,33 @@ def test_disk_full_while_running(host: Host, tmp_path: Path) -> None:
         assert journal(host, session)[-1]["text"] == "after\r"
         host.ok("send", "t", "\x04")
         assert json.loads(waiter.communicate(timeout=10)[0])["exited"] == 3
+        host.close()
+    finally:
+        subprocess.run(["umount", "-l", str(host.state)], check=True)
+
+
+def test_disk_full_at_a_checkpoint(host: Host) -> None:
+    """Full by the time the session is to stand still, or by the time its copy is in the store: it goes on."""
+    host.state.mkdir()
+    host.extra["CMDOP_MIGRATE_STORE"] = f"file://{host.dir}/store"
+    hook, fill = host.dir / "hooks" / "pre-freeze.d" / "one", host.state / "fill"
+    hook.parent.mkdir(parents=True)
+    hook.write_text(f"#!/bin/sh\ncat /dev/zero > {fill} 2> /dev/null\nexit 0\n")
+    hook.chmod(0o755)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "host-t", str(host.state)], check=True)
+    try:
+        session = host.start("sh", "-c", "while read x; do echo got $x; done", name="t")["session"]
+        error = json.loads(host.cm("--json", "checkpoint", "t").stdout)["error"]
+        assert error["exit"] == 4 and "No space left" in error["message"], error
+        with Channel(host.run / f"{session}.sock") as channel:
+            assert "No space left" in channel.ask(op="freeze")["why"]
+            assert channel.ask(op="saved", checkpoint="c1") == {"re": "saved"}
+        host.ok("send", "t", "on", "--enter")
+        host.wait_for("t", "got on")
+        fill.unlink()
+        hook.unlink()
+        host.ok("checkpoint", "t", "--leave-running")
+        assert host.sessions()[0]["state"] == "running"
         host.close()
     finally:
         subprocess.run(["umount", "-l", str(host.state)], check=True)
