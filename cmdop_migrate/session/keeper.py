@@ -30,6 +30,7 @@ from cmdop_migrate.session.writers import Writers
 READ_SIZE = 64 << 10
 # An interactive shell ignores SIGTERM; SIGHUP is its word for the end. At the same time, others would die of that.
 HANG_UP_AFTER = 0.1
+LONGEST_WAIT = 86400.0  # in one go: the kernel takes no more than 24 days
 FAREWELL = 2.0  # seconds that slow clients get to read the last output
 Message = dict[str, object]
 
@@ -126,7 +127,7 @@ class Keeper(ABC):
         while self.exit_status is None:
             times = (self.kill_at, self.hang_up_at, self.writers.deadline(), self._refreeze())
             soonest = min((one for one in times if one is not None), default=None)
-            timeout = -1.0 if soonest is None else max(0.0, soonest - time.monotonic())
+            timeout = -1.0 if soonest is None else min(max(0.0, soonest - time.monotonic()), LONGEST_WAIT)
             for fd, events in self.epoll.poll(timeout):
                 if fd == self.master:
                     self.on_terminal(events)

@@ -209,6 +209,12 @@ def test_kill_escalates(host: Host) -> None:
     host.assert_clean(ended=True)
 
 
+def test_kill_with_a_grace_of_a_month(host: Host) -> None:
+    host.start("sh", "-c", "trap 'exit 3' USR1; echo up; while :; do sleep 0.1; done", name="t")
+    host.wait_for("t", "up")
+    assert host.cm_json("kill", "t", "--signal", "USR1", "--grace", "30d")["exit"] == 3
+
+
 def test_kill_ends_an_interactive_shell(host: Host) -> None:
     host.start("bash", "-i", name="t")
     host.ok("send", "t", "sleep 1000 & echo up$((1+1))", "--enter")
