@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import signal
 import socket
 import struct
 import sys
@@ -50,7 +51,7 @@ class Holder(Keeper):
         """The agent's word that the lease is good until then, for this token and no other."""
         if int(str(message["token"])) != self.record["token"]:
             return {"re": "fresh", "error": "token"}
-        self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
+        self.deadman.renewed(wire.seconds(message["until"]), wire.seconds(message["since"]))
         self.idle.look()
         idle = 0.0 if self.clients.attached() else self.idle_for()
         return {"re": "fresh", "fenced": self.deadman.fenced, "idle": round(idle, 1)}
@@ -147,12 +148,15 @@ class Holder(Keeper):
         if op == "park":
             return self.on_park(client, str(message["checkpoint"]))
         if op == "kill":
+            number, grace = int(str(message["signal"])), wire.seconds(message["grace"])
+            if number not in signal.valid_signals():
+                raise ValueError(f"no such signal: {number}")
             if not self.is_idle(message.get("only_idle")):
                 return {"re": op, "error": "active"}
             if self.freezer is not None:
                 self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
                 self.thaw()
-            self.end(int(str(message["signal"])), float(str(message["grace"])))
+            self.end(number, grace)
             return {"re": op}
         raise ValueError(f"unknown request {op!r}")
 
@@ -287,7 +291,7 @@ class Holder(Keeper):
             self.record.update(before)
             return {"re": "take_back", "error": f"it cannot be put on record: {error}"}
         launch.write_token(self.pid, token)
-        self.deadman.renewed(float(str(message["until"])), float(str(message["since"])))
+        self.deadman.renewed(wire.seconds(message["until"]), wire.seconds(message["since"]))
         self.handing, self.inputs.token = None, token
         self.typed.streams.begin(token, self.ring.end)
         self.go_on()

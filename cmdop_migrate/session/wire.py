@@ -23,6 +23,7 @@ OUTPUT_STEP = 32 << 10
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
 _TIMEVAL = struct.Struct("ll")
+_NEVER = 1e12  # seconds
 
 
 class ProtocolError(Exception):
@@ -49,11 +50,19 @@ def parse_output(payload: bytes) -> tuple[int, bytes]:
 def parse_control(payload: bytes) -> dict[str, object]:
     try:
         message = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from error
     if not isinstance(message, dict):
         raise ProtocolError("not a JSON object")
     return message
+
+
+def seconds(value: object) -> float:
+    """A time out of a message. ValueError for one that never comes: JSON may say NaN and Infinity."""
+    found = float(str(value))
+    if not -_NEVER < found < _NEVER:
+        raise ValueError(f"not a time: {found}")
+    return found
 
 
 class Decoder:

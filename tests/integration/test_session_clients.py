@@ -156,11 +156,15 @@ def test_nonsense_from_a_client(host: Host) -> None:
         b"\xff" * 100,
         wire.control({"op": "attach"}),
         wire.control({"op": "kill", "signal": "x", "grace": 1}),
+        wire.control({"op": "kill", "signal": 999, "grace": 100}),
+        *(wire.control({"op": "kill", "signal": 18, "grace": float(never)}) for never in ("inf", "nan", "1e300")),
+        wire.control({"op": "fresh", "token": 1, "until": float("inf"), "since": 0}),
         wire.control({"op": "resize", "rows": 1 << 40, "cols": -1}),
         wire.control({"op": "send", "data": "\u20ac", "actor": "x"}),
         wire.control({"op": "attach", "actor": "x", "from": -1}),
         b"\x00\x00\x00\x00\x02[]",
         b"\x00\x00\x00\x00\x01{",
+        b"\x00\x00\x01\x86\xa0" + b'{"op":' + b"[" * 99_994,
         wire.output(1, b"x"),
     ):
         sock = wire.connect(path, 5)
