@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cmdop_migrate.session import trusted
+from cmdop_migrate.session import syscalls, trusted
 
 TAIL = 2048  # of what it prints, so much is kept
 SHOWN = 200  # … and so much of its last line is told in an error
@@ -71,7 +71,7 @@ def run(event: str, path: str, facts: Mapping[str, object], timeout: float, more
     if not in_time:
         problem, status = f"not done after {timeout:g} s, and killed", None
     elif status is not None and status < 0:
-        problem, status = f"killed by {signal.Signals(-status).name}", None
+        problem, status = f"killed by {syscalls.signal_name(-status)}", None
     elif status:
         problem = f"exited {status}"
     return Outcome(event, path, status, seconds, problem + (_last_line(text) if problem else ""), text)

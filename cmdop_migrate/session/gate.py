@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-from cmdop_migrate.session import cgroup, trusted
+from cmdop_migrate.session import cgroup, syscalls, trusted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Gate:
         if code in (0, 1):
             self._finish(code == 0, "" if code == 0 else self._reason() or "refused by the gate")
         else:
-            ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited {code}"
+            ended = f"killed by {syscalls.signal_name(-code)}" if code < 0 else f"exited {code}"
             self._fail(f"{ended}{': ' if self._said.strip() else ''}{self._reason()}")
 
     def check(self, now: float) -> None:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from cmdop_migrate.events import Events
-from cmdop_migrate.session import cgroup, files, launch, wire
+from cmdop_migrate.session import cgroup, files, launch, syscalls, wire
 from cmdop_migrate.session.clients import Client, Clients
 from cmdop_migrate.session.deadman import LOOK_AGAIN, DeadMan
 from cmdop_migrate.session.idle import Idle
@@ -276,7 +276,7 @@ class Keeper(ABC):
         status = self.exit_status
         assert status is not None
         code = os.waitstatus_to_exitcode(status)
-        reason = f"exited {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        reason = f"exited {code}" if code >= 0 else f"killed by {syscalls.signal_name(-code)}"
         code = code if code >= 0 else 128 - code
         ended: Message = {"code": code, "reason": reason, "at": time.time()}
         if self.handing is not None and not self.superseded:

@@ -80,6 +80,8 @@ def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> No
         while cgroup.pids(cgroup.gate(asker.group)):
             assert time.monotonic() < end, "what it left behind is ended"
             time.sleep(0.01)
+        script.write_text("#!/bin/sh\nkill -40 $$\n")
+        assert asker.ask() == (False, "the gate failed: killed by signal 40")
         script.write_text("#!/nowhere/sh\n")
         assert asker.ask() == (False, "the gate failed: not run: No such file or directory")
         script.write_text("#!/bin/sh\necho 'a\x1b[2Jb'; exit 1\n")

@@ -87,6 +87,7 @@ def test_a_hook_that_does_not_read(hook: Callable[[str], str]) -> None:
     [
         ("echo first; echo; echo last >&2; exit 7", "exited 7: last"),
         ("kill -9 $$", "killed by SIGKILL"),
+        ("kill -40 $$", "killed by signal 40"),
         ("printf '\\033[2J\\nboo\\007\\n'; exit 1", "exited 1: boo"),
         ("#!/no/such/interpreter", "not run: No such file or directory"),
     ],
