@@ -30,7 +30,7 @@ class Channel:
             raise HolderGone from error
         except BlockingIOError as error:
             raise _silent(ANSWER_TIMEOUT) from error
-        self._decoder = wire.Decoder()
+        self._decoder = wire.Decoder(wire.MAX_ANSWER)
         self._frames: list[tuple[int, bytes]] = []
 
     def __enter__(self) -> Channel:

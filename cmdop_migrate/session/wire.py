@@ -6,7 +6,8 @@
     OUTPUT    8 bytes sequence number of the first byte, then what the session printed
     INPUT     bytes typed by the actor named in `attach`
 
-Both sides refuse a frame above MAX_PAYLOAD. Stdlib only: the holder loads this.
+Both sides refuse a frame above MAX_PAYLOAD; but for a holder's answer, which
+may hold all input that waits. Stdlib only: the holder loads this.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import struct
 PROTOCOL = 1
 CONTROL, OUTPUT, INPUT = 0, 1, 2
 MAX_PAYLOAD = 1 << 20
+MAX_ANSWER = 4 << 20  # in JSON a byte takes up to six
 OUTPUT_STEP = 32 << 10
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
@@ -68,8 +70,9 @@ def seconds(value: object) -> float:
 class Decoder:
     """Bytes in, whole frames out."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_PAYLOAD) -> None:
         self._buffer = bytearray()
+        self._most = most
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         self._buffer += data
@@ -77,7 +80,7 @@ class Decoder:
         position = 0
         while len(self._buffer) - position >= _HEADER.size:
             kind, length = _HEADER.unpack_from(self._buffer, position)
-            if kind > INPUT or length > MAX_PAYLOAD or (kind == OUTPUT and length < _SEQ.size):
+            if kind > INPUT or length > self._most or (kind == OUTPUT and length < _SEQ.size):
                 raise ProtocolError(f"frame of kind {kind}, {length} bytes")
             end = position + _HEADER.size + length
             if len(self._buffer) < end:

@@ -57,6 +57,17 @@ def test_input_typed_ahead_arrives_once(host: Host, mode: str, typed: str, then:
         reader.see("got " + got)
 
 
+def test_all_the_input_that_may_wait_moves_along(host: Host) -> None:
+    """In letters that take six bytes each on their way to whoever makes the checkpoint."""
+    with Program(host, sys.executable, "-c", READER, "raw") as reader:
+        reader.see("ready")
+        for _ in range(5):
+            reader.type("\u044f" * 25_000)
+        reader.through()
+        reader.path("/root/go").touch()
+        reader.see(r"got \(250000, 2\)")
+
+
 def test_typed_ahead_stays_when_the_session_runs_on(host: Host) -> None:
     with Program(host, sys.executable, "-c", READER, "lines") as reader:
         reader.see("ready")
