@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from cmdop_migrate.errors import Blocked, NotAdmitted, Usage
-from cmdop_migrate.session import screen
+from cmdop_migrate.session import screen, wire
 from cmdop_migrate.session.channel import ANSWER_TIMEOUT, Channel, HolderGone
 
+LARGEST = wire.MAX_PAYLOAD - (4 << 10)  # with what a relay adds to it
 SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
 
 
@@ -26,7 +27,11 @@ def send(channel: Channel, name: str, data: bytes, actor: str, gate_timeout: flo
     """One input, whole. HolderGone when the session ends before it is answered."""
     asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line of it
     patience = ANSWER_TIMEOUT + asks * gate_timeout
-    answer = channel.ask(op="send", data=data.decode("latin-1"), actor=actor, timeout=patience)
+    request: dict[str, Any] = {"op": "send", "data": data.decode("latin-1"), "actor": actor}
+    if len(wire.control(request)) > LARGEST:
+        hint = "Send it in pieces; of 128 KiB each surely fits."
+        raise Blocked(f"session {name!r}: {len(data)} bytes are more than can be sent at once; nothing was sent", hint)
+    answer = channel.ask(**request, timeout=patience)
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + name
         raise Blocked(f"session {name!r} has too much unread input; nothing was sent", hint)

@@ -13,7 +13,7 @@ import pytest
 
 import cmdop_migrate
 from cmdop_migrate import AsyncSession, Session
-from cmdop_migrate.errors import NotAdmitted, SessionExited, SessionNotFound, TimedOut, Usage
+from cmdop_migrate.errors import Blocked, NotAdmitted, SessionExited, SessionNotFound, TimedOut, Usage
 from tests.hosts import PROJECT, Host, until
 from tests.relayed import Linked, linked
 
@@ -57,6 +57,8 @@ def test_here(host: Host) -> None:
         Session.attach("sdk", relay="wss://127.0.0.1:1", environ=env)
     with pytest.raises(SessionNotFound):
         Session.attach("nobody", environ=env)
+    with pytest.raises(Blocked, match="more than can be sent at once; nothing was sent"):
+        shell.send("\u044f" * 100_000)
     shell.send("exit 3")
     assert shell.wait(10) == 3
     with pytest.raises(SessionExited):
