@@ -42,6 +42,7 @@ SOCKET = "lazy-pages.socket"
 _FINISHED = 0x52535446  # where a pid is expected: all processes are there
 _ROOM = 64 << 20  # for messages that nobody reads; each takes about 1 KiB
 _FAULT_THREADS = 4
+_BURY_AFTER = 64
 NICE = 5
 _log = log.get("pager")
 
@@ -84,6 +85,7 @@ class Pager:
         self._spaces: list[Space] = []
         self._by_fd: dict[int, Space] = {}
         self._pids: set[int] = set()
+        self._forks = 0  # since ended ones were looked for
         self._lock = threading.Lock()
         self._faults: queue.SimpleQueue[tuple[Space, int] | None] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -233,15 +235,33 @@ class Pager:
             thread.start()
 
     def _look(self, space: Space) -> None:
+        forks = 0
         with space.lock:
             for event in userfault.read(space.fd):
                 if isinstance(event, userfault.Fault):
                     self._faults.put((space, event.address))
-                elif isinstance(event, userfault.Fork):
+                elif not isinstance(event, userfault.Fork):
+                    space.apply(event)
+                elif space.missing:
+                    forks += 1
                     with self._lock:
                         self._add(Space(event.fd, space.memory, space.missing.copy(), inherited=True))
                 else:
-                    space.apply(event)
+                    os.close(event.fd)  # it has all that its parent has: what is not there is zeros
+        self._forks += forks
+        if self._forks >= _BURY_AFTER:
+            self._forks = 0
+            self._bury()
+
+    def _bury(self) -> None:
+        """Forgets children that have ended: a script may have more of them than we may have files open."""
+        for space in list(self._spaces):
+            if space.inherited and userfault.has_ended(space.fd):
+                self._epoll.unregister(space.fd)  # closing does not: it lies in the vault, too
+                with self._lock:
+                    del self._by_fd[space.fd]
+                    self._spaces.remove(space)
+                space.close()
 
     def _serve(self) -> None:
         """Pages that are waited for."""

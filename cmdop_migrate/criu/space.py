@@ -142,12 +142,21 @@ class Space:
         with self.lock:
             if self.missing.first(address, address + PAGE) is not None:
                 return False
+            if self.fd < 0:
+                return True
             _, error = userfault.put(self.fd, address, 0, PAGE)
             if error == errno.EAGAIN:
                 return False
             if error in (errno.EEXIST, errno.ENOENT):
                 userfault.wake(self.fd, address, PAGE)
         return True
+
+    def close(self) -> None:
+        """The process has ended. What others still have to do for it, they need not."""
+        with self.lock:
+            self.missing.clear()
+            os.close(self.fd)
+            self.fd = -1
 
     def apply(self, event: userfault.Remap | userfault.Drop) -> None:
         """With the lock held. Whoever waits for a page there looks again."""

@@ -22,6 +22,7 @@ _NUMBERS = {"x86_64": 323, "aarch64": 282}
 _FAULT, _FORK, _REMAP, _REMOVE, _UNMAP = 0x12, 0x13, 0x14, 0x15, 0x16
 _MESSAGE = struct.Struct("<B7x3Q")
 _AT_ONCE = 16
+_ANYWHERE, _NOTHING = 1 << 20, PAGE  # the second is below what the kernel lets anybody map
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -119,6 +120,12 @@ def put(fd: int, at: int, source: int, size: int) -> tuple[int, int]:
         (done,) = struct.unpack_from("<q", request, len(request) - 8)
         return max(0, done), error.errno or errno.EIO
     return size, 0
+
+
+def has_ended(fd: int) -> bool:
+    """Whether the process is gone, or has begun another program. Asked to copy from where we have nothing, the kernel
+    changes none of its pages."""
+    return put(fd, _ANYWHERE, _NOTHING, PAGE)[1] == errno.ESRCH
 
 
 def wake(fd: int, start: int, size: int) -> None:

@@ -1,6 +1,6 @@
 """A process with a userfaultfd on its own memory, which does to it what programs do; told apart from CRIU by nothing.
 
-argv: socket, first address in pages, pages, seed. Prints a line for each thing that is not as it should be, then END.
+argv: socket, first address in pages, pages, seed, and how many children it has instead of all that. Prints a line for each thing that is not as it should be, then END.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ children: list[int] = []
 started: list[threading.Thread] = []
 
 
-def main(path: str, base: int, pages: int, seed: int) -> None:
+def main(path: str, base: int, pages: int, seed: int, forks: int = 0) -> None:
     at = base * PAGE
     place(at, pages * PAGE)
     fd = libc.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK)
@@ -155,7 +155,14 @@ def main(path: str, base: int, pages: int, seed: int) -> None:
     sys.stdin.readline()
     subject = Subject(at, pages, random.Random(seed))
     acts = [subject.write, subject.give_up, subject.unmap, subject.replace, subject.move, subject.protect, subject.fork]
-    for _ in range(60):
+    for _ in range(forks):
+        pid = os.fork()
+        if pid == 0:
+            subject.check(subject.some(20) if seed else [], "child")
+            os._exit(1 if subject.wrong else 0)
+        if os.waitpid(pid, 0)[1]:
+            print("WRONG: a child", flush=True)
+    for _ in range(0 if forks else 60):
         subject.chance.choice([*acts, subject.threads])()
         subject.check(subject.some(4), "now")
     print("ACTED", flush=True)
@@ -168,4 +175,4 @@ def main(path: str, base: int, pages: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *(int(word, 0) for word in sys.argv[2:5]))
+    main(sys.argv[1], *(int(word, 0) for word in sys.argv[2:6]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -73,10 +74,10 @@ class Pages:
 
 
 @contextmanager
-def subject(folder: Path, seed: int, pages: int = PAGES) -> Iterator[subprocess.Popen[str]]:
+def subject(folder: Path, seed: int, pages: int = PAGES, forks: int = 0) -> Iterator[subprocess.Popen[str]]:
     words = [sys.executable, str(Path(__file__).with_name("pager_subject.py")), str(folder / SOCKET)]
     process = subprocess.Popen(
-        [*words, str(BASE), str(pages), str(seed)],
+        [*words, str(BASE), str(pages), str(seed), str(forks)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -210,6 +211,41 @@ def test_a_process_that_ends_leaves_nothing_to_do(tmp_path: Path) -> None:
         process.wait()
         assert pager.wait()
         assert pages.reads < PAGES / WINDOW
+
+
+def test_children_that_have_ended_keep_no_descriptor(tmp_path: Path) -> None:
+    """A script that starts programs all the time, while its memory comes: of these there may be more than we may have
+    files open."""
+    pages = Pages(pause=0)
+    pages.gate.clear()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def lost(_: BaseException) -> None:
+        os.killpg(process.pid, signal.SIGKILL)
+
+    with Pager(tmp_path, lambda pid: pages, lost) as pager, subject(tmp_path, 0, forks=500) as process:
+        said(process, "RUNS")
+        pager.secure({42})
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, before[1]))
+        try:
+            tell(process)
+            assert said(process, "ACTED") == []
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        pages.gate.set()
+        assert pager.wait(), pager.lost
+        tell(process)
+        assert said(process, "END") == []
+
+
+def test_children_to_whom_nothing_is_to_come_keep_no_descriptor(tmp_path: Path) -> None:
+    with Pager(tmp_path, lambda pid: Pages(pause=0), fail) as pager, subject(tmp_path, 1, forks=100) as process:
+        said(process, "RUNS")
+        assert pager.wait()
+        before = len(os.listdir("/proc/self/fd"))
+        tell(process)
+        assert said(process, "ACTED") == []
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
