@@ -9,6 +9,7 @@ CRIU may say more than we know.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -121,7 +122,7 @@ def encode(message: str, fields: Fields) -> bytes:
             if field.kind in ("int", "bool"):
                 out += varint(field.number << 3 | _VARINT) + varint(int(value))
             else:
-                data = value.encode() if field.kind == "str" else encode(field.kind, value)
+                data = os.fsencode(value) if field.kind == "str" else encode(field.kind, value)
                 out += varint(field.number << 3 | _BYTES) + varint(len(data)) + data
     return bytes(out)
 

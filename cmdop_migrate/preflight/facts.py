@@ -103,7 +103,7 @@ class Facts:
 def gather(state_dir: Path, criu: CriuFacts) -> Facts:
     """Read this machine. Takes some tens of milliseconds; leaves nothing behind."""
     release = os.uname().release
-    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace"))
+    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
     root = os.geteuid() == 0
     return Facts(
         root=root,

@@ -92,6 +92,26 @@ def run_in(host: Host, *command: str, options: tuple[str, ...] = ()) -> str:
     return host.output(session)
 
 
+def test_names_that_are_no_text(host: Host, tmp_path: Path) -> None:
+    """Of a mount of the host's, and of a directory shared with the session: bytes are names, too."""
+    disk, shared = tmp_path / os.fsdecode(b"disk \xff\xfe"), tmp_path / os.fsdecode(b"shared \xff\xfe")
+    for one in (disk, shared):
+        one.mkdir()
+    host.prefix = ("unshare", "-m", "sh", "-c", f'mount -t tmpfs -o size=1m host-t "{disk}" && exec "$@"', "sh")
+    script = "exec 5> x; while read x; do echo $x >&5; echo did $x; done"
+    try:
+        host.start("sh", "-c", script, name="t", options=("--share", str(shared), "--cwd", str(shared)))
+        assert not [one for one in host.cm_json("plan", "t")["findings"] if one["level"] != "info"]
+        host.ok("checkpoint", "t")
+        host.ok("restore", "t")
+        host.ok("send", "t", "on", "--enter")
+        host.wait_for("t", "did on")
+        assert (shared / "x").read_text() == "on\n"
+        host.ok("kill", "t")
+    finally:
+        host.prefix = ()
+
+
 def test_reaches_the_outside_under_the_hosts_address(host: Host, outside: Outside) -> None:
     said = run_in(host, sys.executable, "-c", FETCH, outside.address).split()
     assert said[:2] == ["hello", outside.gateway]  # masqueraded: the outside has no way back to a session's own
