@@ -182,6 +182,7 @@ def specify(wish: Wish, environ: Mapping[str, str]) -> Spec:
         account = pwd.getpwnam(user)
     except KeyError as error:
         raise Usage(f"no such user: {user}", "See: getent passwd") from error
+    _check_here(wish)
     if wish.cwd is not None and not os.path.isdir(wish.cwd):
         raise Usage(f"no such directory: {wish.cwd}", "Name a directory that exists, with --cwd.")
     shares = []
@@ -235,6 +236,15 @@ def _gate(given: str | None, shares: list[str]) -> str | None:
         if any(is_under(os.path.realpath(address), share) for share in shares):
             raise Usage(f"gate {address} is in a directory shared with the session", "Put it elsewhere.")
     return address
+
+
+def _check_here(wish: Wish) -> None:
+    """A directory that was removed is still one to who is in it, but has no name that a session could be given."""
+    try:
+        if not all(os.path.isabs(path) for path in (wish.cwd or "/", *wish.shares)):
+            os.getcwd()
+    except FileNotFoundError as error:
+        raise Usage("the directory you are in was removed", "Change to another, or give full paths.") from error
 
 
 def _here() -> str:

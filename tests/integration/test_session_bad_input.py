@@ -71,6 +71,12 @@ def test_bad_options(host: Host, tmp_path: Path) -> None:
     secret.mkdir(mode=0o700)
     error = host.fails("run", "-d", "--user", "nobody", "--cwd", str(secret), "--", "true", status=2, code="usage")
     assert "Permission denied" in error["message"]
+    here = tmp_path / "here"
+    host.prefix = ("sh", "-c", f'mkdir {here} && cd {here} && rmdir {here} && exec "$@"', "sh")
+    for option in ("--cwd", "--share"):
+        error = host.fails("run", "-d", option, ".", "--", "true", status=2, code="usage")
+        assert "was removed" in error["message"]
+    host.prefix = ()
     host.fails("run", "-d", status=2, code="usage")
     host.fails("wait", "x", "--timeout", "soon", status=2, code="usage")
     host.fails("kill", "x", "--signal", "NONE", status=2, code="usage")
