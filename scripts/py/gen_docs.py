@@ -44,7 +44,10 @@ What the session changed travels with it. What it only maps or has open is the h
 byte where it is restored. Mapped files (programs, libraries) are carried in the checkpoint by default: where they are
 missing or different, also libc, the restore puts them into the session's own layer, and `plan` warns, because programs
 that are started there later get them too. Files that are only open are not carried, and block, unless `--carry
-opened` is given; with `--carry none` both block.
+opened` is given; with `--carry none` both block. A file that is as it was, with more after it (a log that others write
+to), is the same file: it is opened as it is, and read on. One that was rotated or removed meanwhile blocks a restore,
+too, until somebody says that it may be another: `restore --accept-files`, or `migrate --accept files`, opens what is
+there, or an empty file; never in place of a program or a library.
 
 ## Expected time and bytes
 
