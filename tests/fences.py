@@ -124,8 +124,9 @@ def away(path: Path) -> Iterator[None]:
         hidden.rename(path)
 
 
-def kill_at(host: Host, step: str, *args: str) -> None:
-    """`args`, killed with all it forked (but not what it left to itself) where `step` begins."""
+@contextlib.contextmanager
+def stopped_at(host: Host, step: str, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+    """`args`, and the process of it that stands still where `step` begins; it is killed in the end."""
     stop = {TEST_STOP: f"{args[0]}:{step}"}
     cli = subprocess.Popen(
         host.argv("--json", *args, env=stop),
@@ -136,16 +137,26 @@ def kill_at(host: Host, step: str, *args: str) -> None:
         cwd="/",
         start_new_session=True,
     )
+    standing: psutil.Process | None = None
     try:
         standing = until(lambda: _standing(cli), 30, f"{args} stands at {step}")
         assert standing is not None
+        yield cli, standing
+    finally:
+        if standing is not None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                standing.kill()
+        cli.kill()
+        cli.communicate()
+
+
+def kill_at(host: Host, step: str, *args: str) -> None:
+    """`args`, killed with all it forked (but not what it left to itself) where `step` begins."""
+    with stopped_at(host, step, *args) as (cli, standing):
         above = [one.pid for one in standing.parents()]
         for one in (standing.pid, *above[: above.index(cli.pid) + 1 if cli.pid in above else 0], cli.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(one, signal.SIGKILL)
-    finally:
-        cli.kill()
-        cli.communicate()
 
 
 def _standing(cli: subprocess.Popen[bytes]) -> psutil.Process | None:

@@ -97,9 +97,7 @@ class Holder(Keeper):
                     break
         self.writers.forget_gone()
         if self.freezer is not None and self.clients.get(self.freezer.fd) is not self.freezer:
-            if self.committing:
-                self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
-            self.thaw()  # whoever froze it went away without a word: it goes on as if nothing had happened
+            self.let_go()  # whoever froze it went away without a word: it goes on as if nothing had happened
 
     def answer(self, client: Client, message: Message) -> Message | None:
         """One request, one answer; None when it comes later."""
@@ -155,7 +153,7 @@ class Holder(Keeper):
                 return {"re": op, "error": "active"}
             if self.freezer is not None:
                 self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
-                self.thaw()
+                self.let_go()
             self.end(number, grace)
             return {"re": op}
         raise ValueError(f"unknown request {op!r}")
@@ -234,6 +232,12 @@ class Holder(Keeper):
 
         self.unread += typeahead.take(self.pid)
         return {"re": "typeahead", "unread": self.unread.decode("latin-1")}
+
+    def let_go(self) -> None:
+        """The freezer is not heard any more."""
+        if self.committing:
+            self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
+        self.thaw()
 
     def thaw(self) -> None:
         """The session goes on where it stood."""

@@ -250,7 +250,8 @@ class Keeper(ABC):
 
     def end(self, number: int, grace: float) -> None:
         """Asks the tree to end; what has not ended after `grace` is killed with all its children."""
-        if number == signal.SIGKILL or self.handing is not None or not self.deadman.may_run():
+        is_doubtful = self.handing is not None or self.committing or not self.deadman.may_run()
+        if number == signal.SIGKILL or is_doubtful:
             cgroup.kill(self.cgroup)  # another may hold it: not one more step, not even to say goodbye
             return
         cgroup.thaw(self.cgroup)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +83,27 @@ def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(host
     a.ok("restore", "w")
     fences.counts_on(a, session)
     assert_one(hosts, session, a)
+
+
+@pytest.mark.parametrize("how", ["kill", "shutdown"])
+def test_ended_by_somebody_between_commit_and_park(hosts: tuple[Host, Host], tmp_path: Path, how: str) -> None:
+    """Another host may have it by then: here it ends without another step, not even to say goodbye."""
+    a, b = hosts
+    (shared := tmp_path / "shared").mkdir()
+    script = f"trap 'echo bye >> {shared}/said; exit' TERM; echo ready; while :; do sleep 0.05; done"
+    session = a.start("bash", "-c", script, name="w", options=("--share", str(shared)))["session"]
+    a.wait_for(session, "ready")
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent), fences.stopped_at(a, "park", "checkpoint", "w"):
+        b.ok("restore", session)
+        if how == "kill":
+            a.ok("kill", "w")
+        else:
+            os.kill(a.holder(session), signal.SIGTERM)
+        until(lambda: not a.pids(session), 10, "it ends at A")
+        assert not (shared / "said").exists()
+    assert_one(hosts, session, b)
 
 
 @pytest.mark.parametrize("step", ["lease", "files", "pre-resume", "resumed"])
