@@ -24,9 +24,13 @@ def kill(
     try:
         record = records.find(reference)
     except SessionNotFound as error:
+        if only_idle is not None:
+            raise _left(reference) from error
         from cmdop_migrate.flows import discard  # brings stores and keys along, which others need not wait for
 
         return discard.in_store(records, reference, error)
+    if only_idle is not None and record.phase != "live":
+        raise _left(record.name)  # somebody has parked it, say: what is left of it is not idle
     if record.phase == "parked":
         from cmdop_migrate.flows import discard
 
@@ -59,6 +63,10 @@ def kill(
     result = talk.exit_of(records, record.session) or {}
     records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
     return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+
+
+def _left(name: str) -> NotIdle:
+    return NotIdle(f"session {name!r} does not run here any more", "It is left as it is.")
 
 
 def _is_over(records: Records, session: str) -> bool:
