@@ -190,13 +190,14 @@ class Evacuation:
 
     def _collect(self) -> None:
         if self.resuming is not None and (told := self.resuming.ended()) is not None:
-            self.resuming = None
+            self.resuming, self.listed_at = None, -math.inf  # what was seen before it ended says nothing of it
             if not told.ok:
                 _log.info("not all that was cut off could be settled: %s", told.message)
         for job in list(self.jobs):
             ended = job.worker.ended()
             if ended is not None:
                 self.jobs.remove(job)
+                self.listed_at = -math.inf
                 self._ended(job, ended)
 
     def _ended(self, job: Job, ended: Ended) -> None:

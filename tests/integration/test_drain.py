@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,25 @@ def test_killed_and_run_again(world: World) -> None:
         fences.counts_on(world["host-b"], session)
         assert world.where(session) == ["host-b"]
     a.assert_clean(ended=True)
+
+
+def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
+    """It is neither here nor away, until the agent has asked its lease."""
+    a = world["host-a"]
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with draining(a, **{TEST_STOP: "migrate:begin restore"}) as drain:
+        (child,) = until(lambda: stopped(drain), 30, "a move stands still")
+        with fences.halted(agent):
+            child.kill()
+            time.sleep(2)
+            assert drain.poll() is None, drain.communicate()
+        out, said = drain.communicate(timeout=60)
+    facts = json.loads(out)
+    assert drain.returncode == 0, said
+    assert lists(facts) == {"moved": ["w"], "parked": [], "failed": [], "left": []}, facts
+    assert world.where(session) == ["host-b"]
 
 
 def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
