@@ -6,13 +6,14 @@ import os
 import signal
 from typing import Any, TypeVar
 
-from cmdop_migrate.errors import NotIdle, SessionExited, SessionNotFound, TimedOut
+from cmdop_migrate.errors import Fenced, NotIdle, SessionExited, SessionNotFound, TimedOut
 from cmdop_migrate.flows import talk
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
+GOODBYE = 5.0  # seconds that a holder takes at most to leave, once its session has ended
 T = TypeVar("T")
 
 
@@ -36,7 +37,7 @@ def kill(
 
         return discard.parked_here(records, record)
     if record.phase == "exited":
-        records.forget(record.session)
+        _forget(records, record)
         return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
     try:
         record, channel = talk.open_channel(records, reference)
@@ -63,6 +64,17 @@ def kill(
     result = talk.exit_of(records, record.session) or {}
     records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
     return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+
+
+def _forget(records: Records, record: Record) -> None:
+    """A holder that has noted the end still says goodbye. Fenced when the session is being restored here."""
+
+    def is_forgotten() -> bool:
+        with records.locked():
+            return records.load(record.session) is None or records.forget_ended(record.session)
+
+    if not talk.until(is_forgotten, bool, GOODBYE):
+        raise Fenced(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
 
 
 def _left(name: str) -> NotIdle:

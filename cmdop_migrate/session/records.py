@@ -246,7 +246,7 @@ class Records:
         elif record.phase == "parked":
             self._sweep_parked(session)
         elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
-            self.forget(session)
+            self.forget_ended(session)
 
     def _is_foreign(self, session: str) -> bool:
         """Written by another version of this program: not ours to judge, least of all to remove."""
@@ -294,6 +294,21 @@ class Records:
         if fd is not None:
             cgroup.remove(self.cgroup(session))
             launch.remove_files(str(self.directory(session)))
+            os.close(fd)
+
+    def forget_ended(self, session: str) -> bool:
+        """Removes every trace of one that has ended; with the host's lock held. False: its holder is not gone yet, or
+        it is being restored here, and its record says so only when it runs."""
+        fd = self.take(session)
+        if fd is None:
+            return False
+        try:
+            record = self.load(session)
+            is_over = record is not None and record.phase == "exited"
+            if is_over:
+                self.forget(session)
+            return is_over
+        finally:
             os.close(fd)
 
     def forget(self, session: str) -> None:

@@ -125,6 +125,26 @@ def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None
         b.assert_clean(ended=True)
 
 
+@pytest.mark.parametrize("by", ["the time", "a person"])
+def test_what_ended_and_is_being_brought_back_is_not_forgotten(hosts: tuple[Host, Host], by: str) -> None:
+    """Its record says that it ended, until it runs."""
+    a, _ = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w", "--leave-running")
+    os.kill(a.holder(session), signal.SIGKILL)
+    until(lambda: [one["state"] for one in a.sessions()] == ["exited"], 10, "its end is on record")
+    with fences.stopped_at(a, "images", "restore", "w") as (cli, standing):
+        if by == "the time":
+            a.ok("ls", env={"CMDOP_MIGRATE_KEEP_EXITED": "1ms"})
+        else:
+            a.fails("kill", "w", status=5, code="fenced")
+        standing.resume()
+        _, said = cli.communicate(timeout=30)
+    assert cli.returncode == 0, said
+    fences.counts_on(a, session)
+    assert_one(hosts, session, a)
+
+
 def test_parked_and_back_between_two_renewals(tmp_path: Path) -> None:
     """The agent knows the incarnation before: it must not take the new one for it."""
     with pair(tmp_path, ttl="15s") as (a, _):
