@@ -239,7 +239,12 @@ class Incarnation:
                 yield _Holder(starter, ours)
             finally:
                 if not self.adopted:
-                    starter.abandon()
+                    self._abandon(starter)
+
+    def _abandon(self, starter: Starter) -> None:
+        """Nothing of it runs when this returns: the holder sees to that; should it have been killed, we do."""
+        starter.abandon()
+        cgroup.remove(self.group)
 
     def _run(self, holder: _Holder, pager: Pager | None, waiting: set[int]) -> Starter:
         """`waiting`: the processes that have memory to come from the pager."""
@@ -253,11 +258,11 @@ class Incarnation:
             starter.control.send(b"resumed")
             starter.expect()
         except (BrokenPipeError, ConnectionResetError) as error:
-            starter.abandon()
+            self._abandon(starter)
             words = "the session's holder was killed while it was being restored"
             raise Unexpected(words, "It is parked as before: restore it again.") from error
         except BaseException:
-            starter.abandon()  # before the pager lets go of its memory
+            self._abandon(starter)  # before the pager lets go of its memory
             raise
         finally:
             holder.worker.close()

@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate import config
+from cmdop_migrate.criu import ctty
+from cmdop_migrate.errors import Unexpected
+from cmdop_migrate.flows import incarnation, leases, restore
+from cmdop_migrate.lease.store import Held
+from cmdop_migrate.session.records import Records
 from tests import fences
 from tests.hosts import Host, pair, until
 
@@ -123,6 +129,38 @@ def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None
     b.sessions()
     if again == "there":
         b.assert_clean(ended=True)
+
+
+def test_a_lease_is_given_back_when_nothing_runs_any_more(
+    hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder is killed when its session runs, and does not yet end with it: whoever has the lease next is alone."""
+    a, _ = hosts
+    session = a.start("bash", "-c", f"trap '' HUP; {fences.COUNT}", name="w")["session"]
+    until(lambda: fences.numbers(a, session), 20, "it counts")
+    a.ok("checkpoint", "w")
+    ran, left = tmp_path / "ran", tmp_path / "left"
+    give_back = leases.TakeOver.give_back
+
+    def kill_holder(*_: object) -> None:
+        ran.write_text(str(len(a.pids(session))))
+        os.kill(a.holder(session), signal.SIGKILL)
+
+    def look(over: leases.TakeOver, lease: Held) -> None:
+        left.write_text(str(len(a.pids(session))))
+        give_back(over, lease)
+
+    monkeypatch.setattr(ctty, "die_with_parent", kill_holder)
+    monkeypatch.setattr(leases.TakeOver, "give_back", look)
+    for key, value in a.env().items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(Unexpected):
+        restore.restore(Records(config.load()), session, incarnation.Wanted())
+    until(left.exists, 10, "the lease is given back")
+    assert int(ran.read_text()) > 0 and left.read_text() == "0"
+    until(lambda: not a.holders(session), 10)
+    a.ok("restore", "w")
+    fences.counts_on(a, session)
 
 
 @pytest.mark.parametrize("by", ["the time", "a person"])
