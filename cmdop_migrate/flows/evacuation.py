@@ -141,7 +141,7 @@ class Evacuation:
             self.idle_since = clock.boottime()
         if clock.boottime() - self.idle_since > PATIENCE:
             for one in self.unsettled:
-                self._end(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}, for too long"))
+                self._leave(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}, for too long"))
             self.unsettled = []
         return self.unsettled
 
@@ -269,10 +269,9 @@ class Evacuation:
             if late or now > self.ends_at + OVERTIME or self.stop.times > 1:
                 job.worker.interrupt()
         if now > self.ends_at + ABANDON or self.stop.times > 2:
+            why = "still under way; see: cmdop-migrate resume"
             for job in self.jobs:
-                self._end(
-                    Entry(job.load.session, job.load.name, "left", why="still under way; see: cmdop-migrate resume")
-                )
+                self._leave(Entry(job.load.session, job.load.name, "left", why=why))
             self.jobs = []
 
     def _step(self, job: Job) -> str:
@@ -285,7 +284,14 @@ class Evacuation:
         for load in self.waiting.values():
             self._end(Entry(load.session, load.name, "left", why="; ".join(filter(None, (load.stays, why)))))
         for one in self.unsettled:
-            self._end(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}; {why}"))
+            self._leave(Entry(one.session, one.name, "left", why=f"it is {talk.state_of(one, {})}; {why}"))
+
+    def _leave(self, entry: Entry) -> None:
+        """Nobody waits for it any more, but it may go yet: on record it is begun, and who comes next looks for it."""
+        self.done[entry.session] = entry
+        begun = {one.session: one.to for one in self.made.of("going")}
+        self._note(replace(entry, state="going", to=begun.get(entry.session)))
+        self._tell(entry)
 
     def _end(self, entry: Entry, seconds: float = 0.0) -> None:
         self.done[entry.session] = entry

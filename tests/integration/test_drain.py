@@ -232,6 +232,26 @@ def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
     assert world.where(session) == ["host-b"]
 
 
+def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> None:
+    """Told thrice to stop, a drain leaves what is under way to itself; it may go yet."""
+    a = world["host-a"]
+    session = fences.counter(a)
+    with draining(a, **{TEST_STOP: "migrate:begin restore"}) as drain:
+        (child,) = until(lambda: stopped(drain), 30, "a move stands still")
+        while drain.poll() is None:
+            drain.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                drain.wait(0.5)
+        facts = json.loads(drain.communicate()[0])
+    assert drain.returncode == 10 and lists(facts)["left"] == ["w"], facts
+    child.resume()
+    until(lambda: not psutil.pid_exists(child.pid) and world.where(session) == ["host-b"], 30, "it went")
+    facts = a.cm_json("undrain", "--bring-back")
+    assert [one["name"] for one in facts["restored"]] == ["w"], facts
+    assert world.where(session) == ["host-a"]
+    fences.counts_on(a, session)
+
+
 def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
