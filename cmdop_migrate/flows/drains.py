@@ -13,7 +13,10 @@ from typing import Any, Literal
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.flows import talk
+from cmdop_migrate.flows.moves import Moves
 from cmdop_migrate.session import files
+from cmdop_migrate.session.records import Records
 
 VERSION = 1
 KEPT = 20  # drains that are remembered
@@ -102,6 +105,17 @@ class Drains:
             yield
         finally:
             os.close(fd)
+
+
+def is_free(records: Records, moves: Moves, session: str) -> bool:
+    """It lives here, and no other command is at it, left over from a drain that was killed."""
+    with moves.lock(session) as is_ours:
+        if not is_ours:
+            return False
+    record = records.load(session)
+    if record is None or record.phase != "live":
+        return False
+    return bool(talk.row(records, record)["state"] != "checkpointing")
 
 
 def _read(path: Path) -> Drain | None:

@@ -15,7 +15,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import ENV_PREFIX
 from cmdop_migrate.flows import loads, schedule, sessionfacts, talk
-from cmdop_migrate.flows.drains import Drain, Drains, Entry, State
+from cmdop_migrate.flows.drains import Drain, Drains, Entry, State, is_free
 from cmdop_migrate.flows.drainwish import Said, Say, Wanted
 from cmdop_migrate.flows.loads import Unfit
 from cmdop_migrate.flows.moves import End, Moves
@@ -168,11 +168,7 @@ class Evacuation:
         left behind."""
         if self.resuming is not None and any(one.session == session and not one.end for one in self.moves.all()):
             return False
-        with self.moves.lock(session) as is_ours:
-            if not is_ours:
-                return False
-        record = self.records.load(session)
-        return record is not None and talk.row(self.records, record)["state"] != "checkpointing"
+        return is_free(self.records, self.moves, session)
 
     def _begin(self, planned: Planned) -> None:
         load = self.waiting.pop(planned.load.session)

@@ -14,7 +14,8 @@ from typing import Any
 
 from cmdop_migrate.errors import CmdopError, HostNotFound, SessionExited, SessionNotFound, from_code
 from cmdop_migrate.flows import leases, peers, plan
-from cmdop_migrate.flows.drains import Drain, Drains, Entry
+from cmdop_migrate.flows.drains import Drain, Drains, Entry, is_free
+from cmdop_migrate.flows.moves import Moves
 from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.flows.workers import Worker
 from cmdop_migrate.remote.ssh import Pool
@@ -70,6 +71,7 @@ class _Return:
     ) -> None:
         self.records, self.drains, self.made, self.wanted = records, drains, made, wanted
         self.flags, self.stop, self.say = flags, stop, say
+        self.moves = Moves(records.config.state_dir, records.config.keep_exited)
 
     def run(self, parallel: int) -> list[Entry]:
         """Each one that is away, and what became of it: back, ended, or as it was with the reason why."""
@@ -112,6 +114,8 @@ class _Return:
         if seen.record.state != "held":
             return self._back(entry, self._restore(entry))
         if seen.record.instance == self.records.instance():
+            if not is_free(self.records, self.moves, entry.session):
+                return replace(entry, why="it is being moved, parked or ended right now; wait for that")
             return replace(entry, state="back", to=None, why="it was here already", facts={})
         if seen.record.host == self.records.config.host:
             return replace(

@@ -55,12 +55,12 @@ def draining(host: Host, *options: str, **environ: str) -> Iterator[subprocess.P
         process.communicate()
 
 
-def stopped(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def stopped(process: subprocess.Popen[bytes], word: str = "migrate") -> list[psutil.Process]:
     """Those of its children that stopped themselves."""
     found = []
     for one in psutil.Process(process.pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            if one.status() == psutil.STATUS_STOPPED and "migrate" in one.cmdline():
+            if one.status() == psutil.STATUS_STOPPED and word in one.cmdline():
                 found.append(one)
     return found
 
@@ -249,6 +249,30 @@ def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> No
     facts = a.cm_json("undrain", "--bring-back")
     assert [one["name"] for one in facts["restored"]] == ["w"], facts
     assert world.where(session) == ["host-a"]
+    fences.counts_on(a, session)
+
+
+@pytest.mark.parametrize(
+    ("word", "step", "options"), [("migrate", "begin ship", ()), ("checkpoint", "dump", ("--park",))]
+)
+def test_what_is_still_on_its_way_is_not_said_to_be_back(
+    world: World, word: str, step: str, options: tuple[str, ...]
+) -> None:
+    a = world["host-a"]
+    session = fences.counter(a)
+    with draining(a, *options, **{TEST_STOP: f"{word}:{step}"}) as drain:
+        (child,) = until(lambda: stopped(drain, word), 30, "it stands still")
+        drain.kill()
+        drain.communicate()
+        done = a.cm("--json", "undrain", "--bring-back")
+        facts = json.loads(done.stdout)
+        child.resume()
+    assert done.returncode == 10 and facts["restored"] == [], facts
+    assert [one["name"] for one in facts["failed"]] == ["w"] and "right now" in facts["failed"][0]["why"]
+    where = ["host-b"] if word == "migrate" else []
+    until(lambda: not psutil.pid_exists(child.pid) and world.where(session) == where, 30, "it went")
+    facts = a.cm_json("undrain", "--bring-back")
+    assert [one["name"] for one in facts["restored"]] == ["w"], facts
     fences.counts_on(a, session)
 
 
