@@ -227,7 +227,7 @@ class Agent:
         self.metrics.add("renewals_total")
         if record.session in self.unsure:
             self.unsure.discard(record.session)
-            self.records.events.emit("lease_renewed", record.session, name=record.name, token=record.token)
+            self._note("lease_renewed", record)
         told = self.lines.say(
             record.session, op="fresh", until=answer.fresh_until, since=answer.started, token=answer.token
         )
@@ -241,13 +241,19 @@ class Agent:
         if record.session not in self.unsure:
             self.unsure.add(record.session)
             _log.warning("session %s: %s", record.name, why)
-            facts = {"name": record.name, "token": record.token, "reason": why}
-            self.records.events.emit("lease_unsure", record.session, **facts)
+            self._note("lease_unsure", record, reason=why)
         lease = self.held.get(record.session)
         if lease is not None and clock.boottime() >= lease.fresh_until:
             with contextlib.suppress(FileNotFoundError), cgroup.Grip(self.records.cgroup(record.session)) as grip:
                 if self._is_still(record):
                     grip.freeze()
+
+    def _note(self, event: str, record: Record, **facts: object) -> None:
+        """On a full disk the other sessions need us all the same, and so does what is to be ended."""
+        try:
+            self.records.events.emit(event, record.session, name=record.name, token=record.token, **facts)
+        except OSError as error:
+            _log.warning("session %s: %s: %s", record.name, event, error)
 
     def _is_still(self, record: Record) -> bool:
         """That this very incarnation is the one on record, now."""
@@ -289,8 +295,7 @@ class Agent:
             return again
         token, host = (holder.token, holder.host) if holder else (record.token + 1, "nobody")
         self.metrics.add("superseded_total")
-        facts = {"name": record.name, "token": record.token, "by": token, "where": host}
-        self.records.events.emit("superseded", record.session, **facts, boottime=round(clock.boottime(), 6))
+        self._note("superseded", record, by=token, where=host, boottime=round(clock.boottime(), 6))
         self.lines.say(record.session, op="superseded", token=max(token, record.token + 1), host=host)
         return True
 

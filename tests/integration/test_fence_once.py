@@ -203,6 +203,24 @@ def test_lease_show_and_break(hosts: tuple[Host, Host]) -> None:
     fences.counts_on(b, session)
 
 
+def test_what_was_taken_over_ends_though_nothing_can_be_written_down(hosts: tuple[Host, Host]) -> None:
+    """A disk that is full keeps no agent from its work: here, no event can be written."""
+    a, b = hosts
+    session, other = fences.counter(a), fences.counter(a, "other")
+    a.ok("checkpoint", "w", "--leave-running")
+    events = a.state / "events.jsonl"
+    events.unlink()
+    events.mkdir()
+    try:
+        b.ok("lease", "break", session, "--yes")
+        until(lambda: not a.pids(session), 10, "it ends at A")
+    finally:
+        events.rmdir()
+    until(lambda: fences.record(a, session)["phase"] == "exited", 10)
+    assert "superseded" in fences.record(a, session)["exit"]["reason"]
+    fences.counts_on(a, other)
+
+
 def test_prune_on_a_host_that_was_superseded(hosts: tuple[Host, Host]) -> None:
     """It remembers the session as ended; the one who runs it may need its checkpoint."""
     a, b = hosts
