@@ -14,7 +14,7 @@ from typing import Any
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import ENV_PREFIX
-from cmdop_migrate.flows import loads, schedule, sessionfacts, talk
+from cmdop_migrate.flows import handover, loads, schedule, sessionfacts, talk
 from cmdop_migrate.flows.drains import Drain, Drains, Entry, State, is_free
 from cmdop_migrate.flows.drainwish import Said, Say, Wanted
 from cmdop_migrate.flows.loads import Unfit
@@ -249,7 +249,7 @@ class Evacuation:
             self._end(replace(entry, state="parked", to=None, facts=facts), seconds)
         elif record is None or record.phase == "exited":
             moves = [one for one in self.moves.all() if one.session == entry.session]
-            if moves and moves[-1].end is End.ON_TARGET:
+            if moves and (handover.has_moved(record) or moves[-1].end is End.ON_TARGET):
                 self._end(replace(entry, state="moved", to=moves[-1].target), seconds)
             else:
                 reason = record.exit.reason if record is not None and record.exit else "it was removed"

@@ -31,7 +31,7 @@ from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.rules import ANY, AnyCheckpoint, Observation
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Waiting
-from cmdop_migrate.model import Exit
+from cmdop_migrate.model import Exit, Record
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -246,8 +246,16 @@ def tell_hooks(records: Records, session: str, before: int) -> None:
         hooks.run(records, event, record, reason="migrate", to=records.config.host, **{"from": records.config.host})
 
 
+MOVED = "moved to "
+
+
 def moved_to(host: str, token: int) -> str:
-    return f"moved to {host} (token {token})"
+    return f"{MOVED}{host} (token {token})"
+
+
+def has_moved(record: Record | None) -> bool:
+    """By its record, which says so before the journal of its move does."""
+    return record is not None and record.exit is not None and record.exit.reason.startswith(MOVED)
 
 
 def forget(records: Records, session: str, host: str, token: int, timeout: float = HOLDER_TIMEOUT) -> None:

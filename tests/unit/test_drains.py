@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from cmdop_migrate import config
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.flows import handover
 from cmdop_migrate.flows.drains import KEPT, Drain, Drains, Entry
+from cmdop_migrate.flows.drainwish import Wanted
+from cmdop_migrate.flows.evacuation import Evacuation
+from cmdop_migrate.flows.moves import Moves
+from cmdop_migrate.flows.stop import Stop
 from cmdop_migrate.flows.workers import Worker
+from cmdop_migrate.model import Exit, Record, Spec
 from cmdop_migrate.session import draining
+from cmdop_migrate.session.records import Records
 from tests.hosts import until
 
 
@@ -66,3 +75,19 @@ def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Pa
     killed._process.kill()
     ended = until(killed.ended, 20)
     assert ended is not None and not ended.ok and "killed by signal 9" in ended.message
+
+
+def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_path: Path) -> None:
+    """Left over from a drain that was killed, it ends by itself: first the copy here goes, then the journal says so."""
+    found = config.load(environ={"CMDOP_MIGRATE_STATE_DIR": str(tmp_path), "CMDOP_MIGRATE_CONFIG": os.devnull})
+    records, drains = Records(found), Drains(tmp_path)
+    session = "a" * 24
+    records.directory(session).mkdir(parents=True)
+    spec = Spec(("true",), "/", "root", ())
+    ended = Exit(None, handover.moved_to("host-b", 2), 1.0)
+    records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
+    Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
+    made = drains.begin("host-a")
+    run = Evacuation(records, drains, made, Wanted(), (), Stop(), lambda _: None, [])
+    run._look(Entry(session, "w", "going", "b"))
+    assert [(one.state, one.to) for one in run.made.entries] == [("moved", "b")]
