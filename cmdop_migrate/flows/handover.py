@@ -177,7 +177,11 @@ class Settling:
             return answer.seconds
         if not isinstance(answer, Held):
             return 0.0  # it has just changed hands: look again
-        return self._go_on(answer) if copy == "stands" else self._park(answer, lease)
+        if copy == "stands":
+            return self._go_on(answer)
+        if self._records.is_held(move.session):
+            return LOOK_EVERY  # a restore here has begun since we looked: its lock comes before its lease
+        return self._park(answer, lease)
 
     def _go_on(self, lease: Held) -> Settled | float:
         """The copy here runs again, under the token we hold."""

@@ -1,0 +1,81 @@
+"""What the agent and `resume` do about leases, step by step, with records on disk and a lease store in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate import config
+from cmdop_migrate.flows.handover import Settled, Settling
+from cmdop_migrate.flows.moves import Move
+from cmdop_migrate.lease.base import Cell
+from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.store import Held, LeaseStore
+from cmdop_migrate.model import Record, Spec
+from cmdop_migrate.session.records import Records
+
+SESSION = "a" * 24
+TTL = 15.0
+
+
+class Register(MemoryRegister):
+    """`before_read` is called once."""
+
+    before_read: Callable[[], None] | None = None
+
+    def read(self, session: str) -> Cell | None:
+        call, self.before_read = self.before_read, None
+        if call is not None:
+            call()
+        return super().read(session)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    places = {"CMDOP_MIGRATE_STATE_DIR": str(tmp_path / "s"), "CMDOP_MIGRATE_RUN_DIR": str(tmp_path / "r")}
+    made = Records(config.load(environ={**places, "CMDOP_MIGRATE_CONFIG": os.devnull, "CMDOP_MIGRATE_HOST": "host-a"}))
+    made.prepare()
+    made.directory(SESSION).mkdir()
+    return made
+
+
+def write(records: Records, token: int, **facts: object) -> None:
+    record = Record(SESSION, "w", "host-a", token, "parked", Spec(("true",), "/", "root", ()), 0.0, checkpoint="c2")
+    records.save(replace(record, **facts))  # type: ignore[arg-type]
+
+
+def take(records: Records, leases: LeaseStore) -> Held:
+    held = leases.acquire(SESSION, "host-a", records.instance(), TTL)
+    assert isinstance(held, Held)
+    return held
+
+
+def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: Records) -> None:
+    """`resume` looks whether the session is being restored here, and then at its lease: one may begin in between."""
+    register = Register()
+    leases = LeaseStore(register)
+    first = take(records, leases)
+    leases.park(first, "c2")
+    write(records, first.token)
+    locks: list[int | None] = []
+
+    def restore() -> None:
+        locks.append(records.take(SESSION))
+        take(records, leases)
+
+    register.before_read = restore
+    move = Move("m", SESSION, "w", "host-a", "host-b", first.token, 0.0, checkpoint="c2", parent="c1")
+    settling = Settling(records, leases, move, lambda *_: None)
+    try:
+        assert not isinstance(settling.once(), Settled)
+        seen = leases.inspect(SESSION)
+        assert seen is not None and (seen.record.state, seen.record.token) == ("held", first.token + 1)
+    finally:
+        os.close(locks[0] or 0)
+    found = settling.once()  # the restore was killed: now it is
+    seen = leases.inspect(SESSION)
+    assert isinstance(found, Settled) and seen is not None and seen.record.state == "parked"
