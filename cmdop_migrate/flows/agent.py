@@ -172,7 +172,8 @@ class Agent:
                 continue
             del self.held[session]
             self.lines.drop(session)
-            if session not in live:
+            owed = self.ending.get(session)  # one that was back, and has ended as well
+            if session not in live and (owed is None or owed.token < lease.token):
                 self.ending[session] = lease
         for session, lease in list(self.ending.items()):
             if self._ended(lease):

@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
+from cmdop_migrate.flows.agent import Agent
+from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handover import Settled, Settling
 from cmdop_migrate.flows.moves import Move
 from cmdop_migrate.lease.base import Cell
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import Held, LeaseStore
-from cmdop_migrate.model import Record, Spec
+from cmdop_migrate.model import Exit, Record, Spec
 from cmdop_migrate.session.records import Records
 
 SESSION = "a" * 24
@@ -79,3 +81,20 @@ def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: 
     found = settling.once()  # the restore was killed: now it is
     seen = leases.inspect(SESSION)
     assert isinstance(found, Settled) and seen is not None and seen.record.state == "parked"
+
+
+def test_the_lease_of_one_that_was_back_and_ended_between_two_looks_is_let_go_of(records: Records) -> None:
+    """The incarnation before is still known: what is owed to the last one is not forgotten over it."""
+    leases = LeaseStore(MemoryRegister())
+    lock = Lock.take(records.config)
+    assert lock is not None
+    agent = Agent(records, leases, lock, until_idle=True)
+    agent.met = set()
+    agent.held[SESSION] = first = take(records, leases)
+    leases.park(first, "c2")
+    second = take(records, leases)
+    write(records, second.token, phase="exited", exit=Exit(0, "exited 0", 0.0))
+    agent.step()
+    lock.release()
+    seen = leases.inspect(SESSION)
+    assert seen is not None and (seen.record.state, seen.record.checkpoint) == ("free", None)
