@@ -52,7 +52,7 @@ def reap(app: App, idle: float, destroy: bool, dry_run: bool) -> int | None:
             ),
         )
     for one in result["left"]:
-        render.note(f"{one['name']}: no longer idle; left alone")
+        render.note(f"{one['name']}: no longer idle here; left alone")
     if error:
         raise error
     return None

@@ -32,7 +32,8 @@ def is_idle(row: Row, seconds: float) -> bool:
 
 
 def reap(records: Records, seconds: float, destroy: bool, dry_run: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """-> what `reap --json` answers: `reaped`, `failed` (they run on) and `left` (they woke up in the meantime)."""
+    """-> what `reap --json` answers: `reaped`, `failed` (they run on) and `left` (they woke up, or went, in the
+    meantime)."""
     how = "destroyed" if destroy else "parked"
     reaped: list[Row] = []
     failed: list[Row] = []
@@ -56,6 +57,9 @@ def reap(records: Records, seconds: float, destroy: bool, dry_run: bool, say: Ca
 
 
 def _reap_one(records: Records, session: str, seconds: float, destroy: bool, say: Callable[[str], None]) -> str | None:
+    now = records.load(session)
+    if now is None or now.phase != "live":  # others had their turn before it, which takes a while
+        raise NotIdle(f"session {session[:12]} does not run here any more", "It is left as it is.")
     if destroy:
         Phases("reap").reach("destroy")
         end.kill(records, session, signal.SIGTERM, GRACE, only_idle=seconds)

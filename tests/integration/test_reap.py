@@ -151,6 +151,29 @@ def test_what_was_parked_between_the_look_and_the_end_is_not_discarded(quick: Ho
     quick.wait_for(session, "did on")
 
 
+def test_what_ended_or_was_parked_before_its_turn_is_no_failure(quick: Host) -> None:
+    sessions = {name: quiet(quick, name) for name in ("first", "ends", "parks")}
+    until(lambda: all(idle(quick, one) > 1.5 for one in sessions.values()), 20, "quiet")
+    cli = subprocess.Popen(
+        [*CM, "--json", "reap", "--idle", "1s"],
+        env=quick.env(**{TEST_STOP: "checkpoint:prepare"}),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        standing = until(lambda: fences._standing(cli), 30, "it is about to")
+        quick.ok("kill", "ends")
+        quick.ok("checkpoint", "parks")
+        os.kill(standing.pid, signal.SIGCONT)
+        answer = json.loads(cli.communicate(timeout=30)[0])
+    finally:
+        cli.kill()
+        cli.wait()
+    assert cli.returncode == 0, answer
+    assert [one["name"] for one in answer["reaped"]] == ["first"] and answer["failed"] == []
+    assert sorted(one["name"] for one in answer["left"]) == ["ends", "parks"]
+
+
 def test_with_a_hook_that_wakes_it_only_who_is_attached_counts(quick: Host) -> None:
     session = quiet(quick, "quiet")
     hook = quick.dir / "hooks/pre-freeze.d/one"
