@@ -29,6 +29,11 @@ def size(text: str) -> int:
     return int(float(match[1]) * _BYTES[unit])
 
 
+def exact_duration(seconds: float) -> str:
+    """For programs: `duration` reads it back as it was, however long or short. Without an exponent."""
+    return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
+
+
 def show_duration(seconds: float) -> str:
     """For people: `12s`, `3m05s`, `2h07m`, `4d03h`."""
     whole = int(seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from cmdop_migrate import units
 from cmdop_migrate.errors import Fenced, SessionNotFound, Usage
 from cmdop_migrate.flows import checkpoint, choose, fork_session, handover
 from cmdop_migrate.flows.incarnation import Wanted
@@ -62,5 +63,5 @@ def _flags(wanted: Wanted) -> list[str]:
         *(["--lazy"] if wanted.lazy else []),
         *(["--allow-devices"] if wanted.allow_devices else []),
         *(["--accept-files"] if wanted.accept_files else []),
-        *(["--wait", f"{wanted.wait:g}s"] if wanted.wait else []),
+        *(["--wait", units.exact_duration(wanted.wait)] if wanted.wait else []),
     ]

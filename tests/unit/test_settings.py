@@ -71,6 +71,21 @@ def test_bad_environment_and_flag_name_themselves(tmp_path: Path) -> None:
         config.load("/no/such/file", {}, {})
 
 
+def test_processes_of_our_own_get_the_same_settings(tmp_path: Path) -> None:
+    """Also times that a float would be shown with an exponent for: a session's agent is given them."""
+    text = 'keep_exited = "30d"\nhook_timeout = "1234567s"\nlease_ttl = "12.345678s"\ngate_timeout = "0.05ms"'
+    got = load(tmp_path, text)
+    assert (got.keep_exited, got.hook_timeout) == (30 * 86400, 1234567)
+    assert config.load(environ=config.to_environment(got)) == got
+
+
+@given(st.floats(min_value=1e-3, max_value=1e10))
+def test_durations_are_read_back(seconds: float) -> None:
+    text = units.exact_duration(seconds)
+    assert re.fullmatch(r"[0-9.]+s", text)
+    assert units.duration(text) == pytest.approx(seconds, abs=1e-9)
+
+
 def test_units() -> None:
     assert [units.duration(text) for text in ("90s", "5m", "24h", "250ms", "1.5", " 2d ")] == [
         90, 300, 86400, 0.25, 1.5, 172800,
