@@ -117,6 +117,9 @@ def main() -> None:
     as_json = "--json" in sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
     try:
         status = cli.main(prog_name="cmdop-migrate", obj=app, standalone_mode=False)
+        unsaid = render.unsaid()
+        if not status and unsaid is not None:
+            raise unsaid
     except CmdopError as error:
         status = _fail(error, app.json or as_json)
     except click.exceptions.Abort:
@@ -127,7 +130,7 @@ def main() -> None:
         if _is_read(1):  # somebody else's pipe, which is no reason to call it done
             status = _fail(_unexpected(app), app.json or as_json)
         else:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing more to say, nothing wrong
+            render.say_no_more(sys.stdout)  # nothing wrong
             status = 0
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -166,7 +169,7 @@ def _close_streams() -> None:
         try:
             stream.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            render.say_no_more(stream)
 
 
 def _from_system(error: OSError) -> CmdopError | None:
@@ -178,7 +181,10 @@ def _from_system(error: OSError) -> CmdopError | None:
 
 
 def _fail(error: CmdopError, as_json: bool) -> int:
-    render.failure(error, as_json)
+    try:
+        render.failure(error, as_json)
+    except (OSError, CmdopError):  # who asked for JSON cannot have it; the exit status says it all the same
+        render.failure(error, as_json=False)
     return error.exit
 
 

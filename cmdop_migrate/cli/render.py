@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
-from cmdop_migrate.errors import CmdopError
+from cmdop_migrate.errors import CmdopError, Unexpected
 
 BAR = 24
+_unsaid: list[OSError] = []
 
 
 def answer(value: dict[str, Any]) -> None:
     """The one JSON object of a command."""
-    print(json.dumps(value), flush=True)
+    with _heard():
+        print(json.dumps(value), flush=True)
 
 
 def progress_line(facts: dict[str, Any]) -> None:
@@ -34,29 +37,68 @@ def beat(facts: dict[str, Any]) -> None:
 
 
 def line(text: str) -> None:
-    print(text, flush=True)
+    """That it cannot be written, because nobody reads it any more or the disk is full, must not stop what is half done:
+    `unsaid` has it for the end."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        _unsaid.append(error)
+        say_no_more(sys.stdout)
+
+
+def unsaid() -> CmdopError | None:
+    """What could not be written, though somebody may wait for it."""
+    return next((_unwritten(one) for one in _unsaid if not isinstance(one, BrokenPipeError)), None)
+
+
+def _unwritten(error: OSError) -> CmdopError:
+    """A disk that is full of what we say is no sign that nothing was done."""
+    hint = "What was asked for may be done all the same: see cmdop-migrate ls, or events."
+    return Unexpected(f"cannot write to standard output: {error.strerror}", hint)
+
+
+def say_no_more(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
 
 
 def note(text: str) -> None:
     """For the person only: never mixes with what a program reads."""
+    _show(f"{text}\n")
+
+
+def _show(text: str) -> None:
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(text, end="", file=sys.stderr, flush=True)
     except OSError:
         return  # the person's terminal is gone, and with it whoever could read this
 
 
 def raw(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    with _heard():
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """Who reads it and leaves wants no more: BrokenPipeError. Any other trouble is said as such."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _unwritten(error) from error
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Columns as wide as they need to be; the last one is not padded."""
     lines = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    widths = [max(len(row[column]) for row in lines) for column in range(len(headings))]
+    shown = []
     for cells in lines:
         padded = [cell.ljust(width) for cell, width in zip(cells[:-1], widths, strict=False)]
-        print("  ".join([*padded, cells[-1]]).rstrip())
+        shown.append("  ".join([*padded, cells[-1]]).rstrip())
+    line("\n".join(shown))
 
 
 def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
@@ -80,13 +122,13 @@ def bar(title: str, shown: bool, lines: bool) -> Iterator[Callable[[str, float, 
             text = (
                 f"{title} [{'#' * full}{'.' * (BAR - full)}] {done * 100:3.0f} %  {printable(words)}, {left:.0f} s left"
             )
-            print(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}", end="", file=sys.stderr, flush=True)
+            _show(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
 
     try:
         yield show
     finally:
         if shown and not lines:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _show("\r\x1b[K")
 
 
 @contextmanager
@@ -97,13 +139,13 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
     def show(text: str) -> None:
         if shown:
             cut = text[: shutil.get_terminal_size().columns - 3]  # a line that wraps could not be taken back
-            print(f"\r\x1b[K{cut} …" if text else "\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _show(f"\r\x1b[K{cut} …" if text else "\r\x1b[K")
 
     try:
         yield show
     finally:
         if shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            _show("\r\x1b[K")
 
 
 def printable(text: str) -> str:

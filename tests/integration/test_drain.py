@@ -132,6 +132,24 @@ def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) ->
     a.start("true", name="again")
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_nobody_reads_what_it_says(host: Host, is_full: bool) -> None:
+    """The connection it was started over is gone, or the disk is full of what it said: the host is emptied."""
+    for name in "abc":
+        host.start("sleep", "1000", name=name)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, os.fdopen(writer, "wb") as broken:
+        words = [*CM, "drain", "--park", "--parallel", "1"]
+        done = subprocess.run(
+            words, env=host.env(), stdout=full if is_full else broken, stderr=subprocess.PIPE, timeout=60
+        )
+    assert done.returncode == int(is_full), done.stderr
+    assert (b"cannot write to standard output: No space left" in done.stderr) is is_full
+    assert [one["state"] for one in host.sessions()] == ["parked"] * 3
+    assert "drained" in [event["event"] for event in host.events()]
+
+
 def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     a = world["host-a"]
     stubborn = a.dir / "no"

@@ -268,6 +268,29 @@ def test_closed_streams(host: Host) -> None:
     assert done.returncode == 0 and done.stderr == b""
 
 
+@pytest.mark.parametrize("words", [["show", "nobody"], ["--json", "show", "nobody"]])
+def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full, os.fdopen(writer, "wb") as broken:
+        for where in (full, broken):
+            done = subprocess.run([*CM, *words], env=host.env(), stdout=where, stderr=subprocess.PIPE, timeout=30)
+            assert done.returncode == 3
+            assert b"no session 'nobody'" in done.stderr and b"Traceback" not in done.stderr
+
+
+def test_an_answer_that_cannot_be_written(host: Host) -> None:
+    """What was asked for is done; a full disk is not a plan that blocks it."""
+    host.start("sleep", "1000", name="t")
+    for words in (["--json", "ls"], ["ls"], ["--json", "checkpoint", "t", "--leave-running"], ["output", "t"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run([*CM, *words], env=host.env(), stdout=full, stderr=subprocess.PIPE, timeout=60)
+        wanted = 0 if words[0] == "output" else 1  # it printed nothing
+        assert done.returncode == wanted and b"Traceback" not in done.stderr, done.stderr
+        assert wanted == 0 or b"cannot write to standard output: No space left on device" in done.stderr
+    assert len(host.cm_json("checkpoints", "ls")["checkpoints"]) == 1
+
+
 def test_help_needs_nothing(host: Host) -> None:
     for command in ([], ["run"], ["ls"], ["show"], ["attach"], ["send"], ["output"], ["wait"], ["kill"], ["events"]):
         text = host.ok(*command, "--help", env={"CMDOP_MIGRATE_CONFIG": "/no/such/file"})
