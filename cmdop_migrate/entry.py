@@ -18,6 +18,7 @@ from __future__ import annotations
 import _socket
 import os
 import select
+import stat
 import sys
 import time
 
@@ -37,6 +38,7 @@ PATIENCE = 0.3  # so long the ready process has to answer: about what it saves
 LAST_WORD = 2.0  # … and so long to say how the fork ended, if that could not
 RUN_DIR, CONFIG = "/run/cmdop-migrate", "/etc/cmdop-migrate/config.toml"  # as in config.py, which is too much to load
 _WITH_VALUE = ("--config", "--state-dir", "--run-dir", "--host", "--store")
+_DESCRIPTORS = "/fd/"
 _WITHOUT = ("--json", "-v", "-vv", "--verbose")
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _STREAMS = ("stdin", "stdout", "stderr")
@@ -77,6 +79,9 @@ def run_dir_of(words: list[str], environ: os._Environ[str] | dict[str, str]) -> 
         return None
     if likeness.is_off(environ.get(likeness.SWITCH)) or any(key.startswith(likeness.TEST_PREFIX) for key in environ):
         return None
+    settings = [value for key, value in environ.items() if key.startswith("CMDOP_MIGRATE_")]
+    if any(_DESCRIPTORS in one for one in (*words, *settings)):  # ours, as <(…): a fork has the streams alone
+        return None
     found = flags.get("--run-dir") or environ.get("CMDOP_MIGRATE_RUN_DIR")
     if not found:
         found = _from_file(flags.get("--config") or environ.get("CMDOP_MIGRATE_CONFIG") or CONFIG)
@@ -84,8 +89,10 @@ def run_dir_of(words: list[str], environ: os._Environ[str] | dict[str, str]) -> 
 
 
 def _from_file(path: str) -> str:
-    """What is wrong with the file is said by who does the work."""
+    """What is wrong with the file is said by who does the work; who also is the one to read what can be read once."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return RUN_DIR if path == os.devnull else ""
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError):

@@ -179,6 +179,19 @@ def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
     until(lambda: not readies.forks(shared), 5, "the fork ends")
 
 
+@pytest.mark.parametrize("how", ["--config <(cat {0}) show nobody", "--config /dev/stdin show nobody < <(cat {0})"])
+def test_settings_out_of_a_pipe_are_the_ones_used(shared: Host, tmp_path: Path, how: str) -> None:
+    """Whether there is a ready process or not: they must not be read, and gone, before they are needed."""
+    readies.wait(shared)
+    file = tmp_path / "config.toml"
+    env = {key: value for key, value in shared.env().items() if not key.endswith(("_CONFIG", "_RUN_DIR", "_HOST"))}
+    for run_dir in (shared.run, tmp_path / "nobody"):
+        file.write_text(f'run_dir = "{run_dir}"\nhost = "piped"\n')
+        words = f"{' '.join(CM)} {how.format(file)}"
+        done = subprocess.run(["bash", "-c", words], env=env, capture_output=True, timeout=30)
+        assert (done.returncode, b"on piped" in done.stderr) == (3, True), done.stderr
+
+
 def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> None:
     readies.wait(shared)
     long = {f"LONG_{number}": "x" * 50_000 for number in range(6)}  # more than a socket takes at once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,9 @@ def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ls", {"CMDOP_MIGRATE_READY": "0"}, None),
         ("ls", {"CMDOP_MIGRATE_READY": "false"}, None),
         ("ls", {"CMDOP_MIGRATE_TEST_STOP": "x:y"}, None),
+        ("--config /dev/fd/63 ls", {}, None),
+        ("send w x --credential /proc/self/fd/3", {}, None),
+        ("ls", {"CMDOP_MIGRATE_KEY_FILE": "/dev/fd/3"}, None),
         ("--run-dir r ls", {}, None),
         ("--run-dir", {}, None),
         ("--nonsense ls", {}, None),
@@ -70,6 +74,12 @@ def test_a_settings_file_says_where(tmp_path: Path, text: str, place: str | None
     assert entry.run_dir_of(["--config", str(file), "ls"], {}) == place
     assert entry.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(file)}) == place
     assert entry.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(tmp_path / "none")}) == RUN
+
+
+def test_settings_that_can_be_read_once_are_left_for_who_needs_them(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert entry.run_dir_of(["--config", str(pipe), "ls"], {}) is None
 
 
 def test_what_is_written_twice_is_the_same() -> None:
