@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -54,11 +55,14 @@ class Frame:
     payload: bytes = b""
 
     def table(self) -> dict[str, Any]:
-        """The payload as the JSON object it must be; an empty one is no fields. FrameError."""
+        """The payload as the JSON object it must be; an empty one is no fields. FrameError, also for what could be read
+        and not be sent on: to whom it was sent on would have to suffer for it."""
         if not self.payload:
             return {}
         try:
-            table = json.loads(self.payload.decode("utf-8"), parse_constant=_no_constant)
+            table = json.loads(self.payload.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
+            if b"\\u" in self.payload:
+                json.dumps(table, ensure_ascii=False).encode()  # half a pair of surrogates is no text
         except (ValueError, RecursionError):
             raise FrameError(f"the payload of {self.kind.name} is no JSON") from None
         if not isinstance(table, dict):
@@ -131,6 +135,13 @@ def _session_bytes(session: str) -> bytes:
     if len(session) != 24 or any(one not in "0123456789abcdef" for one in session):
         raise FrameError(f"not a session id: {session[:40]!r}")
     return bytes.fromhex(session)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _no_constant(text: str) -> None:

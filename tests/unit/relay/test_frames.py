@@ -99,10 +99,16 @@ def test_what_cannot_be_sent_is_an_error_of_the_sender(frame: Frame) -> None:
         encode(frame)
 
 
-@pytest.mark.parametrize("payload", [b"[]", b"1", b"{", b"\xff", b'{"a":NaN}', b"[" * 5000, b'"x"'])
+@pytest.mark.parametrize("payload", [b"[]", b"1", b"{", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'{"a":["\\ud800"]}',
+                                     b'{"\\uDFFF":1}', b"[" * 5000, b'"x"'])  # fmt: skip
 def test_a_payload_that_is_no_object_is_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
         Frame(Kind.REGISTER, payload=payload).table()
+
+
+def test_what_was_read_can_be_sent_on() -> None:
+    table = Frame(Kind.REGISTER, payload=b'{"a":"\\ud83d\\ude00 \\u00fc","b":[1e308,-1e-999]}').table()
+    assert with_table(Kind.LISTING, table).table() == {"a": "\U0001f600 ü", "b": [1e308, -0.0]}
 
 
 def test_the_largest_payload_passes() -> None:

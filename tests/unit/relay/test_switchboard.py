@@ -305,6 +305,10 @@ def test_who_breaks_the_flow_loses_the_channel_and_no_more(by_client: bool, fram
         (False, Frame(Kind.REGISTER, S1, 1, payload=b'{"name":"a\\u001b[2J"}')),
         (False, Frame(Kind.REGISTER, S1, 1, payload=b'{"name":"x","info":[]}')),
         (False, with_table(Kind.REGISTER, {"name": "x", "info": {"a": "b" * 2048}}, S1, 1)),
+        (False, Frame(Kind.REGISTER, S1, 1, payload=b'{"name":"x","state":"\\ud800"}')),
+        (False, Frame(Kind.REGISTER, S1, 1, payload=b'{"name":"x","info":{"load":1e999}}')),
+        (False, Frame(Kind.MOVED, S1, 1, payload=b'{"to":"b","at":1e999}')),
+        (False, Frame(Kind.LEAVE, S1, 1, payload=b'{"state":"moving","to":"\\udfff"}')),
         (False, Frame(Kind.LEAVE, S1, 1, payload=b'{"state":"gone"}')),
         (False, Frame(Kind.REGISTERED, S1, 1)),
     ],
@@ -316,6 +320,7 @@ def test_who_does_not_speak_the_protocol_is_ended(by_client: bool, frame: Frame)
     board.open(client)
     who = client if by_client else host
     assert said(board.hear(who, frame), who) == [("END", "protocol")]
+    assert frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING), "nobody else suffers for it"
 
 
 def test_a_channel_is_not_used_before_it_is_open() -> None:
