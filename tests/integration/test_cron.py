@@ -173,6 +173,27 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     assert files(dest) == set()
 
 
+def test_not_removed_while_sessions_run_or_nobody_can_tell(tmp_path: Path) -> None:
+    prefix, state = tmp_path / "prefix", tmp_path / "state"
+    command, listed = prefix / "bin/cmdop-migrate", prefix / "lib/cmdop-migrate/installed"
+    for one in (command, listed, state / "keys"):
+        one.parent.mkdir(parents=True, exist_ok=True)
+        one.touch()
+    listed.write_text(f"{command}\n")
+    command.chmod(0o755)
+    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "CMDOP_MIGRATE_STATE_DIR": str(state)}
+    words = [SCRIPTS / "uninstall", "--prefix", str(prefix)]
+    running = '{"sessions": [{"session": "a1", "name": "w", "host": "h", "state": "running"}]}'
+    for answer, status, said in ((running, 0, "1 sessions run here"), ('{"error": {}}', 2, "cannot tell")):
+        command.write_text(f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, said in done.stderr) == (4, True), done
+        assert command.exists() and listed.exists()
+    command.write_text("#!/bin/sh\necho '{\"sessions\": []}'\n")
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    assert not command.exists() and (state / "keys").exists()
+
+
 def test_installed_for_real(tmp_path: Path) -> None:
     """On a copy-on-write view of this machine's own root: /usr/local, /etc, and what cron would run from there."""
     command = Path(sys.executable).with_name("cmdop-migrate")
