@@ -122,8 +122,8 @@ def test_what_cannot_be_done_is_said_in_one_line(world: World) -> None:
     assert "whole seconds" in said(cron(a, "spot-reclaim", "soon"), 2)
 
 
-def install(script: str, dest: Path, *words: str, status: int = 0) -> str:
-    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "DESTDIR": str(dest)}
+def install(script: str, dest: Path, *words: str, status: int = 0, **more: str) -> str:
+    environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "DESTDIR": str(dest), **more}
     done = subprocess.run(
         [SCRIPTS / script, *words], env=environ, capture_output=True, text=True, timeout=60, check=False, cwd="/"
     )
@@ -142,6 +142,10 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     how = ("--prefix", "/opt/cm", "--command", str(command))
     assert "no command" in install("install", dest, "--command", "/nowhere", status=2)
     assert "unknown" in install("install", dest, "--frobnicate", status=2)
+    assert "absolute" in install("install", dest, "--command", "scripts/install", status=2)
+    for odd in ("/opt/my tools", "/opt/50%", "/opt/a&b", "/opt/a|b"):
+        assert "units and crontabs" in install("install", dest, "--prefix", odd, *how[2:], status=2)
+    assert not dest.exists()
     install("install", dest, *how, "--with-cron")
     found = files(dest)
     assert {"opt/cm/bin/cmdop-migrate", "opt/cm/lib/cmdop-migrate/lib/cron.sh", "etc/cron.d/cmdop-migrate"} <= found
@@ -168,6 +172,12 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     (state / "keys").write_text("secret")
     install("uninstall", dest, "--prefix", "/opt/cm")
     assert files(dest) == {"etc/default/cmdop-migrate", "var/lib/cmdop-migrate/keys"}
+    (tmp_path / "another").write_text('state_dir = "/srv/cm"\n')  # is another host's state
+    elsewhere = dest / "srv/cm"
+    elsewhere.mkdir(parents=True)
+    said = install("uninstall", dest, "--prefix", "/opt/cm", CMDOP_MIGRATE_CONFIG=str(tmp_path / "another"))
+    assert "kept: /srv/cm" in said
+    elsewhere.rmdir()
     assert "nothing installed" in install("uninstall", dest, "--prefix", "/opt/cm")
     install("uninstall", dest, "--prefix", "/opt/cm", "--purge")
     assert files(dest) == set()
