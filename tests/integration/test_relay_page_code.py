@@ -230,3 +230,18 @@ def test_every_file_of_the_page_is_served_with_its_policy(page: Page) -> None:
             assert got[0] == 200 and got[2] == file.stat().st_size, path
             assert "default-src 'none'" in got[1] and "script-src 'self' 'wasm-unsafe-eval'" in got[1], path
             assert "unsafe-eval'" not in got[1].replace("wasm-unsafe-eval'", "")
+
+
+def test_a_session_whose_name_nobody_knows_yet_is_listed_with_the_others(page: Page) -> None:
+    """Somebody waits for it by its id, and no host has registered it since there are relays."""
+    rows = [
+        {"session": f"{n}" * 24, "name": name, "host": None, "to": None, "state": "waiting", "routed": False}
+        | {"token": 1, "clients": 1, "info": {}, "moved": None}
+        for n, name in enumerate(("web", None, "db"), 1)
+    ]
+    page.eval("import('/list.js').then((found) => { globalThis.list = found; })")
+    page.eval("(globalThis.fake = new EventTarget()).list = () => {}; new list.List(fake); 0")
+    for shown, wanted in ((rows, ["2" * 12, "db", "web"]), ([], [])):
+        page.eval(f"fake.dispatchEvent(new CustomEvent('listing', {{detail: {js(shown)}}}))")
+        found = page.eval("[...document.querySelectorAll('#sessions .name')].map((one) => one.textContent)")
+        assert found == wanted

@@ -33,6 +33,7 @@ export class List {
   }
 
   #listed(sessions) {
+    for (const one of sessions) one.name ??= one.session.slice(0, 12); // no host has told it yet
     this.#sessions = sessions.sort((a, b) => a.name.localeCompare(b.name) || a.session.localeCompare(b.session));
     const seen = new Set(sessions.map((one) => one.session));
     for (const [session, row] of this.#rows) {
