@@ -64,7 +64,10 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
 
         facts = migrate_flow.migrate(records, session, peers.partner(records, pool, host), wanted, tell)
     if report is not None:
-        report.write_text(report_page.page(facts), encoding="utf-8")
+        try:
+            report.write_text(report_page.page(facts), encoding="utf-8")
+        except OSError as error:  # it has moved: that is what must be said
+            render.note(f"warning: cannot write {report}: {error.strerror}")
     if app.json:
         render.answer(facts)
         return

@@ -64,6 +64,15 @@ def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
     fences.counts_on(a, session)
 
 
+def test_a_report_that_cannot_be_written_does_not_hide_the_move(world: World) -> None:
+    session = fences.counter(world.a, "full")
+    done = world.a.cm("--json", "migrate", "full", "--to", "host-b", "--report", "/dev/full")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["to"] == "host-b"
+    assert b"cannot write /dev/full: No space left on device" in done.stderr
+    assert world.where(session) == ["host-b"]
+
+
 def test_sent_ahead_it_ships_only_what_changed(world: World) -> None:
     a, b = world.a, world.b
     one = Witness.start(a, "big", LARGE)
