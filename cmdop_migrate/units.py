@@ -8,23 +8,24 @@ from cmdop_migrate.errors import Usage
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+LONGEST = 100 * 365 * 86400.0  # who says more means for ever; nanoseconds in 64 bits count 292 years
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def duration(text: str) -> float:
-    """`90s` -> 90.0. A bare number is seconds."""
+    """`90s` -> 90.0. A bare number is seconds; more than LONGEST is that."""
     match = _NUMBER.fullmatch(text.strip())
     unit = (match[2] or "s") if match else ""
     if match is None or unit not in _SECONDS:
         raise Usage(f"not a duration: {text!r}", "Write it like 90s, 5m or 24h.")
-    return float(match[1]) * _SECONDS[unit]
+    return min(LONGEST, float(match[1]) * _SECONDS[unit])
 
 
 def size(text: str) -> int:
     """`64MiB` -> 67108864. A bare number is bytes."""
     match = _NUMBER.fullmatch(text.strip())
     unit = (match[2] or "B") if match else ""
-    if match is None or unit not in _BYTES:
+    if match is None or unit not in _BYTES or float(match[1]) * _BYTES[unit] >= 1 << 63:
         raise Usage(f"not a size: {text!r}", "Write it like 512KiB, 64MiB or 2GiB.")
     return int(float(match[1]) * _BYTES[unit])
 

@@ -202,6 +202,13 @@ def test_more_clients_than_are_taken(host: Host) -> None:
     host.wait_for("t", "back")
 
 
+def test_waiting_for_ever(host: Host) -> None:
+    host.start("cat", name="t")
+    waiter = subprocess.Popen([*CM, "wait", "t", "--for", "now", "--timeout", "999999d"], env=host.env(), stdout=-1)
+    host.ok("send", "t", "now", "--enter")
+    assert waiter.communicate(timeout=20)[0] == b"now\n" and waiter.returncode == 0
+
+
 def test_kill_escalates(host: Host) -> None:
     host.start("bash", "-c", "trap '' TERM HUP INT; echo up; while :; do sleep 1; done", name="t")
     host.wait_for("t", "up")

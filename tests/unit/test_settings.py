@@ -79,7 +79,7 @@ def test_processes_of_our_own_get_the_same_settings(tmp_path: Path) -> None:
     assert config.load(environ=config.to_environment(got)) == got
 
 
-@given(st.floats(min_value=1e-3, max_value=1e10))
+@given(st.floats(min_value=1e-3, max_value=units.LONGEST))
 def test_durations_are_read_back(seconds: float) -> None:
     text = units.exact_duration(seconds)
     assert re.fullmatch(r"[0-9.]+s", text)
@@ -96,6 +96,10 @@ def test_units() -> None:
             units.duration(bad)
         with pytest.raises(Usage):
             units.size(bad)
+    assert [units.duration(text) for text in ("999999d", "9" * 400)] == [units.LONGEST] * 2  # for ever
+    for huge in ("8388608TiB", "9" * 400):
+        with pytest.raises(Usage):
+            units.size(huge)
     assert [units.show_duration(value) for value in (12, 185, 7620, 356400)] == ["12s", "3m05s", "2h07m", "4d03h"]
     assert [units.show_size(value) for value in (17, 3355443, 1 << 50)] == ["17 B", "3.2 MiB", "1024.0 TiB"]
 
