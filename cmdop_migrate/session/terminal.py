@@ -284,7 +284,10 @@ class _Terminal:
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(self.display, view) :]
+            try:
+                view = view[os.write(self.display, view) :]
+            except BlockingIOError:  # a program before us has left it so: it is full, not gone
+                select.select([], [self.display], [])
 
 
 def _guard(watched: int, theirs: tuple[int, ...], says: int, keyboard: int, display: int, before: list[Any]) -> None:

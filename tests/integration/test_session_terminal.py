@@ -265,6 +265,19 @@ def test_attach_without_a_terminal(host: Host) -> None:
     host.fails("attach", "t", status=2, code="usage")
 
 
+def test_a_terminal_that_a_program_left_without_blocking(host: Host) -> None:
+    """It takes what it can and says that it is full: that is not its end."""
+    host.start("bash", "-c", "read; seq -f 'line %06.0f' 100000; echo all-done; read", name="t")
+    with attach(host, "t") as one:
+        until(lambda: not termios.tcgetattr(one.slave)[3] & termios.ICANON, what="attached")
+        os.set_blocking(one.slave, False)
+        one.type("\r")
+        time.sleep(1.0)  # a reader that is slow
+        one.expect(b"all-done")
+        one.type(DETACH)
+        assert one.wait() == 0 and one.is_sane()
+
+
 def test_a_large_paste_arrives(host: Host) -> None:
     host.start("sh", "-c", "stty raw -echo; echo up; head -c 300000 | md5sum; sleep 1000", name="t")
     with attach(host, "t") as one:
