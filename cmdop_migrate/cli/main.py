@@ -191,6 +191,10 @@ def _fail(error: CmdopError, as_json: bool) -> int:
 def _usage(error: click.ClickException) -> Usage:
     ctx = getattr(error, "ctx", None)
     path = ctx.command_path if ctx else "cmdop-migrate"
+    without_words = getattr(click.exceptions, "NoArgsIsHelpError", ())  # click 8.2; its message is the whole help
+    if ctx and isinstance(error, without_words) and isinstance(ctx.command, click.Group):
+        names = ", ".join(ctx.command.list_commands(ctx))
+        return Usage(f"{path} needs one more word: {names}", f"See: {path} --help")
     return Usage(error.format_message(), f"See: {path} --help")
 
 

@@ -268,6 +268,12 @@ def test_closed_streams(host: Host) -> None:
     assert done.returncode == 0 and done.stderr == b""
 
 
+def test_half_a_command(host: Host) -> None:
+    for words in ("key", "checkpoints", "hosts", "lease", "relay", "relay token"):
+        error = host.fails(*words.split(), status=2, code="usage")
+        assert f"cmdop-migrate {words} needs one more word: " in error["message"] and "\n" not in error["message"]
+
+
 @pytest.mark.parametrize("words", [["show", "nobody"], ["--json", "show", "nobody"]])
 def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: list[str]) -> None:
     reader, writer = os.pipe()
