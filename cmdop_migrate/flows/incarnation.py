@@ -86,8 +86,7 @@ class Incarnation:
         lease: Held,
     ) -> None:
         self.leases, self.lease = host_leases, lease
-        self.adopted = False
-        self.runs_from = 0.0
+        self.adopted, self.runs_from = False, 0.0
         self.parent, self.criu, self.image, self.record = parent, criu, image, record
         self.directory, self.lock = directory, lock
         self.records, self.config, self.phases = parent.records, parent.records.config, parent.phases
@@ -142,8 +141,7 @@ class Incarnation:
             stats = filerestore.restore(table, self.image, upper, allow_devices=self.parent.wanted.allow_devices)
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
-        accept = self.parent.wanted.accept_files
-        self.brought = carry.bring(self.image, self.config.state_dir, points, uppers, accept)
+        self.brought = carry.bring(self.image, self.config.state_dir, points, uppers, self.parent.wanted.accept_files)
         (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
         contents.lay_journal(self.image, self.directory)
 
