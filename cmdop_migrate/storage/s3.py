@@ -92,10 +92,11 @@ class S3Store(Store):
                 if http_status(error) == 416:  # begins at the end or past it
                     return b""
                 raise
+            self._said_by_s3(answer, "ETag")
             with contextlib.closing(answer["Body"]) as body:
                 data = cast(bytes, body.read())
-        if len(data) != answer["ContentLength"]:
-            short = f"{self.url} cut {name} short: {len(data)} of {answer['ContentLength']} bytes"
+        if len(data) != answer.get("ContentLength"):
+            short = f"{self.url} cut {name} short: {len(data)} of {answer.get('ContentLength', '?')} bytes"
             raise StoreUnreachable(short, "Check the network and any proxy on the way, then try again.")
         if whole or "ContentRange" in answer:
             return data
@@ -172,7 +173,9 @@ class S3Store(Store):
     def _put_parts(self, key: str, data: Data) -> None:
         """Parts in parallel; nothing is under the name before the last request, and nothing stays of a failure."""
         bucket = self._place.bucket
-        upload = self._client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"]
+        begun = self._client.create_multipart_upload(Bucket=bucket, Key=key)
+        self._said_by_s3(begun, "UploadId")
+        upload = begun["UploadId"]
         failed = threading.Event()
 
         def send(number: int, part: memoryview) -> Any:
@@ -182,6 +185,7 @@ class S3Store(Store):
             answer = self._client.upload_part(
                 Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=content_md5(body)
             )
+            self._said_by_s3(answer, "ETag")
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
@@ -194,9 +198,10 @@ class S3Store(Store):
                 except BaseException:
                     failed.set()
                     raise
-            self._client.complete_multipart_upload(
+            answer = self._client.complete_multipart_upload(
                 Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": done}
             )
+            self._said_by_s3(answer, "ETag")
         except BaseException:
             self._abort(key, upload)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.exceptions import EndpointConnectionError
+from urllib3 import HTTPResponse
 
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.meter import MeterStore
@@ -139,9 +141,9 @@ def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
     store.put("a", b"1")
 
     def page(request: object, **_: object) -> AWSResponse:
-        response = AWSResponse("", 200, {"Content-Type": "application/xhtml+xml"}, None)
-        response._content = b'<html xmlns="http://www.w3.org/1999/xhtml"><body>Please log in.</body></html>'
-        return response
+        text = b'<html xmlns="http://www.w3.org/1999/xhtml"><body>Please log in.</body></html>'
+        body = HTTPResponse(io.BytesIO(text), preload_content=False)
+        return AWSResponse("", 200, {"Content-Type": "application/xhtml+xml"}, body)
 
     asked = [f"before-send.s3.{one}" for one in ("PutObject", "HeadObject", "ListObjectsV2")]
     for one in asked:
@@ -151,7 +153,17 @@ def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
             act()
     with pytest.raises(StoreUnreachable, match="no S3 server"):
         store.put_new("b", b"2")
-    for one in asked:
+    store._client.meta.events.register("before-send.s3.GetObject", page)
+    with pytest.raises(StoreUnreachable, match="no S3 server"):  # and not: it is not there (KeyError)
+        store.get("a")
+    with pytest.raises(StoreUnreachable, match="no S3 server"):  # and not: another was first
+        store.put_new("b", b"2")
+    for step in ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"):
+        store._client.meta.events.register(f"before-send.s3.{step}", page)
+        with pytest.raises(StoreUnreachable, match="no S3 server"):
+            store.put("a", BIG)
+        store._client.meta.events.unregister(f"before-send.s3.{step}", page)
+    for one in (*asked, "before-send.s3.GetObject"):
         store._client.meta.events.unregister(one, page)
     assert [info.name for info in store.list()] == ["a"] and store.get("a") == b"1"
 
