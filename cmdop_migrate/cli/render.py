@@ -17,7 +17,16 @@ _unsaid: list[OSError] = []
 
 
 def answer(value: dict[str, Any]) -> None:
-    """The one JSON object of a command."""
+    """The one JSON object of a command. As with `line`, that nobody reads it changes nothing, least of all how the
+    command ends."""
+    try:
+        item(value)
+    except BrokenPipeError:
+        say_no_more(sys.stdout)
+
+
+def item(value: dict[str, Any]) -> None:
+    """One JSON object of many."""
     with _heard():
         print(json.dumps(value), flush=True)
 
@@ -159,6 +168,6 @@ def error_facts(error: CmdopError) -> dict[str, Any]:
 
 def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
-        answer({"error": error_facts(error)})
+        item({"error": error_facts(error)})
         return
     note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))

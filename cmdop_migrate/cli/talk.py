@@ -147,13 +147,13 @@ def output(app: App, session: str, start: int | None, follow: bool, relay: Relay
     for piece in pieces:
         if isinstance(piece, dict):
             if app.json:
-                render.answer(piece)
+                render.item(piece)
             elif piece.get("event") == "lost":
                 render.note(f"[{piece['bytes']} bytes were too much to keep]")
             elif piece.get("event") == "undone":
                 render.note(f"[{piece['output']} bytes before this were undone with the host that died]")
         elif app.json:
-            render.answer(_as_json(piece))
+            render.item(_as_json(piece))
         else:
             render.raw(piece.data)
 
@@ -238,4 +238,4 @@ def events(app: App, session: str | None, follow: bool) -> None:
     wanted = records.find(session).session if session else None
     kept = records.events
     for line in kept.follow(wanted, lambda: time.sleep(0.2)) if follow else kept.read(wanted):
-        render.answer(line)
+        render.item(line)

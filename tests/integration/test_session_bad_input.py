@@ -285,6 +285,19 @@ def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: lis
             assert b"no session 'nobody'" in done.stderr and b"Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_answer_that_nobody_reads_leaves_the_exit_status(host: Host, options: list[str]) -> None:
+    host.start("true", name="t")
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as broken:
+        for words, status in ((["wait", "t", "--for", "never"], 4), (["show", "t"], 0), (["events", "--follow"], 0)):
+            done = subprocess.run(
+                [*CM, *options, *words], env=host.env(), stdout=broken, stderr=subprocess.PIPE, timeout=30
+            )
+            assert (done.returncode, done.stderr) == (status, b""), words
+
+
 def test_an_answer_that_cannot_be_written(host: Host) -> None:
     """What was asked for is done; a full disk is not a plan that blocks it."""
     host.start("sleep", "1000", name="t")
