@@ -68,9 +68,12 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            status = super().invoke(ctx)
         except BrokenPipeError as error:  # click would end us with 1 before we have seen it
             raise _Broken from error
+        if not status and (unsaid := render.unsaid(ctx)) is not None:
+            raise unsaid
+        return status
 
 
 class _Broken(Exception):
@@ -117,9 +120,6 @@ def main() -> None:
     as_json = "--json" in sys.argv[1 : sys.argv.index("--") if "--" in sys.argv else None]
     try:
         status = cli.main(prog_name="cmdop-migrate", obj=app, standalone_mode=False)
-        unsaid = render.unsaid()
-        if not status and unsaid is not None:
-            raise unsaid
     except CmdopError as error:
         status = _fail(error, app.json or as_json)
     except click.exceptions.Abort:

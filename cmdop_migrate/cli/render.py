@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+import click
+
 from cmdop_migrate.errors import CmdopError, Unexpected
 
 BAR = 24
-_unsaid: list[OSError] = []
+_UNSAID = f"{__name__}.unsaid"  # in what click keeps for one call of a command
 
 
 def answer(value: dict[str, Any]) -> None:
@@ -51,13 +53,15 @@ def line(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        _unsaid.append(error)
+        if not isinstance(error, BrokenPipeError):
+            click.get_current_context().meta.setdefault(_UNSAID, error)
         say_no_more(sys.stdout)
 
 
-def unsaid() -> CmdopError | None:
+def unsaid(context: click.Context) -> CmdopError | None:
     """What could not be written, though somebody may wait for it."""
-    return next((_unwritten(one) for one in _unsaid if not isinstance(one, BrokenPipeError)), None)
+    error = context.meta.get(_UNSAID)
+    return None if error is None else _unwritten(error)
 
 
 def _unwritten(error: OSError) -> CmdopError:
