@@ -26,7 +26,26 @@ def open_as_found(images: Path, paths: Collection[str]) -> None:
 
 
 def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
-    made, at = bytearray(image[:_HEAD]), _HEAD
+    made = bytearray(image[:_HEAD])
+    for message in _messages(image):
+        entry = b"".join(_entry(message, paths))
+        made += struct.pack("<I", len(entry)) + entry
+    return bytes(made)
+
+
+def executables(image: bytes) -> set[bytes]:
+    """Those that might be run, by their mode. Raises Malformed."""
+    found = set()
+    for message in _messages(image):
+        for number, _, value in _fields(message):
+            held = {one: content for one, _, content in _fields(value)} if number == _REGULAR else {}
+            if _PATH in held and _MODE in held and read_varint(held[_MODE], 0)[0] & 0o111:
+                found.add(held[_PATH])
+    return found
+
+
+def _messages(image: bytes) -> Iterator[bytes]:
+    at = _HEAD
     while at < len(image):
         if at + 4 > len(image):
             raise Malformed("the list of open files is cut short")
@@ -34,9 +53,7 @@ def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
         at += 4 + size
         if at > len(image):
             raise Malformed("the list of open files is cut short")
-        entry = b"".join(_entry(image[at - size : at], paths))
-        made += struct.pack("<I", len(entry)) + entry
-    return bytes(made)
+        yield image[at - size : at]
 
 
 def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:

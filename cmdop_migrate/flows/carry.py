@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
+from cmdop_migrate.criu import openfiles
 from cmdop_migrate.errors import Blocked, ImageRefused
-from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare
+from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, is_code
 from cmdop_migrate.images.layout import MAX_CHUNK
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
@@ -131,7 +132,8 @@ def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], 
     grown = [path for path in own if verdicts[path] is Verdict.GROWN and by_path[path][1] is None]
     own = [path for path in own if path not in grown]
     missing = [path for path in own if by_path[path][1] is None]
-    accepted = [path for path in missing if accept and by_path[path][0].build_id is None]
+    code = _code(image, (by_path[path][0] for path in missing)) if accept else set(missing)
+    accepted = [path for path in missing if path not in code]
     missing = [path for path in missing if path not in accepted]
     if missing:
         some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -146,6 +148,20 @@ def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], 
         elif verdicts[path] is Verdict.MISSING:
             _place(image, replace(described, size=0), Carried(0o644, 0, 0, ()), points, uppers)
     return Brought([path for path in own if path not in accepted], grown, accepted)
+
+
+def _code(image: Image, wanting: Iterable[HostFile]) -> set[str]:
+    """Programs and libraries: no others fit the memory of who has them mapped. By their build-id; of those that have
+    none, by what is in their place, or, where there is nothing, by their mode."""
+    name = f"criu/{openfiles.NAME}"
+    run = openfiles.executables(image.blob(name)) if name in image.manifest.blobs else set()
+    return {
+        one.path
+        for one in wanting
+        if one.build_id is not None
+        or is_code(one.path)
+        or (os.fsencode(one.path) in run and not os.path.isfile(one.path))
+    }
 
 
 def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:

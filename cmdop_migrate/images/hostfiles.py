@@ -26,6 +26,7 @@ from cmdop_migrate.images.filestats import TICK_NS
 
 _FORMAT = "cmdop-host-files-1"
 _BLOCK = 1 << 20
+_ELF = b"\x7fELF"
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
 # Not there, or a socket or a device without a driver: nothing to compare.
@@ -208,10 +209,18 @@ def _key(found: os.stat_result) -> str:
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
 
 
+def is_code(path: str) -> bool:
+    """Whether there is a program or a library. Those of Go, for one, have no build-id."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(_ELF)) == _ELF
+
+
 def read_build_id(fd: int, size: int) -> str | None:
     """The GNU build-id of an ELF file in hex; None for any other file, and for an ELF that is damaged or has none."""
     head = os.pread(fd, 64, 0)
-    if len(head) < 52 or head[:4] != b"\x7fELF" or head[4] not in (1, 2) or head[5] not in (1, 2):
+    if len(head) < 52 or head[:4] != _ELF or head[4] not in (1, 2) or head[5] not in (1, 2):
         return None
     wide, order = head[4] == 2, "<" if head[5] == 1 else ">"
     try:

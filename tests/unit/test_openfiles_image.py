@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu.messages import Malformed, varint
-from cmdop_migrate.criu.openfiles import uncompared
+from cmdop_migrate.criu.openfiles import executables, uncompared
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 
@@ -42,12 +42,19 @@ def test_size_and_mode_of_those_that_are_named() -> None:
     assert uncompared(before, set()) == uncompared(before, {b"/var/log"}) == before
 
 
+def test_those_that_might_be_run() -> None:
+    modes = {b"/bin/x": 0o100755, b"/var/log/x": 0o100644, b"/old": None, b"/home/x": 0o100700}
+    listed = image(PIPE, *(regular(name, size=1, mode=mode) for name, mode in modes.items()))
+    assert executables(listed) == {b"/bin/x", b"/home/x"}
+
+
 @given(st.binary(max_size=80), st.integers(0, 90))
 def test_what_is_damaged_is_refused_or_passed_on(data: bytes, cut: int) -> None:
     """Never another exception, and never more than there was."""
     whole = image(regular(b"/a", size=1, mode=2), data)
     for one in (whole[: len(HEAD) + cut], HEAD + data):
         try:
+            executables(one)
             assert len(uncompared(one, {b"/a"})) <= max(len(one), len(HEAD))
         except Malformed:
             pass

@@ -17,6 +17,7 @@ from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session.touched import Touched
 from cmdop_migrate.storage.memory import MemoryStore
 from tests.unit.images.image_helpers import SESSION, SMALL
+from tests.unit.test_openfiles_image import image, regular
 
 
 def carried(store: MemoryStore, ring: KeyRing, state: Path, path: Path) -> str:
@@ -120,4 +121,21 @@ def test_a_library_is_never_taken_for_another(store, ring, tmp_path):
     with library.open("ab") as file:
         file.write(b"more")
     with pytest.raises(Blocked):
+        bring(store, ring, checkpoint, tmp_path, accept=True)
+
+
+@pytest.mark.parametrize("now", [b"\x7fELF, the next version", None])
+def test_nor_is_a_program_that_has_no_build_id(store, ring, tmp_path, now):
+    """As those of Go are. Of one that is gone, CRIU's list of files has kept that it might be run."""
+    tool = tmp_path / "tool"
+    tool.write_bytes(b"\x7fELF, one version")
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
+    writer.begin()
+    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "none")
+    carrier.add(Touched(mapped={str(tool)}))
+    carrier.finish()
+    writer.add_blob("criu/files.img", image(regular(str(tool).encode(), size=18, mode=0o100755)))
+    checkpoint = writer.commit(1).checkpoint
+    tool.unlink() if now is None else tool.write_bytes(now)
+    with pytest.raises(Blocked, match="missing or different"):
         bring(store, ring, checkpoint, tmp_path, accept=True)
