@@ -152,7 +152,7 @@ class HostFiles:
         if then.digest is None or then.build_id is not None:
             return False
         with open(then.path, "rb") as file:
-            return self._digest(file.fileno(), then.size) == then.digest
+            return self._digest(file.fileno(), then.size) == (then.digest, then.size)
 
     def save(self) -> None:
         """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large."""
@@ -174,23 +174,24 @@ class HostFiles:
         key = _key(found)
         known = self._known.pop(key, None)
         if known is None:
-            build_id, digest = read_build_id(fd, found.st_size), self._digest(fd)
+            build_id, (digest, size) = read_build_id(fd, found.st_size), self._digest(fd)
             after = os.fstat(fd)
             if _key(after) != key or found.st_ctime_ns > int(walltime() * 1e9) - TICK_NS:
-                return HostFile(path, after.st_size, after.st_mtime_ns, build_id, digest)
+                # As it was read: it may be longer by now.
+                return HostFile(path, size, after.st_mtime_ns, build_id, digest)
             known = build_id, digest
         self._known[key] = known  # last: most lately used
         return HostFile(path, found.st_size, found.st_mtime_ns, *known)
 
-    def _digest(self, fd: int, most: int | None = None) -> str:
-        """Of all of it, or of its first `most` bytes."""
+    def _digest(self, fd: int, most: int | None = None) -> tuple[str, int]:
+        """Of all of it, or of its first `most` bytes; and of how many that is."""
         self.hashed += 1
         hasher = self._hasher()
         offset = 0
         while data := os.pread(fd, _BLOCK if most is None else min(_BLOCK, most - offset), offset):
             hasher.update(data)
             offset += len(data)
-        return hasher.hexdigest()
+        return hasher.hexdigest(), offset
 
     def _load(self) -> None:
         try:

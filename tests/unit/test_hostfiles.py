@@ -165,6 +165,27 @@ def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict
     assert compare([then], files.describe, files.begins) == [(str(path), verdict)]
 
 
+def test_one_that_grows_just_when_it_has_been_read_is_described_as_it_was_read(tmp_path: Path) -> None:
+    """A log that is written to all the time: else no host would know it again."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n")
+
+    class Busy:
+        def __init__(self) -> None:
+            self._hash = hashlib.sha256()
+            self.update = self._hash.update
+
+        def hexdigest(self) -> str:
+            with path.open("ab") as log:
+                log.write(b"another\n")
+            return self._hash.hexdigest()
+
+    then = HostFiles(tmp_path / "cache", Busy, "sha256").describe(str(path))
+    files = _files(tmp_path / "cache")
+    assert then is not None and then.size == len(b"one\n")
+    assert compare([then], files.describe, files.begins) == [(str(path), Verdict.GROWN)]
+
+
 def test_json_round_trip() -> None:
     file = _host(build_id="01", digest="ab" * 32, path="/lib/\udcff é")
     assert HostFile.from_json(file.as_json()) == file
