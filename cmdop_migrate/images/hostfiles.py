@@ -151,8 +151,11 @@ class HostFiles:
         """Whether the file at its path begins with all that was there then. Never for a program or a library."""
         if then.digest is None or then.build_id is not None:
             return False
-        with open(then.path, "rb") as file:
-            return self._digest(file.fileno(), then.size) == (then.digest, then.size)
+        try:
+            with open(then.path, "rb") as file:
+                return self._digest(file.fileno(), then.size) == (then.digest, then.size)
+        except FileNotFoundError:
+            return False  # rotated just now
 
     def save(self) -> None:
         """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large."""

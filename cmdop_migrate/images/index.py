@@ -109,11 +109,12 @@ class Usable:
         """Whether there may be any."""
         return self.all is None or bool(self.all)
 
-    def of(self, packs: Iterable[str]) -> set[str]:
+    def of(self, packs: Iterable[str], most: int = ASKING) -> set[str]:
+        """`most` requests at a time, where there is something to ask."""
         if self.all is not None:
             return self.all.intersection(packs)
         left = [pack for pack in packs if pack not in self._doomed]
-        return {pack for pack, info in stat_packs(self._store, left, ASKING).items() if info is not None}
+        return {pack for pack, info in stat_packs(self._store, left, most).items() if info is not None}
 
 
 def load_known(
@@ -131,7 +132,7 @@ def load_known(
     known = Known(limit)
     strays = set(usable.all or ())
     for table in first.values():
-        known.merge(table, usable.of(table.packs))
+        known.merge(table, usable.of(table.packs, READERS))
         strays.difference_update(table.packs)
     if not usable:
         return known

@@ -163,6 +163,8 @@ def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict
     assert then is not None
     path.write_bytes(now)
     assert compare([then], files.describe, files.begins) == [(str(path), verdict)]
+    path.unlink()
+    assert not files.begins(then), "it may be gone by then"
 
 
 def test_one_that_grows_just_when_it_has_been_read_is_described_as_it_was_read(tmp_path: Path) -> None:
