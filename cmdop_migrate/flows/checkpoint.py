@@ -296,7 +296,7 @@ class _Checkpoint:
         answer = self.channel.ask(op="typeahead")
         if answer.get("error"):
             raise Blocked(
-                f"session {self.record.name!r} did not stand still: {answer['error']}", "It goes on. Try again."
+                f"session {self.record.name!r} cannot be captured: {answer['error']}", "It goes on. Try again."
             )
         return answer
 

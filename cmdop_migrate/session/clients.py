@@ -19,6 +19,7 @@ from cmdop_migrate.session.ring import Ring
 MAX_CLIENTS = 512
 MAX_UNSENT = 4 << 20
 READ_SIZE = 8 << 10  # in one go: input of one may be work, and others wait meanwhile
+WAIT = 0.01  # seconds, before one that cannot be let in is looked at again
 
 
 class Client:
@@ -55,13 +56,22 @@ class Clients:
         return sum(client.attached for client in self._all.values())
 
     def accept(self, listener: socket.socket) -> None:
-        sock, _ = listener.accept()
+        """One more, if the machine has what it takes: that it has not must never end a session either."""
+        try:
+            sock, _ = listener.accept()
+        except OSError:  # no memory, or no descriptors in all of the machine: it stays in line
+            time.sleep(WAIT)
+            return
         if len(self._all) >= self._most:
             sock.close()
             return
-        sock.setblocking(False)
+        try:
+            sock.setblocking(False)
+            self._epoll.register(sock.fileno(), select.EPOLLIN)
+        except OSError:  # of what is watched there is a most, for a user and in all
+            sock.close()
+            return
         self._all[sock.fileno()] = Client(sock)
-        self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def read(self, client: Client) -> list[tuple[int, bytes]]:
         """Whole frames that have arrived; drops the client at its end or on nonsense."""

@@ -230,7 +230,10 @@ class Holder(Keeper):
             return {"re": "typeahead", "error": "somebody has thawed it"}
         from cmdop_migrate.session import typeahead  # rarely needed: not loaded by every holder
 
-        self.unread += typeahead.take(self.pid)
+        try:
+            self.unread += typeahead.take(self.pid)
+        except (OSError, termios.error) as error:  # it may have unmounted its /dev, or put another in its place
+            return {"re": "typeahead", "error": f"its terminal cannot be read: {error}"}
         return {"re": "typeahead", "unread": self.unread.decode("latin-1")}
 
     def let_go(self) -> None:
@@ -247,7 +250,10 @@ class Holder(Keeper):
         self.go_on()
 
     def go_on(self) -> None:
-        launch.give_back(self.pid, self.master, self.unread)
+        try:
+            launch.give_back(self.pid, self.master, self.unread)
+        except (OSError, termios.error) as error:  # what was typed ahead is lost; the session is not
+            complain(f"{self.record['session']}: what was typed ahead cannot be given back: {error}")
         self.unread = b""
         self.idle.pass_over()
         if self.deadman.may_run() and not self.writers.turn.frozen:

@@ -438,6 +438,25 @@ def test_disk_full_at_a_checkpoint(host: Host) -> None:
         subprocess.run(["umount", "-l", str(host.state)], check=True)
 
 
+def test_its_terminal_cannot_be_found_at_a_checkpoint(host: Host) -> None:
+    """Its /dev/pts was taken away, before or while it stands still: no checkpoint then, and the session goes on."""
+    made = host.start("bash", "-c", "echo ready; while read -r x; do echo got $x; done", name="t")
+    host.wait_for("t", "ready")
+    host.ok("send", "t", "half")
+    path = host.run / f"{made['session']}.sock"
+    with Channel(path) as channel:
+        assert "pid" in channel.ask(op="freeze")
+        assert channel.ask(op="typeahead")["unread"] == "half"
+        subprocess.run(["nsenter", "-m", "-p", "-r", "-t", str(made["pid"]), "umount", "-l", "/dev/pts"], check=True)
+    host.ok("send", "t", "one", "--enter")
+    host.wait_for("t", "got one")
+    with Channel(path) as channel:
+        assert "pid" in channel.ask(op="freeze")
+        assert "cannot be read" in channel.ask(op="typeahead")["error"]
+    host.ok("send", "t", "two", "--enter")
+    host.wait_for("t", "got two")
+
+
 def test_bad_sends(host: Host) -> None:
     host.start("cat", name="t")
     host.fails("send", "t", "", status=2, code="usage")
