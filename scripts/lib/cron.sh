@@ -23,6 +23,9 @@ if [ -r "$cron_defaults" ]; then . "$cron_defaults"; fi
 
 cron_say() { printf '%s: %s\n' "$cron_name" "$*"; }
 
+# Into the log, if that can be: on a disk that is full, sessions have to go all the same.
+cron_keep() { { cat >> "$cron_log"; } 2> /dev/null || cat > /dev/null; }
+
 cron_die() { # STATUS WORDS…
     local status=$1
     shift
@@ -84,9 +87,9 @@ cron_begin() {
     if ! flock --nonblock 9; then
         cron_die "$EXIT_BUSY" "runs already (process $(cat "$state/log/cron-$cron_name.lock")); nothing was done"
     fi
-    printf '%s\n' "$$" > "$state/log/cron-$cron_name.lock"
-    cron_rotate
-    printf '\n=== %s %s %s\n' "$(date '+%Y-%m-%d %H:%M:%S%z')" "$cron_name" "${cron_args[*]-}" >> "$cron_log"
+    { printf '%s\n' "$$" > "$state/log/cron-$cron_name.lock"; } 2> /dev/null || true # only told to who comes second
+    cron_rotate || true
+    printf '\n=== %s %s %s\n' "$(date '+%Y-%m-%d %H:%M:%S%z')" "$cron_name" "${cron_args[*]-}" | cron_keep
 }
 
 # cmdop-migrate WORDS…; what it says goes to the log. Sets cron_status, cron_out (last line of stdout), cron_error (first of
@@ -94,10 +97,10 @@ cron_begin() {
 cron_run() {
     local out err
     out=$(mktemp) err=$(mktemp)
-    printf '+ %s\n' "cmdop-migrate $*" >> "$cron_log"
+    printf '+ %s\n' "cmdop-migrate $*" | cron_keep
     cron_status=0
     "$cron_command" "$@" < /dev/null > "$out" 2> "$err" 9>&- || cron_status=$?
-    cat "$out" "$err" >> "$cron_log"
+    cat "$out" "$err" | cron_keep
     cron_out=$(grep -v '^  ' "$out" | tail -n 1 || true)
     cron_error=$(sed -n 's/^cmdop-migrate: //p' "$err" | head -n 1)
     cron_lines=$(wc -l < "$out")
@@ -108,7 +111,7 @@ cron_run() {
 cron_end() { # STATUS WORDS…
     local status=$1
     shift
-    printf '%s (exit %s)\n' "$*" "$status" >> "$cron_log"
+    printf '%s (exit %s)\n' "$*" "$status" | cron_keep
     if [ "$status" = 0 ]; then
         $cron_quiet || cron_say "ok: $*"
     else

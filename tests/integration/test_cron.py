@@ -122,6 +122,27 @@ def test_what_cannot_be_done_is_said_in_one_line(world: World) -> None:
     assert "whole seconds" in said(cron(a, "spot-reclaim", "soon"), 2)
 
 
+def test_a_full_disk_keeps_no_host_from_being_emptied(tmp_path: Path) -> None:
+    state, command, ran = tmp_path / "s", tmp_path / "cm", tmp_path / "ran"
+    command.write_text(f'#!/bin/sh\necho "$@" > {ran}\necho all gone\n')
+    command.chmod(0o755)
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "test-cron", str(state)], check=True)
+    try:
+        with pytest.raises(OSError, match="No space"):
+            (state / "fill").write_bytes(bytes(1 << 20))
+        environ = {"CMDOP_MIGRATE_COMMAND": str(command), "CMDOP_MIGRATE_STATE_DIR": str(state)}
+        for _ in range(2):
+            done = subprocess.run(
+                [SCRIPTS / "spot-reclaim", "120"], env=environ, capture_output=True, text=True, timeout=60, check=False
+            )
+            assert (done.returncode, done.stdout) == (0, "drain-maintenance: ok: all gone\n"), done
+            assert ran.read_text() == "drain --deadline 96s --parallel 4\n"
+            ran.unlink()
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
+
+
 def install(script: str, dest: Path, *words: str, status: int = 0, **more: str) -> str:
     environ = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "DESTDIR": str(dest), **more}
     done = subprocess.run(
