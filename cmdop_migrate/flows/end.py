@@ -13,6 +13,7 @@ from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
+LATEST = 10.0  # seconds after its grace that a session takes at most to be gone
 GOODBYE = 5.0  # seconds that a holder takes at most to leave, once its session has ended
 T = TypeVar("T")
 
@@ -59,7 +60,11 @@ def kill(
                 if only_idle is not None:
                     raise
                 _kill_without_holder(records, record)
-    talk.until(lambda: _is_over(records, record.session), bool, grace + 10)
+    if not talk.until(lambda: _is_over(records, record.session), bool, grace + LATEST):
+        raise TimedOut(
+            f"session {record.name!r} was told to end, and has not within {grace + LATEST:.0f} s",
+            "Kill it again. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
+        )
     records.sweep()
     result = talk.exit_of(records, record.session) or {}
     records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)

@@ -11,8 +11,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
+from cmdop_migrate.errors import TimedOut
+from cmdop_migrate.flows import end
 from cmdop_migrate.session import wire
 from cmdop_migrate.session.channel import Channel
+from tests import fences
 from tests.hosts import CM, Host, until
 from tests.ptys import Pty
 
@@ -218,6 +223,15 @@ def test_kill_escalates(host: Host) -> None:
     host.start("sleep", "1000", name="u")
     assert host.cm_json("kill", "u", "--signal", "9")["exit"] == 137
     host.assert_clean(ended=True)
+
+
+def test_kill_of_one_that_does_not_end_is_not_called_done(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.start("bash", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done", name="t")
+    host.wait_for("t", "up")
+    monkeypatch.setattr(end, "LATEST", -29.0)  # its holder may be stopped, say: nobody kills it when its grace is over
+    with pytest.raises(TimedOut, match="told to end"):
+        end.kill(fences.records(host), "t", signal.SIGTERM, 30.0)
+    assert host.sessions()[0]["state"] == "running" and "killed" not in host.ok("events", "t")
 
 
 def test_kill_with_a_grace_of_a_month(host: Host) -> None:
