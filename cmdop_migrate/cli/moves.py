@@ -11,7 +11,7 @@ import click
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli import report as report_page
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import Partial, Usage
+from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import migrate as migrate_flow
 from cmdop_migrate.flows import peers
 from cmdop_migrate.flows import resume as resume_flow
@@ -82,7 +82,7 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
 @click.command()
 @click.argument("migration", required=False)
 @command
-def resume(app: App, migration: str | None) -> None:
+def resume(app: App, migration: str | None) -> int:
     """Finish or undo what was interrupted, and say where each session is.
 
     \b
@@ -94,16 +94,24 @@ def resume(app: App, migration: str | None) -> None:
         done, failed = resume_flow.resume(records, migration, lambda name: peers.partner(records, pool, name), show)
     if failed and not done and len(failed) == 1:
         raise failed[0][1]
-    if app.json and not failed:
-        render.answer({"migrations": [one.to_json() for one in done]})
-    for one in [] if app.json else done:
+    error = _unknown(done, failed) if failed else None
+    if app.json:
+        facts = {"migrations": [one.to_json() for one in done]}
+        render.answer({**facts, **({"error": render.error_facts(error)} if error else {})})
+        return error.exit if error else 0
+    for one in done:
         render.line(_words(one))
-    if not app.json and not done and not failed:
+    if not done and not failed:
         render.note("Nothing to resume.")
-    if failed:
-        names = ", ".join(f"{one.name} ({error.message})" for one, error in failed)
-        told = f"; ended: {', '.join(map(_words, done))}" if done else ""
-        raise Partial(f"not known yet: {names}{told}", "Run it again later: cmdop-migrate resume")
+    if error:
+        raise error
+    return 0
+
+
+def _unknown(done: list[Move], failed: list[tuple[Move, CmdopError]]) -> Partial:
+    names = ", ".join(f"{one.name} ({error.message})" for one, error in failed)
+    told = f"; ended: {', '.join(map(_words, done))}" if done else ""
+    return Partial(f"not known yet: {names}{told}", "Run it again later: cmdop-migrate resume")
 
 
 def _words(one: Move) -> str:

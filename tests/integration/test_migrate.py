@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.flows.moves import End, Moves
 from cmdop_migrate.flows.phases import TEST_STOP
 from cmdop_migrate.session import cgroup
 from tests import fences
@@ -162,6 +163,22 @@ def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
         status, answer = finished(cli)
     assert status == 0, answer
     fences.counts_on(world.b, session)
+
+
+def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
+    a = world.a
+    known, unknown = fences.counter(a, "w7"), "f" * 24
+    moves = Moves(a.state, keep=0.0)
+    with moves.lock(unknown) as is_ours:
+        assert is_ours
+        first = moves.begin(known, "w7", "host-a", "host-b", 1)
+        second = moves.begin(unknown, "w8", "host-a", "host-b", 1)
+        done = a.cm("--json", "resume")
+    moves.end(second, End.EXITED, told=True)
+    answer = json.loads(done.stdout)
+    assert done.returncode == answer["error"]["exit"] == 10, answer
+    assert [(one["id"], one["ended"]) for one in answer["migrations"]] == [(first.id, "on_source")]
+    assert "w8" in answer["error"]["message"]
 
 
 def test_a_session_that_ends_on_the_way(world: World) -> None:
