@@ -26,6 +26,7 @@ class Handovers:
 
     def step(self) -> bool:
         """One look at each. -> whether there is any."""
+        self._moves.stand_in(self._records)
         open_moves = self._moves.open()
         phases = {one.session: one.phase for one in self._records.all()} if open_moves else {}
         # Also those that run: their move came to nothing, and whoever asks later must not take it for unfinished.

@@ -16,9 +16,11 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, NotFound, Usage
 from cmdop_migrate.session import files
+from cmdop_migrate.session.records import Records
 
 VERSION = 1
 PATIENCE = 2.0
+SOMEWHERE = "another host"  # no host is called so: where it was to go is not known any more
 _log = log.get("migrate")
 
 
@@ -91,6 +93,20 @@ class Moves:
         finally:
             os.close(folder)
         return move
+
+    def stand_in(self, records: Records) -> None:
+        """A new journal for each session that stands still, handed over, and has none that can be read: it was damaged,
+        or another version of this program wrote it. What is decided by is in the session's own record."""
+        known = {one.session for one in self.open()}
+        for standing in [one for one in records.all() if one.phase == "handing" and one.session not in known]:
+            with self.lock(standing.session) as is_ours:
+                record = records.load(standing.session)  # again: with the lock held
+                if not is_ours or record is None or record.phase != "handing":
+                    continue
+                if not any(one.session == record.session for one in self.open()):
+                    _log.warning("session %s: the journal of its move is gone; its lease tells", record.name)
+                    made = self.begin(record.session, record.name, record.host, SOMEWHERE, record.token)
+                    self.save(replace(made, step="hand over", checkpoint=record.checkpoint))
 
     def end(self, move: Move, end: End, told: bool) -> Move:
         return self.save(replace(move, end=end, ended=clock.walltime(), told=told))

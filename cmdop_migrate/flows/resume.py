@@ -21,6 +21,7 @@ def resume(
 ) -> tuple[list[Move], list[tuple[Move, CmdopError]]]:
     """Every move that nobody was told the end of, ended; and those whose end cannot be known yet, with the reason."""
     moves = Moves(records.config.state_dir, records.config.keep_exited)
+    moves.stand_in(records)
     wanted = [moves.find(reference)] if reference is not None else [one for one in moves.all() if not one.told]
     done: list[Move] = []
     failed: list[tuple[Move, CmdopError]] = []

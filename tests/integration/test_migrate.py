@@ -15,6 +15,7 @@ import pytest
 from cmdop_migrate.flows.moves import End, Moves
 from cmdop_migrate.flows.phases import TEST_STOP
 from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.channel import Channel
 from tests import fences
 from tests.crash.witness import LARGE, Witness, finished, stopped
 from tests.hosts import CM, Host, until
@@ -179,6 +180,22 @@ def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
     assert done.returncode == answer["error"]["exit"] == 10, answer
     assert [(one["id"], one["ended"]) for one in answer["migrations"]] == [(first.id, "on_source")]
     assert "w8" in answer["error"]["message"]
+
+
+def test_the_journal_of_a_move_cannot_be_read(world: World) -> None:
+    """Written by another version, or damaged: the session stands still, and the lease tells whose it is all the same."""
+    a = world.a
+    session = fences.counter(a, "w9")
+    (a.state / "migrations").mkdir(exist_ok=True)
+    (a.state / "migrations" / "odd.json").write_text('{"version": 2, "session": ')
+    with Channel(a.run / f"{session}.sock") as channel:
+        assert "pid" in channel.ask(op="freeze")
+        assert "error" not in channel.ask(op="hand_over", checkpoint="c" * 32)
+    until(lambda: a.cm_json("show", session)["state"] == "running", 20, "its agent takes it back")
+    fences.counts_on(a, session)
+    (move,) = world.resume()
+    assert (move["session"], move["ended"]) == (session, "on_source")
+    (a.state / "migrations" / "odd.json").unlink()
 
 
 def test_a_session_that_ends_on_the_way(world: World) -> None:
