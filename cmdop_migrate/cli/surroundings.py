@@ -167,9 +167,9 @@ def read_environment_again() -> None:
 def _cgroup_mounts() -> dict[str, str]:
     """By the names that /proc/PID/cgroup has for them: nothing for v2."""
     found: dict[str, str] = {}
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         for line in mounts:
-            _, place, kind, options, *_ = line.split()
+            _, place, kind, options, *_ = line.split(" ")
             if kind == "cgroup2":
                 found.setdefault("", place)
             elif kind == "cgroup":

@@ -130,7 +130,7 @@ def _mounts(record: Record) -> tuple[str, ...]:
     if record.pid is None:
         return ()
     try:
-        text = Path(f"/proc/{record.pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        text = Path(f"/proc/{record.pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
         return ()
     ours = (*record.layers, *record.binds)

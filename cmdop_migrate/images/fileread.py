@@ -98,7 +98,7 @@ def on_tmpfs(root: Path) -> bool:
     """Is this a filesystem that lives in memory?"""
     device = os.stat(root).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         return any(
             fields[2] == wanted and fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
             for fields in (line.split(" ") for line in mounts)

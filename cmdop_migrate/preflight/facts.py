@@ -103,7 +103,7 @@ class Facts:
 def gather(state_dir: Path, criu: CriuFacts) -> Facts:
     """Read this machine. Takes some tens of milliseconds; leaves nothing behind."""
     release = os.uname().release
-    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     root = os.geteuid() == 0
     return Facts(
         root=root,
@@ -126,7 +126,7 @@ def gather(state_dir: Path, criu: CriuFacts) -> Facts:
 def parse_mountinfo(text: str) -> list[Mount]:
     """/proc/PID/mountinfo, in the order mounted; paths unescaped."""
     mounts = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # other ends of lines may be in a name
         left, _, right = line.partition(" - ")
         fields, rest = left.split(" "), right.split(" ")
         if len(fields) < 6 or len(rest) < 3:

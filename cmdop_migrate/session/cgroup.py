@@ -12,9 +12,9 @@ import time
 
 def mount_point() -> str | None:
     """Where cgroup v2 is mounted: /sys/fs/cgroup, or a sub-mount on machines that mix v1 and v2."""
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         for line in mounts:
-            fields = line.split()
+            fields = line.split(" ")
             if fields[2] == "cgroup2":
                 return fields[1]
     return None

@@ -28,18 +28,19 @@ class Mount:
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """Pure: /proc/self/mountinfo -> mounts, the topmost at each point, outer before inner."""
+    """Pure: /proc/self/mountinfo -> mounts, the topmost at each point, outer before inner. Of all that parts words or
+    lines, the kernel hides blanks, tabs and newlines only: the rest may be in a name."""
     found: dict[str, Mount] = {}
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split("\n")):
         left, _, right = line.partition(" - ")
         point = (
-            left.split()[4]
+            left.split(" ")[4]
             .encode("utf-8", "surrogateescape")
             .decode("unicode_escape")
             .encode("latin-1")
             .decode("utf-8", "surrogateescape")
         )
-        found[point] = Mount(point, right.split()[0])
+        found[point] = Mount(point, right.split(" ")[0])
     return [found[point] for point in sorted(found)]
 
 
@@ -55,13 +56,13 @@ def layers(mounts: Iterable[Mount], hidden: Iterable[str], shares: Iterable[str]
 
 
 def read_layers(hidden: Iterable[str], shares: Iterable[str]) -> list[str]:
-    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     return [point for point in layers(mounts, hidden, shares) if os.path.isdir(point)]
 
 
 def mount_of(path: str) -> Mount:
     """The mount that `path`, free of links, lies on."""
-    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     return max((one for one in mounts if is_under(path, one.point)), key=lambda one: len(one.point))
 
 
@@ -71,7 +72,7 @@ def resolv_conf(gateway: str | None) -> str | None:
     The host's own cannot be seen when it is a link into /run, which a session
     has its own of, or a file mounted over another, as in a container.
     """
-    mounts = parse_mounts(Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape"))
+    mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     unseen = os.path.realpath(RESOLV).startswith("/run/") or any(one.point == RESOLV for one in mounts)
     return resolv_text(_read(RESOLV), _read(RESOLVED), unseen, gateway)
 

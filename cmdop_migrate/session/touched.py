@@ -70,7 +70,7 @@ def look(pids: Iterable[int], layers: Layers) -> Touched:
 
 def _maps(pid: int, layers: Layers, touched: Touched) -> None:
     seen = set()
-    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+    for line in Path(f"/proc/{pid}/maps").read_bytes().decode("utf-8", "surrogateescape").split("\n"):
         fields = line.split(maxsplit=5)
         if len(fields) < 6 or not _is_file(fields[5]) or (fields[1][1:4:2], fields[5]) in seen:
             continue
@@ -116,9 +116,10 @@ def _mount_id(pid: int, fd: str) -> str:
 
 def _mounts(pid: int) -> dict[str, str]:
     try:
-        text = Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        text = Path(f"/proc/{pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
         if error.errno == errno.EINVAL:  # it has left its namespaces already
             raise ProcessLookupError(pid) from None
         raise
-    return {line.split()[0]: line.split()[4] for line in text.splitlines()}
+    lines = [line.split(" ") for line in text.split("\n") if line]
+    return {words[0]: words[4] for words in lines}

@@ -63,8 +63,8 @@ def _devices(pid: int) -> dict[str, int]:
     """Of each mount point the file system's number, as fdinfo writes it. A file's own `st_dev` may be another: where
     layers lie on several."""
     found = {}
-    for line in Path(f"/proc/{pid}/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        fields = line.split()
+    for line in Path(f"/proc/{pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape").split("\n")[:-1]:
+        fields = line.split(" ")
         major, minor = map(int, fields[2].split(":"))
         found[re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), fields[4])] = major << 20 | minor
     return found

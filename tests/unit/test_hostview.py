@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import hostview
+from cmdop_migrate.preflight import facts
+from cmdop_migrate.session import cgroup, hostview, touched, watches
 from cmdop_migrate.session.hostlayer import is_under, make_host_layer
 from cmdop_migrate.session.hostview import Mount, layers, parse_mounts, resolv_text
 
@@ -35,6 +37,30 @@ def test_parse_mounts() -> None:
     assert points["/data"] == "nfs4"  # the topmost of two
     broken = b"26 25 0:30 / /home/\xff rw - tmpfs t rw".decode("utf-8", "surrogateescape")
     assert parse_mounts(broken) == [Mount("/home/\udcff", "tmpfs")]
+
+
+@pytest.mark.parametrize("odd", ["\u00a0", "\u0085", "\u2028", "\r", "\x0b", "\x0c", "\x1c", "\u3000"])
+def test_a_mount_may_have_any_name(tmp_path: Path, odd: str) -> None:
+    """What Python takes for the end of a word or line, and the kernel does not."""
+    assert parse_mounts(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n") == [Mount(f"/a{odd}b", "tmpfs")]
+    assert facts.parse_mountinfo(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n")[0].point == f"/a{odd}b"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_mounts_with_odd_names_are_seen(tmp_path: Path) -> None:
+    points = [tmp_path / f"a{odd}b" for odd in ("\u00a0", "\u0085", "\u2028", "\r", "\x0c", " ")]
+    try:
+        for point in points:
+            point.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", "test-mounts", str(point)], check=True)
+        assert {str(one) for one in points} <= set(hostview.read_layers([], []))
+        assert all(hostview.mount_of(str(one)).point == str(one) for one in points)
+        pid = os.getpid()
+        assert {str(one) for one in points} <= watches._devices(pid).keys()
+        assert cgroup.mount_point() and touched._mounts(pid)
+    finally:
+        for point in points:
+            subprocess.run(["umount", str(point)], check=False)
 
 
 def test_layers() -> None:
