@@ -123,7 +123,7 @@ def create(
         seconds = _seconds(expires or "8h")
         made = relaytokens.create_client(app.config, str(actor), cast(Role, role), sessions, seconds, where)
     if out is not None:
-        relaytokens.save(out, made)
+        relaytokens.save_or_revoke(app.config, out, made)
     claims = made.claims
     if app.json:
         facts = {"id": claims.id, "kind": claims.kind, "name": claims.name, "role": claims.role}

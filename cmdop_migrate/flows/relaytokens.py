@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config, host_name
-from cmdop_migrate.errors import NotFound, Usage
+from cmdop_migrate.errors import CmdopError, NotFound, Usage
 from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.lease.registry import RELAY
 from cmdop_migrate.relay import certificate
@@ -116,8 +117,19 @@ def save(path: Path, credential: Credential) -> None:
             os.fsync(file.fileno())
         new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            new.unlink()
         raise Usage(f"cannot write {path}: {error.strerror}", "Give another file with --out.") from error
+
+
+def save_or_revoke(config: Config, path: Path, credential: Credential) -> None:
+    """The same; one that nobody has got is not left valid."""
+    try:
+        save(path, credential)
+    except CmdopError:
+        with contextlib.suppress(CmdopError):  # what is said is why it could not be written
+            revoke(config, credential.claims.id)
+        raise
 
 
 def shown(fleet: bytes) -> str:

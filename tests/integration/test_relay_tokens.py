@@ -42,6 +42,14 @@ def test_a_hosts_credential_goes_to_a_file_of_its_own(at: Host, tmp_path: Path) 
     assert (claims.kind, claims.name, claims.role, claims.expires) == ("host", "host-b", "host", None)
 
 
+def test_a_credential_that_cannot_be_written_is_not_left_valid(at: Host) -> None:
+    for out in (at.dir / "no" / "such", Path(__file__) / "no", Path("/proc/no")):
+        error = at.fails("relay", "token", "create", "--host", "host-b", "--out", str(out), status=2, code="usage")
+        assert "cannot write" in error["message"]
+    assert at.cm_json("relay", "token", "ls")["tokens"] == []
+    assert {one["state"] for one in at.cm_json("relay", "token", "ls", "--all")["tokens"]} == {"revoked"}
+
+
 @pytest.mark.parametrize(
     ("words", "status", "code"),
     [
