@@ -25,6 +25,8 @@ AWAY = {
     "waiting": "no host has it just now; waiting …",
     "away": "the relay does not answer; trying again …",
 }
+STEP = 4096
+MOST_UNTYPED = 1 << 20  # bytes that wait here for a session that does not read; then the keyboard waits
 UNDONE = (("output", "of output"), ("input", "you typed"))
 
 
@@ -104,6 +106,8 @@ class _Attachment:
         self.lost = 0
         self.replay: screen.Replay | None = screen.Replay()
         self.keys = screen.Keys()
+        self.untyped = bytearray()  # the session does not read: to wait for it would keep everything else waiting
+        self.resized = False  # … nor can it be told that this terminal has another size
         self.noticed = False
         if start is None:
             terminal.show(screen.set_modes(answer["modes"]))
@@ -125,10 +129,16 @@ class _Attachment:
     def _serve(self, wake: int) -> Outcome | None:
         """Waits for something to do, and does it."""
         outcome = None
-        sources = [self.channel.fileno(), self.terminal.keyboard, wake]
+        sources = [self.channel.fileno(), wake]
+        if len(self.untyped) < MOST_UNTYPED:
+            sources.append(self.terminal.keyboard)
+        full = [self.channel.fileno()] if self.untyped or self.resized else []
         # What came along with the answer to `attach` is here already: nothing will turn readable for it.
         waiting = self.channel.has_frames()
-        ready: list[Any] = select.select(sources, [], [], 0 if waiting else None)[0]
+        ready: list[Any]
+        ready, room, _ = select.select(sources, full, [], 0 if waiting else None)
+        if room:
+            self._type()
         if wake in ready:
             numbers = os.read(wake, 64)
             if any(one in numbers for one in ENDINGS):
@@ -220,11 +230,26 @@ class _Attachment:
             return self._outcome("hangup")
         typed, leave = self.keys.feed(data)
         if typed and not self.read_only:
-            self.channel.type(typed)
+            self.untyped += typed
+            self._type()
+        if leave and self.untyped:
+            self._say(refusal({"bytes": len(self.untyped)}))
         return self._outcome("detached") if leave else None
 
+    def _type(self) -> None:
+        """What there is room for."""
+        if self.resized:
+            self._resize()
+        while self.untyped and self._has_room():
+            self.channel.type(bytes(self.untyped[:STEP]))
+            del self.untyped[:STEP]
+
+    def _has_room(self) -> bool:
+        return bool(select.select([], [self.channel.fileno()], [], 0)[1])
+
     def _resize(self) -> None:
-        if not self.read_only:
+        self.resized = not self.read_only and not self._has_room()
+        if not self.read_only and not self.resized:
             self.channel.resize(*size_of(self.terminal.display))
 
     def _outcome(self, kind: Literal["detached", "exited", "lost", "hangup"], detail: Any = None) -> Outcome:

@@ -278,17 +278,37 @@ def test_a_terminal_that_a_program_left_without_blocking(host: Host) -> None:
         assert one.wait() == 0 and one.is_sane()
 
 
+def test_a_paste_that_the_program_does_not_read_for_long(host: Host) -> None:
+    """It arrives when the program reads; meanwhile output comes and the terminal can be left."""
+    script = "stty raw -echo; echo up; sleep 12; echo late; head -c 600000 | md5sum; sleep 1000"
+    host.start("sh", "-c", script, name="t")
+    data = bytes(b"0123456789abcdef" * 37500)
+    with attach(host, "t") as one:
+        one.expect(b"up")
+        paste(one, data)
+        one.expect(b"late", 20)
+        one.expect(hashlib.md5(data, usedforsecurity=False).hexdigest().encode(), 20)
+        paste(one, data)
+        one.type(DETACH)
+        one.expect(rb"bytes you typed came too late, and went nowhere", 10)
+        assert one.wait() == 0 and one.is_sane()
+
+
+def paste(one: Pty, data: bytes) -> None:
+    os.set_blocking(one.master, False)
+    left = memoryview(data)
+    end = time.monotonic() + 30
+    while left and time.monotonic() < end:
+        try:
+            left = left[os.write(one.master, left[:4096]) :]
+        except BlockingIOError:
+            time.sleep(0.005)
+
+
 def test_a_large_paste_arrives(host: Host) -> None:
     host.start("sh", "-c", "stty raw -echo; echo up; head -c 300000 | md5sum; sleep 1000", name="t")
     with attach(host, "t") as one:
         one.expect(b"up")
         data = bytes(b"0123456789abcdef" * 18750)
-        os.set_blocking(one.master, False)
-        left = memoryview(data)
-        end = time.monotonic() + 30
-        while left and time.monotonic() < end:
-            try:
-                left = left[os.write(one.master, left[:4096]) :]
-            except BlockingIOError:
-                time.sleep(0.005)
+        paste(one, data)
         one.expect(hashlib.md5(data, usedforsecurity=False).hexdigest().encode(), 20)
