@@ -79,7 +79,13 @@ class Journal:
 
 
 def _tail(fd: int) -> bytes:
-    return os.pread(fd, 64 << 10, max(0, os.fstat(fd).st_size - (64 << 10)))
+    """The end of the file, with at least one whole line in it if there is one at all."""
+    size, step = os.fstat(fd).st_size, 64 << 10
+    while True:
+        tail = os.pread(fd, step, max(0, size - step))
+        if step >= size or _last(tail):
+            return tail
+        step *= 4
 
 
 def _last(tail: bytes) -> bytes:

@@ -35,6 +35,17 @@ def _after(lines: list[bytes]) -> list[bytes]:
     return [json.dumps({"seq": 7, "prev": digest(lines[-1])}).encode()]
 
 
+def test_a_long_line_is_followed_by_the_next_number(tmp_path: Path) -> None:
+    """Names are as long as somebody made them, and the names of all who typed are in the line."""
+    first = Journal(str(tmp_path / "j"))
+    first.write({"text": "short"})
+    first.write({"originators": ["x" * 300_000]})
+    again = Journal(str(tmp_path / "j"))
+    assert (again.next, again.head) == (3, first.head)
+    again.write({"text": "next"})
+    assert chain.verify((tmp_path / "j").read_bytes().splitlines(), again.head).ok
+
+
 def test_touched(tmp_path: Path) -> None:
     lines, head = written(tmp_path)
     changed = [*lines[:2], lines[2].replace(b"line 2", b"line X"), *lines[3:]]
