@@ -9,6 +9,7 @@ checkpoints stay readable; ids of different keys never meet.
 from __future__ import annotations
 
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -29,6 +30,7 @@ from cmdop_migrate.log import Secret
 
 MASTER_BYTES = 32
 FILE_FORMAT = 1
+STALE = 60.0  # seconds: nobody is at it any more
 _BEGIN = "-----BEGIN CMDOP-MIGRATE KEYS-----"
 _END = "-----END CMDOP-MIGRATE KEYS-----"
 _CONTEXT = "cmdop-migrate 2026-11 image format 1: "
@@ -231,6 +233,18 @@ def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
+        _sweep(path)
         yield
     finally:
         os.close(fd)
+
+
+def _sweep(path: Path) -> None:
+    """Whole rings that were written, and whose writer was killed before they took their place."""
+    begin = f".{path.name}."
+    for one in path.parent.iterdir():
+        rest = one.name.removeprefix(begin)
+        if one.name.startswith(begin) and len(rest) == 16 and not rest.strip("0123456789abcdef"):
+            with contextlib.suppress(FileNotFoundError):
+                if one.stat().st_mtime < walltime() - STALE:
+                    one.unlink()

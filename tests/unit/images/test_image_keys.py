@@ -39,6 +39,18 @@ def test_rotation_keeps_the_old_key(tmp_path):
     assert [k.fingerprint for k in keys.load(path).keys] == [k.fingerprint for k in ring.keys]
 
 
+def test_what_a_killed_rotation_left_is_swept(tmp_path):
+    path = tmp_path / "keys"
+    keys.load_or_create(path)
+    old, young, other = (tmp_path / f".keys.{end}" for end in ("0123456789abcdef", "f" * 16, "mine"))
+    for one in (old, young, other):
+        one.write_bytes(path.read_bytes())
+    os.utime(old, (1, 1))
+    os.utime(other, (1, 1))
+    keys.rotate(path)
+    assert sorted(os.listdir(tmp_path)) == sorted([".keys.lock", other.name, young.name, "keys"])
+
+
 def test_rotations_at_once_lose_no_key(tmp_path):
     path = tmp_path / "keys"
     keys.load_or_create(path)
