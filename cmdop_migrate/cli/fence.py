@@ -54,7 +54,7 @@ def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
         raise
 
 
-@click.group()
+@click.group(epilog="Example: cmdop-migrate lease show work")
 def lease() -> None:
     """Show or break the lease of a session: who may run it."""
 

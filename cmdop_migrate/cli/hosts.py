@@ -17,7 +17,7 @@ from cmdop_migrate.remote.inventory import Target
 from cmdop_migrate.remote.knownhosts import ShownKey
 
 
-@click.group()
+@click.group(epilog="Example: cmdop-migrate hosts ls")
 def hosts() -> None:
     """The hosts sessions can go to: add, list, check, remove.
 

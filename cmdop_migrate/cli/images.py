@@ -211,7 +211,7 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
         render.line(f"{name}: a branch of {session}; attach with: cmdop-migrate attach {name}")
 
 
-@click.group()
+@click.group(epilog="Example: cmdop-migrate checkpoints ls work")
 def checkpoints() -> None:
     """List, show, verify or prune what is in the store."""
 
@@ -318,7 +318,7 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
         render.note(f"{count} manifests cannot be read with this host's keys: nothing they may need was removed")
 
 
-@click.group()
+@click.group(epilog="Example: cmdop-migrate key show")
 def key() -> None:
     """Show, export, import or rotate the key that seals checkpoints.
 

@@ -18,7 +18,7 @@ from cmdop_migrate.relay.credentials import CLIENT_ROLES, Role
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
-@click.group()
+@click.group(epilog="Example: cmdop-migrate relay serve --listen 0.0.0.0:7443")
 def relay() -> None:
     """Where clients find sessions, wherever they run: the server, and who may use it."""
 
@@ -77,7 +77,7 @@ def identity(app: App) -> None:
         render.line(shown)
 
 
-@relay.group()
+@relay.group(epilog="Example: cmdop-migrate relay token ls --all")
 def token() -> None:
     """Credentials for the relay: make, list, revoke."""
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import click
 import pytest
 
+from cmdop_migrate.cli.main import cli
 from cmdop_migrate.session import cgroup
 from tests.hosts import CM, Host, until
 
@@ -315,6 +318,19 @@ def test_help_needs_nothing(host: Host) -> None:
         text = host.ok(*command, "--help", env={"CMDOP_MIGRATE_CONFIG": "/no/such/file"})
         assert "cmdop-migrate" in text and "Usage" in text
     assert not host.state.exists()
+
+
+def test_every_help_has_an_example() -> None:
+    def walk(command: click.Command, words: str) -> None:
+        ctx = click.Context(command, info_name=words)
+        text = command.get_help(ctx).split("Usage: ", 1)[1]
+        assert re.search(rf"Examples?:\s+{re.escape(words)}", text), text
+        for name in command.list_commands(ctx) if isinstance(command, click.Group) else []:
+            inner = command.get_command(ctx, name)
+            assert inner is not None
+            walk(inner, f"{words} {name}")
+
+    walk(cli, "cmdop-migrate")
 
 
 def test_a_record_of_another_version_is_left_alone(host: Host) -> None:
