@@ -20,13 +20,18 @@ from tests.unit.images.image_helpers import SESSION, SMALL
 from tests.unit.test_openfiles_image import image, regular
 
 
-def carried(store: MemoryStore, ring: KeyRing, state: Path, path: Path) -> str:
-    """A checkpoint that has nothing but this file."""
+def carried(
+    store: MemoryStore, ring: KeyRing, state: Path, path: Path, what: carry.Carry = "opened", files: bytes = b""
+) -> str:
+    """A checkpoint that has nothing but this file: mapped, where nothing is to be carried, else open. `files`: CRIU's
+    list of them."""
     writer = ImageWriter(store, ring, SESSION, state, tuning=SMALL)
     writer.begin()
-    carrier = carry.Carrier(state, writer, ring.current.fingerprint, "opened")
-    carrier.add(Touched(opened={str(path)}))
+    carrier = carry.Carrier(state, writer, ring.current.fingerprint, what)
+    carrier.add(Touched(mapped={str(path)}) if what == "none" else Touched(opened={str(path)}))
     carrier.finish()
+    if files:
+        writer.add_blob("criu/files.img", files)
     return writer.commit(1).checkpoint
 
 
@@ -67,12 +72,7 @@ def described(store, ring, tmp_path) -> tuple[Path, str]:
     """A log that is open and does not travel, and the checkpoint that knows of it."""
     path = tmp_path / "log"
     path.write_bytes(b"old line\n")
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
-    writer.begin()
-    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "mapped")
-    carrier.add(Touched(opened={str(path)}))
-    carrier.finish()
-    return path, writer.commit(1).checkpoint
+    return path, carried(store, ring, tmp_path / "state", path, "mapped")
 
 
 def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[carry.Brought, Path]:
@@ -112,12 +112,7 @@ def test_a_library_is_never_taken_for_another(store, ring, tmp_path):
     """Nobody's word makes its code fit the memory of who mapped it."""
     library = tmp_path / "tool"
     shutil.copy(sys.executable, library)
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
-    writer.begin()
-    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "none")
-    carrier.add(Touched(mapped={str(library)}))
-    carrier.finish()
-    checkpoint = writer.commit(1).checkpoint
+    checkpoint = carried(store, ring, tmp_path / "state", library, "none")
     with library.open("ab") as file:
         file.write(b"more")
     with pytest.raises(Blocked):
@@ -129,13 +124,8 @@ def test_nor_is_a_program_that_has_no_build_id(store, ring, tmp_path, now):
     """As those of Go are. Of one that is gone, CRIU's list of files has kept that it might be run."""
     tool = tmp_path / "tool"
     tool.write_bytes(b"\x7fELF, one version")
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "state", tuning=SMALL)
-    writer.begin()
-    carrier = carry.Carrier(tmp_path / "state", writer, ring.current.fingerprint, "none")
-    carrier.add(Touched(mapped={str(tool)}))
-    carrier.finish()
-    writer.add_blob("criu/files.img", image(regular(str(tool).encode(), size=18, mode=0o100755)))
-    checkpoint = writer.commit(1).checkpoint
+    files = image(regular(str(tool).encode(), size=18, mode=0o100755))
+    checkpoint = carried(store, ring, tmp_path / "state", tool, "none", files)
     tool.unlink() if now is None else tool.write_bytes(now)
     with pytest.raises(Blocked, match="missing or different"):
         bring(store, ring, checkpoint, tmp_path, accept=True)
