@@ -268,3 +268,43 @@ def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
     a.cm_json("migrate", "w8", "--to", "host-b")
     moved = Witness(b, "w8", one.session)
     assert moved.assert_runs() >= before
+
+
+@pytest.mark.parametrize("accept", [False, True])
+def test_a_log_that_is_rotated_on_the_way(world: World, tmp_path: Path, accept: bool) -> None:
+    """By nobody's word it goes on here; by somebody's it goes there, and reads what it finds."""
+    a, b = world.a, world.b
+    log = tmp_path / "log"
+    log.write_text("one\ntwo\n")
+    program = 'read -r x <&7; echo "got $x"; while read -r line; do read -r x <&7; echo "got $x."; done'
+    session = a.start("bash", "-c", f"exec 7< {log}; {program}", name="log")["session"]
+    a.wait_for("log", "got one")
+    words = ["--accept", "files"] if accept else []
+    with stopped(a, "hand-over", "migrate", "log", "--to", "host-b", *words) as (cli, standing):
+        log.unlink()
+        log.write_text("new\nred\n")
+        os.kill(standing.pid, signal.SIGCONT)
+        status, answer = finished(cli)
+    here = b if accept else a
+    assert (status == 0) is accept, answer
+    assert world.where(session) == ["host-b" if accept else "host-a"]
+    here.ok("send", "log", "on", "--enter")
+    here.wait_for("log", r"got red\." if accept else r"got two\.")
+
+
+def test_there_by_somebodys_word(world: World, tmp_path: Path) -> None:
+    """Parked, its log removed: `restore --to` says so, and takes the same word."""
+    a, b = world.a, world.b
+    log = tmp_path / "log"
+    log.write_text("one\n")
+    session = a.start("bash", "-c", f"exec 7< {log}; echo up; while read -r line; do echo did; done", name="log")[
+        "session"
+    ]
+    a.wait_for("log", "up")
+    a.ok("checkpoint", "log")
+    log.unlink()
+    error = a.fails("restore", "log", "--to", "host-b", status=4, code="blocked")
+    assert str(log) in error["message"]
+    assert a.cm_json("restore", "log", "--to", "host-b", "--accept-files")["accepted"] == [str(log)]
+    b.ok("send", session, "on", "--enter")
+    b.wait_for(session, "did")

@@ -131,20 +131,10 @@ def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options
 def test_what_was_parked_between_the_look_and_the_end_is_not_discarded(quick: Host) -> None:
     session = quiet(quick, "quiet")
     until(lambda: idle(quick, session) > 1.5, 20, "quiet")
-    cli = subprocess.Popen(
-        [*CM, "--json", "reap", "--idle", "1s", "--destroy"],
-        env=quick.env(**{TEST_STOP: "reap:destroy"}),
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        standing = until(lambda: fences._standing(cli), 30, "it is about to")
+    with fences.stopped_at(quick, "destroy", "reap", "--idle", "1s", "--destroy") as (cli, standing):
         quick.ok("checkpoint", session)
-        os.kill(standing.pid, signal.SIGCONT)
+        standing.resume()
         answer = json.loads(cli.communicate(timeout=30)[0])
-    finally:
-        cli.kill()
-        cli.wait()
     assert cli.returncode == 0 and answer["reaped"] == [] and [one["name"] for one in answer["left"]] == ["quiet"]
     quick.ok("restore", session)
     quick.ok("send", session, "on", "--enter")

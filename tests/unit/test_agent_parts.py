@@ -47,7 +47,7 @@ def records(tmp_path: Path) -> Records:
 
 def write(records: Records, token: int, **facts: object) -> None:
     record = Record(SESSION, "w", "host-a", token, "parked", Spec(("true",), "/", "root", ()), 0.0, checkpoint="c2")
-    records.save(replace(record, **facts))  # type: ignore[arg-type]
+    records.save(replace(record, **facts))  # type: ignore[arg-type]  # of several types: each test's own
 
 
 def take(records: Records, leases: LeaseStore) -> Held:

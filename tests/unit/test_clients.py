@@ -30,12 +30,12 @@ class Short:
 def test_one_that_cannot_be_let_in_ends_nothing(code: int) -> None:
     with select.epoll() as epoll:
         clients = Clients(epoll, Ring(4096))
-        clients.accept(Short(code))  # type: ignore[arg-type]
+        clients.accept(Short(code))  # type: ignore[arg-type]  # stands in for a listener
         assert clients.attached() == 0
 
 
 def test_one_that_cannot_be_watched_is_sent_away() -> None:
-    clients = Clients(Short(errno.ENOSPC), Ring(4096))  # type: ignore[arg-type]
+    clients = Clients(Short(errno.ENOSPC), Ring(4096))  # type: ignore[arg-type]  # … for an epoll
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind("")  # a name of the kernel's choice
         listener.listen()
