@@ -79,7 +79,7 @@ def measure(checkpoints: int, seconds: float) -> list[dict[str, Any]]:
                 lambda: _begin(store, ring, spill, index.PATIENCE),
             ),
             "checkpoints ls": (read_all, read_all),
-            "restore NAME on a host that does not know it": (by_name, by_name),
+            "finding NAME, where no record tells its id": (by_name, by_name),
         }
         rows = []
         for name, (before, now) in acts.items():
