@@ -38,6 +38,7 @@ def start(
         writer = ImageWriter(
             store, ring, record.session, spill, parent=record.checkpoint, on_pack=on_pack,
             hold=goes_on and is_far, put_off=goes_on, hints=directory / "memory.groups",
+            ledgers=config.state_dir / "ledgers",
         )  # fmt: skip
         try:
             writer.begin()

@@ -4,15 +4,13 @@ An index is a hint, never a promise: a pack counts only when the store has
 it and no prune run has doomed it (retention.py says why that is enough). So
 a damaged or stale index costs bytes, not correctness.
 
-A store may hold thousands of them. All that is known of the session itself is
-read; of the others, the newest first, as many as can be had in a moment: what
-sessions share is mostly what their programs are made of, and the newest have that.
+A store may hold thousands of them. Each is read once by a host, which keeps what it says (ledger.py). Where not all
+that are new could be read in the time there is, the next checkpoint goes on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Collection, Iterable, Mapping
 
 from blake3 import blake3
 
@@ -22,16 +20,15 @@ from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import layout, packs
 from cmdop_migrate.images.codec import HINT, RAW
 from cmdop_migrate.images.keys import KeyRing, MasterKey
+from cmdop_migrate.images.ledger import Ledger
 from cmdop_migrate.images.seal import INDEX, OVERHEAD, Sealer
 from cmdop_migrate.images.table import ChunkTable, Place
-from cmdop_migrate.images.tables import stat_packs
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
 MAGIC = b"CMDOPIX1"
-DEFAULT_LIMIT = 512 << 10  # chunks held in memory: 32 GiB of raw content in about 35 MiB
-PATIENCE = 1.0  # seconds for what other checkpoints left: whoever is to be frozen soon waits for it
-READERS, ASKING = 16, 2  # indexes at a time, and packs for each of them
-LISTED = 2000  # packs; what a larger store has of them is asked by name
+PATIENCE = 30.0  # seconds for what other checkpoints left, where this host has not read it yet
+READERS, SMALL = 16, 1 << 20  # indexes at a time, of at most so many bytes; larger ones come one by one
+LISTED, DIGITS = 2000, "0123456789abcdef"  # packs; a larger store is asked for those of each first digit at once
 MOST_STRAYS = 64  # two requests each
 _HEAD = len(MAGIC) + layout.FINGERPRINT_BYTES
 _logger = log.get("images.index")
@@ -63,117 +60,94 @@ def decode(checkpoint: str, data: bytes, ring: KeyRing) -> tuple[MasterKey, Chun
 
 
 class Known:
-    """Chunks sealed with one key that may be referred to instead of sent."""
+    """Chunks sealed with one key that may be referred to instead of sent: those of the parent, in memory, then those of
+    all other uploads, as far as they lie in `usable` packs."""
 
-    def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
-        self.table = ChunkTable()
-        self._limit = limit
-
-    @property
-    def full(self) -> bool:
-        return len(self.table) >= self._limit
-
-    def merge(self, other: ChunkTable, usable: Collection[str]) -> None:
-        """Take over what lies in usable packs, up to the limit."""
-        if not self.table.packs and len(other) <= self._limit and all(pack in usable for pack in other.packs):
-            self.table = other.copy()
-            return
-        numbers = {n: self.table.pack_number(pack) for n, pack in enumerate(other.packs) if pack in usable}
-        for ident, pack, offset, length, size in other.rows():
-            if self.full:
-                return
-            if pack in numbers and self.table.find(ident) < 0:
-                self.table.add(ident, Place(numbers[pack], offset, length, size))
+    def __init__(self, tables: Collection[ChunkTable], ledger: Ledger, usable: Collection[str]) -> None:
+        self._tables, self._ledger, self._usable = tables, ledger, usable
+        ledger.rely_on(usable)
 
     def find(self, ident: bytes) -> tuple[str, Place] | None:
-        number = self.table.find(ident)
-        if number < 0:
-            return None
-        place = self.table.place(number)
-        return self.table.packs[place.pack], place
+        for table in self._tables:
+            number = table.find(ident)
+            if number >= 0:
+                place = table.place(number)
+                if (pack := table.packs[place.pack]) in self._usable:
+                    return pack, place
+        return self._ledger.find(ident)
 
 
-class Usable:
-    """Which packs exist and may be relied on. The caller has read what is `doomed` before this looks, or could not:
-    then none may be."""
-
-    def __init__(self, store: Store, doomed: Collection[str] | None) -> None:
-        self._store, self._doomed = store, doomed or ()
-        self.all: set[str] | None = None  # too many to be listed
-        listed = () if doomed is None else store.few(layout.PACKS, LISTED)
-        if listed is not None:
-            found = (layout.pack_of(info.name) for info in listed)
-            self.all = {pack for pack in found if pack is not None and pack not in self._doomed}
-
-    def __bool__(self) -> bool:
-        """Whether there may be any."""
-        return self.all is None or bool(self.all)
-
-    def of(self, packs: Iterable[str], most: int = ASKING) -> set[str]:
-        """`most` requests at a time, where there is something to ask."""
-        if self.all is not None:
-            return self.all.intersection(packs)
-        left = [pack for pack in packs if pack not in self._doomed]
-        return {pack for pack, info in stat_packs(self._store, left, most).items() if info is not None}
+def usable_packs(store: Store, doomed: Collection[str] | None) -> set[str]:
+    """Packs that exist and may be relied on. The caller has read what is `doomed` before, or could not: then none."""
+    if doomed is None:
+        return set()
+    listed = store.few(layout.PACKS, LISTED)
+    if listed is None:
+        parts = beside.each(lambda digit: list(store.list(layout.PACKS + digit)), DIGITS, len(DIGITS), "packs")
+        listed = [info for part in parts for info in part.result()]
+    found = (layout.pack_of(info.name) for info in listed)
+    return {pack for pack in found if pack is not None and pack not in doomed}
 
 
 def load_known(
     store: Store,
     ring: KeyRing,
-    usable: Usable,
+    usable: Collection[str],
+    ledger: Ledger,
     first: Mapping[str, ChunkTable] | None = None,
-    limit: int = DEFAULT_LIMIT,
     patience: float = PATIENCE,
 ) -> Known:
-    """What is known under the current key: `first` (the parent's own table), then the newest indexes, then, where all
-    of them were read, packs that none names: an upload that was cut off has left them, and was not able to leave a last
-    word."""
+    """What is known under the current key: `first` (the parent's own table), then the indexes, the newest first, then,
+    where all of them were read, packs that none names: an upload that was cut off has left them, and was not able to
+    leave a last word."""
     first = first or {}
-    known = Known(limit)
-    strays = set(usable.all or ())
-    for table in first.values():
-        known.merge(table, usable.of(table.packs, READERS))
-        strays.difference_update(table.packs)
-    if not usable:
-        return known
+    if usable and _read_new(store, ring, usable, ledger, first, patience):
+        strays = set(usable) - ledger.packs() - {pack for table in first.values() for pack in table.packs}
+        unread = ledger.unread((layout.pack_name(pack), "") for pack in strays)
+        for pack in sorted(pack for pack in strays if layout.pack_name(pack) in unread)[:MOST_STRAYS]:
+            ledger.learn(layout.pack_name(pack), "", rebuild(store, ring.current, [pack]))
+    return Known(first.values(), ledger, usable)
+
+
+def _read_new(
+    store: Store, ring: KeyRing, usable: Collection[str], ledger: Ledger, known: Collection[str], patience: float
+) -> bool:
+    """Indexes that were not read before. One names nothing that the table of its checkpoint does not: of those that are
+    `known` by theirs, none. False: not all, in the time there was."""
     until = boottime() + patience
-    for learnt in _newest_first(store, ring, usable, first):
-        left = until - boottime()
-        if left <= 0 or known.full:
-            return known
-        try:
-            table, there = learnt.result(left)
-        except TimeoutError:
-            return known
-        except KeyError:
-            continue  # pruned since it was listed
-        except ImageRefused as error:
-            _logger.warning("not used: %s", error.message)
-            continue
-        strays.difference_update(table.packs)
-        if there:
-            known.merge(table, there)
-    if strays and not known.full:
-        known.merge(rebuild(store, ring.current, sorted(strays)[:MOST_STRAYS]), strays)
-    return known
+    listed = {info.name: info for info in store.list(layout.INDEXES)}
+    ledger.forget(lambda name: name not in listed and layout.pack_of(name) not in usable)
+    new = ledger.unread((name, _stamp(info)) for name, info in listed.items())
+    wanted = [
+        listed[name]
+        for name in sorted(new, key=lambda name: -listed[name].modified)
+        if layout.last_part(name) not in (None, *known) and listed[name].size <= layout.MAX_INDEX
+    ]
+    small, large = [[info for info in wanted if (info.size > SMALL) == is_large] for is_large in (False, True)]
+    for some, most in ((small, READERS), (large, 1)):
+        for info, data in zip(some, beside.each(lambda info: store.get(info.name), some, most, "indexes"), strict=True):
+            try:
+                body = data.result(max(0.0, until - boottime()))
+            except TimeoutError:
+                return False
+            except KeyError:
+                continue  # pruned since it was listed
+            ledger.learn(info.name, _stamp(info), _of_use(info.name, body, ring))
+    return True
 
 
-def _newest_first(
-    store: Store, ring: KeyRing, usable: Usable, known: Collection[str]
-) -> Iterator[Future[tuple[ChunkTable, set[str]]]]:
-    """Indexes, with those of their packs that are of use. An index names nothing that the table of its checkpoint does
-    not: of those that are `known` by theirs, none."""
+def _of_use(name: str, data: bytes, ring: KeyRing) -> ChunkTable:
+    try:
+        key, table = decode(name.removeprefix(layout.INDEXES), data, ring)
+    except ImageRefused as error:
+        _logger.warning("not used: %s", error.message)
+        return ChunkTable()
+    return table if key.fingerprint == ring.current.fingerprint else ChunkTable()
 
-    def is_wanted(info: ObjectInfo) -> bool:
-        checkpoint = layout.last_part(info.name)
-        return checkpoint is not None and checkpoint not in known and info.size <= layout.MAX_INDEX
 
-    def learn(info: ObjectInfo) -> tuple[ChunkTable, set[str]]:
-        key, table = decode(info.name.removeprefix(layout.INDEXES), store.get(info.name), ring)
-        return table, usable.of(table.packs) if key.fingerprint == ring.current.fingerprint else set()
-
-    wanted = sorted(filter(is_wanted, store.list(layout.INDEXES)), key=lambda info: -info.modified)
-    return beside.each(learn, wanted, READERS, "indexes")
+def _stamp(info: ObjectInfo) -> str:
+    """Another one when it was written anew."""
+    return f"{info.size} {info.modified}"
 
 
 def rebuild(store: Store, key: MasterKey, pack_ids: Iterable[str]) -> ChunkTable:

@@ -20,13 +20,14 @@ from typing import Any
 from cmdop_migrate import beside, log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import CheckpointNotFound, CmdopError, ImageRefused, StoreUnreachable, Unreachable
-from cmdop_migrate.images import catalog, feed, index, layout, manifest, tombstones
+from cmdop_migrate.images import catalog, feed, index, layout, ledger, manifest, tombstones
 from cmdop_migrate.images.chunks import PageTable, table_of
 from cmdop_migrate.images.codec import Buffer
 from cmdop_migrate.images.earlier import Earlier, Kept
 from cmdop_migrate.images.feed import PageFeed
 from cmdop_migrate.images.groups import Groups
 from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.ledger import Ledger
 from cmdop_migrate.images.manifest import Blob, Direct, Manifest
 from cmdop_migrate.images.pipeline import Pipeline
 from cmdop_migrate.images.seal import Sealer
@@ -48,7 +49,6 @@ class Tuning:
     buffers: int = feed.BUFFERS
     uploaders: int = UPLOADERS
     pack_buffers: int = BUFFERS
-    known_chunks: int = index.DEFAULT_LIMIT
     patience: float = index.PATIENCE
     stale_after: float = STALE_AFTER
 
@@ -68,11 +68,13 @@ class ImageWriter:
         hold: bool = False,
         put_off: bool = False,
         hints: Path | None = None,
+        ledgers: Path | None = None,
     ) -> None:
         """`on_pack` is called, from any thread, with the id of each pack that the store has from now on. Until
         `end_input` the machine may be left to whoever gives input: with `hold` nothing is sent; with `put_off` memory
         waits on disk as it came, but for what is as it was in the parent: to find that out is less work than to write
-        it down. `hints` is a file of the session's by which that is seen."""
+        it down. `hints` is a file of the session's by which that is seen, `ledgers` a directory for what this host has
+        learnt of stores."""
         self.session = layout.checked_id(session, "session id")
         self.checkpoint = layout.new_id()
         self.parent = parent
@@ -85,7 +87,8 @@ class ImageWriter:
         self._blob_bytes = 0
         self._on_pack = on_pack
         self._hold, self._put_off = hold, put_off
-        self._hints = hints
+        self._hints, self._ledgers = hints, ledgers
+        self._ledger: Ledger | None = None
         self._groups = Groups(self._sealer) if hints is not None else None
         self._uploaded: list[tuple[str, list[int]]] = []
         self._next_index = _FIRST_INDEX
@@ -102,10 +105,10 @@ class ImageWriter:
             parent = pool.submit(self._parent_table)  # what it names counts only where it is usable
             self._mark.begin()
             doomed = tombstones.doomed_packs(self._store)
-            usable = index.Usable(self._store, doomed)
+            usable = index.usable_packs(self._store, doomed)
             first = parent.result() if usable else {}
-        tuning = self._tuning
-        known = index.load_known(self._store, self._ring, usable, first, tuning.known_chunks, tuning.patience)
+        self._ledger = Ledger(self._key, self._ledgers and ledger.path_of(self._ledgers, self._store.url, self._key))
+        known = index.load_known(self._store, self._ring, usable, self._ledger, first, self._tuning.patience)
         self._spool = Spool(
             self._store, self._spill_dir, self._on_stored, self._tuning.pack_buffers, self._tuning.uploaders
         )
@@ -349,6 +352,8 @@ class ImageWriter:
             self._pipeline.stop()
         if self._spool is not None:
             self._spool.stop()
+        if self._ledger is not None:
+            self._ledger.close()
 
 
 def _direct(ident: bytes, place: Place) -> Direct:

@@ -49,8 +49,8 @@ def _one_by_one() -> Iterator[None]:
         yield
 
 
-def _begin(store: Far, ring: KeyRing, spill: Path, patience: float) -> None:
-    writer = ImageWriter(store, ring, layout.new_id(), spill, tuning=Tuning(patience=patience))
+def _begin(store: Far, ring: KeyRing, spill: Path, ledgers: Path | None = None) -> None:
+    writer = ImageWriter(store, ring, layout.new_id(), spill, tuning=Tuning(patience=NEVER), ledgers=ledgers)
     writer.begin()
     writer.abort()
 
@@ -74,9 +74,13 @@ def measure(checkpoints: int, seconds: float) -> list[dict[str, Any]]:
             assert len(catalog.named(store, ring, catalog.listed(store), "session-0")) == 1
 
         acts: dict[str, tuple[Callable[[], None], Callable[[], None]]] = {
-            "before a checkpoint freezes its session": (
-                lambda: _begin(store, ring, spill, NEVER),
-                lambda: _begin(store, ring, spill, index.PATIENCE),
+            "before a host's first checkpoint freezes its session": (
+                lambda: _begin(store, ring, spill),
+                lambda: _begin(store, ring, spill, spill / "ledgers"),
+            ),
+            "before its next one does": (
+                lambda: _begin(store, ring, spill),
+                lambda: _begin(store, ring, spill, spill / "ledgers"),
             ),
             "checkpoints ls": (read_all, read_all),
             "finding NAME, where no record tells its id": (by_name, by_name),

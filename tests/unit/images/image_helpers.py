@@ -37,8 +37,8 @@ def checkpoint(
     parent: str | None = None,
     shared: bytes = b"",
 ) -> Manifest:
-    """Write one small checkpoint; abort on failure, as flows do."""
-    writer = ImageWriter(store, ring, session, spill, parent, SMALL)
+    """Write one small checkpoint; abort on failure, as flows do. What was learnt of stores before stays in `spill`."""
+    writer = ImageWriter(store, ring, session, spill, parent, SMALL, ledgers=spill / "ledgers")
     try:
         writer.begin()
         data = shared + memory(seed)

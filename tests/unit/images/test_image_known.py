@@ -11,6 +11,8 @@ import pytest
 
 from cmdop_migrate.images import catalog, index, layout, tables
 from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.seal import Sealer
+from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
@@ -19,8 +21,16 @@ from tests.unit.images.image_helpers import SMALL, Wrapped
 SHARED = b"what programs are made of" * 2000
 
 
-def save(store: Store, ring: KeyRing, spill: Path, session: str, parent: str | None = None, **tuning: float):
-    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, **tuning))
+def save(
+    store: Store,
+    ring: KeyRing,
+    spill: Path,
+    session: str,
+    parent: str | None = None,
+    ledgers: Path | None = None,
+    **tuning: float,
+):
+    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, **tuning), ledgers=ledgers)
     writer.begin()
     writer.add_blob("own", session.encode() * 1000)
     writer.add_blob("shared", SHARED)
@@ -79,35 +89,78 @@ def test_the_store_is_asked_for_several_at_a_time(store, ring, tmp_path):
     assert [one.checkpoint for _, one in catalog.read_all(together, ring, entries)] == [e.checkpoint for e in entries]
 
 
-@pytest.mark.parametrize("listed", [index.LISTED, 0])
-def test_what_it_cannot_say_in_a_moment_is_sent_again(store, ring, tmp_path, monkeypatch, listed):
-    """Nobody stands still for a hint; but what the session itself left is always found."""
-    monkeypatch.setattr(index, "LISTED", listed)
-    slow = Slow(store)
+def test_what_was_read_once_is_not_read_again(store, ring, tmp_path):
+    """A host reads each index once, its own last one excepted, which the parent's table makes needless."""
+    noted = Noted(store)
+    first = save(noted, ring, tmp_path, "5e5590", ledgers=tmp_path / "ledgers")
+    assert first.sizes["reused"] >= len(SHARED) and noted.asked["get index"] == 3
+    other = save(noted, ring, tmp_path, "5e5591", ledgers=tmp_path / "ledgers")
+    assert other.sizes["reused"] >= len(SHARED) and noted.asked["get index"] == 4
+    save(noted, ring, tmp_path, "5e5591", other.checkpoint, ledgers=tmp_path / "ledgers")
+    assert noted.asked["get index"] == 4
+
+
+def test_what_could_not_be_read_in_time_is_known_the_next_time(store, ring, tmp_path):
+    """Nobody waits for ever for a hint; but what the session itself left is always found."""
+    slow, ledgers = Slow(store), tmp_path / "ledgers"
     try:
-        first = save(slow, ring, tmp_path, "5e5590", patience=0.05)
+        first = save(slow, ring, tmp_path, "5e5590", ledgers=ledgers, patience=0.05)
         assert first.sizes["reused"] == 0
-        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, patience=0.05)
+        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, ledgers=ledgers, patience=0.05)
     finally:
         slow.let.set()
     assert second.sizes["reused"] == second.sizes["blobs"] == first.sizes["blobs"]
+    assert save(store, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
 
 
-def test_packs_of_a_large_store_are_asked_for_by_name(store, ring, tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "LISTED", 2)
+def test_an_index_that_grew_is_read_again(store, ring, tmp_path):
+    """Of an upload that is under way it says a little more each time."""
+    ledgers = tmp_path / "ledgers"
+    whole = next(store.list(layout.INDEXES))
+    data = store.get(whole.name)
+    key, _ = index.decode(layout.last_part(whole.name), data, ring)
+    store.delete([info.name for info in store.list(layout.INDEXES)])
+    store.put(whole.name, index.encode(layout.last_part(whole.name), ChunkTable(), Sealer(key)))
+    noted = Noted(store)
+    session = "5e5500"  # whose index that is, or one of its neighbours': all of them have what is shared
+    save(noted, ring, tmp_path, session, ledgers=ledgers)
+    store.put(whole.name, data)
+    asked = noted.asked["get index"]
+    found = save(noted, ring, tmp_path, "5e5591", ledgers=ledgers)
+    assert noted.asked["get index"] == asked + 2 and found.sizes["reused"] >= len(SHARED)
+
+
+def test_the_packs_of_a_large_store_are_listed_in_parts(store, ring, tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "LISTED", 0)
     noted = Noted(store)
     found = save(noted, ring, tmp_path, "5e5590")
     assert found.sizes["reused"] >= len(SHARED)
-    assert noted.asked["list packs"] == 1 and noted.asked["stat packs"] == 3
+    assert noted.asked["list packs"] == 1 + len(index.DIGITS) and noted.asked["stat packs"] == 0
+    assert index.usable_packs(store, ()) == {layout.pack_of(info.name) for info in store.list(layout.PACKS)}
 
 
-def test_a_pack_that_is_gone_is_not_relied_on(store, ring, tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "LISTED", 0)
+@pytest.mark.parametrize("listed", [index.LISTED, 0])
+def test_a_pack_that_is_gone_is_not_relied_on(store, ring, tmp_path, monkeypatch, listed):
+    monkeypatch.setattr(index, "LISTED", listed)
+    ledgers = tmp_path / "ledgers"
+    save(store, ring, tmp_path, "5e5592", ledgers=ledgers)
     store.delete([info.name for info in store.list(layout.PACKS)])
-    save(store, ring, tmp_path, "5e5590")
-    found = save(store, ring, tmp_path, "5e5591")
+    assert save(store, ring, tmp_path, "5e5590", ledgers=ledgers).sizes["reused"] == 0
+    found = save(store, ring, tmp_path, "5e5591", ledgers=ledgers)
     tables.check_packs(store, dict.fromkeys(found.packs, 1))
     assert found.sizes["reused"] >= len(SHARED)
+
+
+def test_what_an_upload_left_that_was_cut_off_is_found_once(store, ring, tmp_path):
+    """Packs that no index names are asked themselves."""
+    store.delete([info.name for info in store.list(layout.INDEXES)])
+    store.put(layout.pack_name(layout.new_id()), b"of no key that we have")
+    noted, ledgers = Noted(store), tmp_path / "ledgers"
+    assert save(noted, ring, tmp_path, "5e5590", ledgers=ledgers).sizes["reused"] >= len(SHARED)
+    asked = noted.asked["get packs"]
+    assert asked >= 4
+    assert save(noted, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
+    assert noted.asked["get packs"] == asked
 
 
 def test_one_that_is_gone_since_it_was_listed_is_left_out(store, ring):

@@ -40,9 +40,9 @@ def assert_all_readable(store: Store) -> int:
     return len(entries)
 
 
-@pytest.fixture(autouse=True, scope="module", params=["listed", "asked for by name"])
+@pytest.fixture(autouse=True, scope="module", params=["listed", "listed in parts"])
 def _packs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In a large store nobody lists all packs."""
+    """A large store is asked for its packs in parts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index, "LISTED", 0 if request.param != "listed" else index.LISTED)
         yield

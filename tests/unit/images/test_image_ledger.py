@@ -1,0 +1,157 @@
+"""What a host keeps of a store's indexes: of use when whole, of no harm when not."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.clock import walltime
+from cmdop_migrate.images import ledger, seal
+from cmdop_migrate.images.keys import KeyRing, new_key
+from cmdop_migrate.images.ledger import Ledger
+from cmdop_migrate.images.table import ChunkTable, Place
+
+PACK, OTHER = "ab" * 16, "cd" * 16
+
+
+def chunks(*numbers: int, pack: str = PACK) -> ChunkTable:
+    table = ChunkTable()
+    table.pack_number(pack)
+    for number in numbers:
+        table.add(ident(number), Place(0, number * 200, 100 + seal.OVERHEAD, 100 + number))
+    return table
+
+
+def ident(number: int) -> bytes:
+    return number.to_bytes(8, "little") * 4
+
+
+@pytest.fixture
+def path(ring: KeyRing, tmp_path: Path) -> Path:
+    return ledger.path_of(tmp_path / "ledgers", "s3://bucket/", ring.current)
+
+
+@pytest.fixture
+def filled(ring: KeyRing, path: Path) -> Path:
+    made = Ledger(ring.current, path)
+    made.learn("index/a", "1", chunks(*range(300)))
+    made.learn("index/b", "1", chunks(299, 300, pack=OTHER))
+    made.close()
+    return path
+
+
+def reopened(ring: KeyRing, path: Path) -> Ledger:
+    found = Ledger(ring.current, path)
+    found.rely_on({PACK, OTHER})
+    return found
+
+
+def test_it_is_there_the_next_time_and_nobody_elses(ring, filled):
+    found = reopened(ring, filled)
+    assert found.find(ident(7)) == (PACK, Place(1, 1400, 100 + seal.OVERHEAD, 107))
+    assert found.find(ident(300)) is not None and found.find(ident(301)) is None
+    assert found.unread([("index/a", "1"), ("index/b", "2"), ("index/c", "1")]) == {"index/b", "index/c"}
+    assert filled.stat().st_mode & 0o777 == 0o600 and filled.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_only_what_may_be_relied_on_is_found(ring, filled):
+    found = reopened(ring, filled)
+    found.rely_on({OTHER})
+    assert found.find(ident(7)) is None
+    assert found.find(ident(299)) == (OTHER, Place(2, 59800, 100 + seal.OVERHEAD, 399))  # it lies in both
+    found.rely_on(())
+    assert found.find(ident(299)) is None
+
+
+def test_what_is_gone_is_forgotten(ring, filled):
+    found = reopened(ring, filled)
+    found.forget(lambda name: name == "index/a")
+    assert found.packs() == {OTHER} and found.find(ident(7)) is None and found.find(ident(299)) is not None
+    assert found.unread([("index/a", "1"), ("index/b", "1")]) == {"index/a"}
+
+
+def test_of_another_store_or_key_it_is_another(ring, path, tmp_path):
+    assert path != ledger.path_of(path.parent, "s3://bucket/other", ring.current)
+    assert path != ledger.path_of(path.parent, "s3://bucket/", new_key())
+
+
+def test_one_that_nobody_came_back_to_goes(ring, filled):
+    long_ago = walltime() - ledger.UNUSED - 60
+    os.utime(filled, (long_ago, long_ago))
+    other = ledger.path_of(filled.parent, "s3://elsewhere/", ring.current)
+    Ledger(ring.current, other).close()
+    assert list(filled.parent.iterdir()) == [other]
+    os.utime(other, (long_ago, long_ago))
+    Ledger(ring.current, other).close()
+    assert other.stat().st_mtime > long_ago + 60, "it is used again"
+
+
+@pytest.mark.parametrize("column", ["start", "length", "size", "pack"])
+def test_a_row_that_is_not_as_it_was_written_is_not_believed(ring, filled, column):
+    with sqlite3.connect(filled) as db:
+        db.execute(f"UPDATE chunks SET {column} = {column} + 1 WHERE ident = ?", [ident(7)])
+    db.close()
+    found = reopened(ring, filled)
+    assert found.find(ident(7)) is None and found.find(ident(8)) is not None
+
+
+def test_bytes_that_rot_are_found_out(ring, filled):
+    """Wherever a byte is damaged: what is found is what was learnt, or nothing is."""
+    whole = filled.read_bytes()
+    told = 0
+    for at in range(0, len(whole), 97):
+        filled.write_bytes(whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :])
+        found = reopened(ring, filled)
+        for number in range(0, 300, 13):
+            answer = found.find(ident(number))
+            told += answer is not None
+            assert answer is None or answer[1][1:] == (number * 200, 100 + seal.OVERHEAD, 100 + number)
+        found.close()
+    assert told > 1000
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4096)])
+def test_one_that_is_damaged_is_begun_anew(ring, filled, content):
+    filled.write_bytes(content)
+    found = reopened(ring, filled)
+    assert found.find(ident(7)) is None
+    found.learn("index/a", "1", chunks(7))
+    found.rely_on({PACK})
+    assert found.find(ident(7)) is not None
+    found.close()
+    assert reopened(ring, filled).find(ident(7)) is not None
+
+
+def test_without_a_place_to_keep_it_it_serves_once(ring, tmp_path):
+    (tmp_path / "gone").write_text("a file, where a directory should be")
+    for path in (None, tmp_path / "gone" / "x.db"):
+        found = Ledger(ring.current, path)
+        found.learn("index/a", "1", chunks(7))
+        found.rely_on({PACK})
+        assert found.find(ident(7)) is not None
+        found.close()
+
+
+def test_without_room_nothing_is_added_and_nothing_lost(ring, filled):
+    found = reopened(ring, filled)
+    pages = found._db.execute("PRAGMA page_count").fetchone()[0]
+    found._db.execute(f"PRAGMA max_page_count={pages + 1}")
+    found.learn("index/c", "1", chunks(*range(1000, 9000)))
+    assert found.unread([("index/a", "1"), ("index/c", "1")]) == {"index/c"}
+    found.rely_on({PACK})
+    assert found.find(ident(7)) is not None and found.find(ident(1000)) is None
+    found.close()
+    assert reopened(ring, filled).find(ident(7)) is not None
+
+
+def test_while_another_writes_it_is_read(ring, filled):
+    writer = sqlite3.connect(filled, isolation_level=None)
+    writer.execute("BEGIN IMMEDIATE")
+    writer.execute("DELETE FROM chunks")
+    found = reopened(ring, filled)
+    assert found.find(ident(7)) is not None
+    writer.execute("ROLLBACK")
+    writer.close()
