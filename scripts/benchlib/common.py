@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import statistics
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 import psutil
 
 from cmdop_migrate.session import cgroup
+from tests.servers import S3Server, seaweed
 
 STORES = ("file", "s3")
 _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
@@ -111,10 +113,29 @@ class Asked:
     warm: bool
     quick: bool
     json: str | None
+    endpoint: str | None
+
+    @contextmanager
+    def s3(self, folder: Path) -> Iterator[S3Server]:
+        """The server that was named, or one of our own."""
+        if self.endpoint is None:
+            with seaweed(folder) as server:
+                yield server
+        else:
+            address, _, port = self.endpoint.removeprefix("http://").rpartition(":")
+            key, secret = os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+            yield S3Server(folder, (int(port),), address, access_key=key, secret_key=secret)
 
     def facts(self) -> dict[str, Any]:
         """For the report: about this machine, and this run."""
-        return {**machine(), "load_before": load(), "rounds": self.rounds, "random": self.random, "warm": self.warm}
+        return {
+            **machine(),
+            "load_before": load(),
+            "rounds": self.rounds,
+            "random": self.random,
+            "warm": self.warm,
+            "s3": self.endpoint or "SeaweedFS",
+        }
 
     def report(self, report: dict[str, Any], tables: str) -> None:
         """To the file that was asked for, if any; and to stdout."""
@@ -138,6 +159,10 @@ def ask(
     parser.add_argument(
         "--warm", action="store_true", help="meanwhile this kernel gives no free memory back to its hypervisor"
     )
+    parser.add_argument(
+        "--endpoint", type=_endpoint, metavar="URL",
+        help="http://ADDRESS:PORT of an S3 server that runs already, with its keys in AWS_ACCESS_KEY_ID and so on",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help=f"{quick}: does it run?")
     parser.add_argument("--json", metavar="FILE", help="all samples, bars and facts; - for stdout instead of tables")
     chosen = parser.parse_args(arguments)
@@ -150,7 +175,9 @@ def ask(
     sizes, stores, rounds = chosen.sizes or sizes, chosen.stores or stores, chosen.rounds or rounds
     if chosen.warm and not _MIN_FREE.exists():
         parser.error(f"--warm: this kernel has no {_MIN_FREE}")
-    return Asked(list(sizes), rounds, list(stores), chosen.random, chosen.warm, chosen.quick, chosen.json)
+    return Asked(
+        list(sizes), rounds, list(stores), chosen.random, chosen.warm, chosen.quick, chosen.json, chosen.endpoint
+    )
 
 
 def _sizes(text: str) -> list[int]:
@@ -158,6 +185,14 @@ def _sizes(text: str) -> list[int]:
         return [int(one) for one in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of MiB, such as 64,512") from None
+
+
+def _endpoint(text: str) -> str:
+    if not re.fullmatch(r"http://[^/:]+:\d+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no http://ADDRESS:PORT")
+    if not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= os.environ.keys():
+        raise argparse.ArgumentTypeError("AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY must be set")
+    return text
 
 
 def _stores(text: str) -> list[str]:

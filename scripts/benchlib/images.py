@@ -18,7 +18,6 @@ from scripts.benchlib import common, rivals
 from scripts.benchlib.imagereport import bars, tables
 from scripts.benchlib.moves import Stores, Subject
 from tests.hosts import CM, Host, a_host, until
-from tests.servers import seaweed
 
 MEMORY = Path("/dev/shm")
 SETTLE = 3.0  # after the first command that used S3 the ready process loads what that needs
@@ -62,7 +61,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY)))
-        server = stack.enter_context(seaweed(folder)) if "s3" in stores else None
+        server = stack.enter_context(asked.s3(folder)) if "s3" in stores else None
         extra = server.environ() if server else {}
         host = stack.enter_context(a_host(folder / "host", extra=extra, ready=True))  # as it is unless one turns it off
         stack.enter_context(_served(host))

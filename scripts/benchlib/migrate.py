@@ -26,7 +26,7 @@ from scripts.benchlib.common import Bar, median, show
 from scripts.benchlib.moves import NAME, Subject
 from tests.hosts import CM
 from tests.moves import World, two
-from tests.servers import S3Server, seaweed
+from tests.servers import S3Server
 
 MEMORY = Path("/dev/shm")
 CHANGE_EVERY = 25  # lines, of 5 ms and more: then a session that is sent ahead rewrites its working set, 5 %
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     with common.warm(asked.warm):
         for store in asked.stores:
             for size in asked.sizes:
-                results[store, size] = _measure(store, size, asked.rounds, asked.random)
+                results[store, size] = _measure(asked, store, size)
     facts["load_after"] = common.load()
     found = bars(results)
     report = {
@@ -97,7 +97,7 @@ def tables(results: dict[tuple[str, int], Samples]) -> str:
     return common.table(title, head, rows)
 
 
-def _measure(store: str, mib: int, rounds: int, random: int) -> Samples:
+def _measure(asked: common.Asked, store: str, mib: int) -> Samples:
     found: Samples = defaultdict(list)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
@@ -105,15 +105,15 @@ def _measure(store: str, mib: int, rounds: int, random: int) -> Samples:
         places: dict[str, str] = {}
         server = None
         if store == "s3":
-            server = stack.enter_context(seaweed(folder))
+            server = stack.enter_context(asked.s3(folder))
             places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
         world = stack.enter_context(two(folder, ttl="15s", environ=places))
         criu = tools.find_criu(config.load(environ=world.a.env()))
-        payload = rivals.Payload(mib, random)
+        payload = rivals.Payload(mib, asked.random)
         twin = rivals.Twin(criu, payload, memory)
         stack.callback(twin.close)
         rivals.warm(memory, 2 * mib)
-        for number in range(rounds):
+        for number in range(asked.rounds):
             with _session(world, Subject(world.a, criu, memory, payload), 0) as subject:
                 raw = _raw(world, subject, twin, memory, server)
                 cold = _move(world)

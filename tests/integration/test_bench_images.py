@@ -65,7 +65,7 @@ def test_what_is_asked_for_is_what_is_measured() -> None:
         assert asked() == ([64, 512, 2048], ["file", "s3"], 3)
         assert asked("--quick") == ([64, 256], ["file", "s3"], 1)
         assert asked("--quick", "--stores", "s3", "--rounds", "2") == ([64, 256], ["s3"], 2)
-        for wrong in (("--stores", "tape"), ("--sizes", "big")):
+        for wrong in (("--stores", "tape"), ("--sizes", "big"), ("--endpoint", "127.0.0.1")):
             with pytest.raises(SystemExit):
                 asked(*wrong)
 
