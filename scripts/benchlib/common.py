@@ -298,8 +298,10 @@ def _group() -> Iterator[str]:
 
 def _watch(group: str, peaks: dict[int, int], ended: threading.Event) -> None:
     """VmHWM only grows, so the last look before the end is what counts; what is missed is what grew after it."""
+    seen: set[int] = set()
     while not ended.wait(0.03):
-        for pid in cgroup.pids(group):
+        seen.update(cgroup.pids(group))  # who brings memory leaves the group as soon as the session runs
+        for pid in seen:
             if _is_ours(pid):
                 peaks[pid] = max(peaks.get(pid, 0), _high_water(pid))
 
