@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -113,6 +114,8 @@ def create(
     where = relaytokens.Where(url, _pin(pin))
     if (actor is None) == (host is None):
         raise Usage("a credential is for an actor or for a host", "Give one of --actor and --host.")
+    if out is None and render.is_void():
+        raise Usage("standard output is closed or the null device: nobody would have it", "Give a file, with --out.")
     if host is not None:
         if role or sessions:
             raise Usage("a host's credential has no role and no sessions", "Leave --role and --session out.")
@@ -122,16 +125,18 @@ def create(
             raise Usage("what may it do, and where?", "Give --role and --session; --session '*' is all of them.")
         seconds = _seconds(expires or "8h")
         made = relaytokens.create_client(app.config, str(actor), cast(Role, role), sessions, seconds, where)
-    if out is not None:
-        relaytokens.save_or_revoke(app.config, out, made)
     claims = made.claims
-    if app.json:
-        facts = {"id": claims.id, "kind": claims.kind, "name": claims.name, "role": claims.role}
-        facts |= {"sessions": claims.sessions, "expires": cast(Any, claims.expires), "relay": cast(Any, made.relay)}
-        render.answer(facts | ({"file": str(out)} if out is not None else {"credential": made.text()}))
-        return
-    render.note(f"{claims.id}: {claims.role} for {claims.name}, until {_until(claims.expires)}")
-    render.line(str(out) if out is not None else made.text())
+    facts = {"id": claims.id, "kind": claims.kind, "name": claims.name, "role": claims.role}
+    facts |= {"sessions": claims.sessions, "expires": cast(Any, claims.expires), "relay": cast(Any, made.relay)}
+    with relaytokens.revoked_unless_had(app.config, made):
+        if out is not None:
+            relaytokens.save(out, made)
+        else:
+            render.only(json.dumps(facts | {"credential": made.text()}) if app.json else made.text())
+    if not app.json:
+        render.note(f"{claims.id}: {claims.role} for {claims.name}, until {_until(claims.expires)}")
+    if out is not None:
+        render.answer(facts | {"file": str(out)}) if app.json else render.line(str(out))
 
 
 @token.command("ls")

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from cmdop_migrate.errors import CmdopError, Unexpected
+from cmdop_migrate.errors import CmdopError, Unexpected, Usage
 
 BAR = 24
 _UNSAID = f"{__name__}.unsaid"  # in what click keeps for one call of a command
@@ -56,6 +56,19 @@ def line(text: str) -> None:
         if not isinstance(error, BrokenPipeError):
             click.get_current_context().meta.setdefault(_UNSAID, error)
         say_no_more(sys.stdout)
+
+
+def only(text: str) -> None:
+    """What is said once, and never again: Usage when it cannot be written, whoever was to read it."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        raise Usage(f"cannot write to standard output: {error.strerror}", "Give a file, with --out.") from error
+
+
+def is_void() -> bool:
+    """Whether standard output is the null device, which is also what stands in for one that is closed."""
+    return os.fstat(sys.stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
 
 
 def unsaid(context: click.Context) -> CmdopError | None:

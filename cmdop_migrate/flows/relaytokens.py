@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,12 +123,13 @@ def save(path: Path, credential: Credential) -> None:
         raise Usage(f"cannot write {path}: {error.strerror}", "Give another file with --out.") from error
 
 
-def save_or_revoke(config: Config, path: Path, credential: Credential) -> None:
-    """The same; one that nobody has got is not left valid."""
+@contextlib.contextmanager
+def revoked_unless_had(config: Config, credential: Credential) -> Iterator[None]:
+    """Whoever is to have it gets it meanwhile; one that nobody has got is not left valid."""
     try:
-        save(path, credential)
-    except CmdopError:
-        with contextlib.suppress(CmdopError):  # what is said is why it could not be written
+        yield
+    except BaseException:
+        with contextlib.suppress(CmdopError):  # what is said is why nobody has it
             revoke(config, credential.claims.id)
         raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,26 @@ def test_a_credential_that_cannot_be_written_is_not_left_valid(at: Host) -> None
         assert "cannot write" in error["message"]
     assert at.cm_json("relay", "token", "ls")["tokens"] == []
     assert {one["state"] for one in at.cm_json("relay", "token", "ls", "--all")["tokens"]} == {"revoked"}
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+@pytest.mark.parametrize("to", ["nobody", "full", "null", "closed"])
+def test_a_credential_that_nobody_reads_is_not_left_valid(at: Host, to: str, flags: tuple[str, ...]) -> None:
+    words = at.argv(*flags, "relay", "token", "create", "--actor", "a", "--role", "read", "--session", "*")
+    reader, nobody = os.pipe()
+    os.close(reader)
+    with os.fdopen(nobody, "wb") as broken, open("/dev/full", "wb") as full, open(os.devnull, "wb") as null:
+        where = {"nobody": broken, "full": full, "null": null, "closed": None}[to]
+        closing = ["sh", "-c", 'exec "$@" >&-', "sh"] if where is None else []
+        done = subprocess.run(
+            [*closing, *words], env=at.env(), stdout=where, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    assert done.returncode == 2, done.stderr
+    if not (flags and to in ("null", "closed")):  # else what is wrong went the same way, as asked
+        assert b"standard output" in done.stderr and b"--out" in done.stderr and b"cmr1_" not in done.stderr
+    assert at.cm_json("relay", "token", "ls")["tokens"] == []
+    kept = at.cm_json("relay", "token", "ls", "--all")["tokens"]
+    assert [one["state"] for one in kept] == ([] if to in ("null", "closed") else ["revoked"])
 
 
 @pytest.mark.parametrize(
