@@ -70,6 +70,7 @@ class Evacuation:
         self.phases = Phases("drain")
         self.waiting: dict[str, Load] = {}
         self.jobs: list[Job] = []
+        self.undecided: dict[str, tuple[Job, Ended]] = {}  # what failed, and nobody knows yet where the session is
         self.done: dict[str, Entry] = {}
         self.listed_at = -math.inf
         self.unsettled: list[Record] = []
@@ -131,7 +132,9 @@ class Evacuation:
         rest = [one for one in self.records.all() if one.session not in taken]
         measured = sessionfacts.measured(self.records)
         for one in rest:
-            if one.phase == "live":
+            if one.phase == "live" and one.session in self.undecided:
+                self._again(*self.undecided.pop(one.session))
+            elif one.phase == "live":
                 self.waiting[one.session] = self.wanted.allows(loads.load(self.records, one, measured))
         for entry in self.made.of("going") if self.resuming is None else []:  # else it may still change
             if entry.session not in taken and entry.session not in self.waiting:
@@ -211,6 +214,8 @@ class Evacuation:
                 parked = record is not None and record.phase == "parked"
                 why = job.planned.why or (f"not moved: {ended.message}" if parked else "")
                 self._look(Entry(load.session, load.name, "going", target, why), seconds)
+            else:
+                self.undecided[load.session] = (job, ended)
         else:
             self._again(job, ended)
 

@@ -250,6 +250,27 @@ def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
     assert world.where(session) == ["host-b"]
 
 
+def test_one_whose_hand_over_failed_is_not_taken_up_as_if_for_the_first_time(world: World) -> None:
+    """The lease store goes away in the middle of it, and is there again: the session is back, and next it is parked."""
+    a = world["host-a"]
+    session = fences.counter(a)
+    with draining(a, **{TEST_STOP: "checkpoint:committing"}) as drain:
+        (child,) = until(lambda: stopped(drain), 30, "its move stands still")
+        with fences.away(world.dir / "lease"):
+            child.resume()
+            until(lambda: not psutil.pid_exists(child.pid), 60, "it gives up")
+            assert fences.record(a, session)["phase"] == "handing"
+        (child,) = until(lambda: [*stopped(drain), *stopped(drain, "checkpoint")], 60, "it is taken up again")
+        assert "checkpoint" in child.cmdline()
+        child.resume()
+        out, said = drain.communicate(timeout=60)
+    facts = json.loads(out)
+    assert drain.returncode == 0, said
+    assert lists(facts) == {"moved": [], "parked": ["w"], "failed": [], "left": []}, facts
+    assert facts["parked"][0]["why"].startswith("not moved: "), facts
+    assert [one["state"] for one in a.sessions()] == ["parked"] and world.where(session) == []
+
+
 def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> None:
     """Told thrice to stop, a drain leaves what is under way to itself; it may go yet."""
     a = world["host-a"]
