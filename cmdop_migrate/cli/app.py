@@ -16,6 +16,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
 from cmdop_migrate.flows import aheads
 from cmdop_migrate.session.records import Records
+from cmdop_migrate.session.wire import UNSURE
 
 
 class App:
@@ -41,8 +42,9 @@ class App:
         return [*named, *(word for key, value in self.flags.items() for word in (f"--{key.replace('_', '-')}", value))]
 
     def _keep_agent(self, records: Records) -> None:
-        """Sessions whose agent died stand still before long: whoever comes by first starts another."""
-        if any(record.phase in ("live", "handing") for record in records.all()):
+        """Sessions whose agent died stand still before long, or nobody asks whether they are parked: whoever comes by
+        first starts another."""
+        if any(one.phase in ("live", "handing") or (one.exit and one.exit.reason == UNSURE) for one in records.all()):
             from cmdop_migrate.flows import agentlock
 
             try:

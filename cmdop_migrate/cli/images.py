@@ -15,7 +15,7 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
-from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, tools
+from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings, tools
 from cmdop_migrate.flows import restore as restore_flow
 from cmdop_migrate.flows import standby as standby_flow
 from cmdop_migrate.flows.receiver import Target
@@ -106,6 +106,8 @@ def restore(
     if standby is not None and reference is not None:
         render.answer(_stand_by(records, reference, standby, wanted))
         return None
+    if reference is None:
+        parkings.settle(records)
     with _place(app, records, host) as target, render.progress(app.json) as show:
 
         def bring(one: str | None) -> dict[str, Any]:

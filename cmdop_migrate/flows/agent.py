@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
-from cmdop_migrate.flows import aheads, handover, hooks, wards
+from cmdop_migrate.flows import aheads, handover, hooks, parkings, wards
 from cmdop_migrate.flows import leases as host_leases
 from cmdop_migrate.flows.agentlock import Lock
 from cmdop_migrate.flows.handovers import Handovers
@@ -60,6 +60,7 @@ class Agent:
         self.name = HostName(leases, records)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
         self.handovers = Handovers(records, leases, self._tell_back)
+        self.parkings = parkings.Parkings(records, leases)
         self.vigil = Vigil(records.socket, lambda: list(self.known))
 
     def run(self) -> None:
@@ -131,6 +132,7 @@ class Agent:
         if renew:
             self.name.keep()
         waiting = self.handovers.step()
+        self.parkings.step()
         self._write_metrics(live)
         return bool(live or self.ending or waiting)
 
@@ -158,7 +160,7 @@ class Agent:
         False: look again."""
         if record.phase != "exited":
             return record.phase not in ("starting", "restoring")
-        if self.met is None or (record.session, record.token) in self.met:
+        if (record.session, record.token) in self.met if self.met is not None else not parkings.is_unsure(record):
             return True
         answer = self._resume_one(record, away)
         if isinstance(answer, Held):

@@ -45,6 +45,7 @@ from cmdop_migrate.flows import (
     hooks,
     leases,
     opening,
+    parkings,
     talk,
     tools,
 )
@@ -375,11 +376,20 @@ class _Checkpoint:
         except HolderGone:
             pass  # as it should be: the incarnation has ended
         after = self.records.load(self.record.session)
-        if after is None or after.phase != "parked":
+        if (after is None or after.phase != "parked") and not self._was_parked():
             raise Blocked(
                 f"session {self.record.name!r} was ended by someone else while it was being parked",
                 f"Its checkpoint is whole: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
             )
+
+    def _was_parked(self) -> bool:
+        """The holder was ended before it heard of it: then the lease tells, unless it was a person's wish."""
+        after = talk.after_loss(self.records, self.record)
+        if not parkings.is_doubtful(after):
+            return False
+        store = leases.open_store(self.config)
+        known = talk.until(lambda: parkings.ask(self.records, store, after), bool, DEAD)
+        return known is not None and known.phase == "parked"
 
     def _thaw(self) -> None:
         if not self.is_ours or self.commit.in_doubt:

@@ -52,6 +52,8 @@ class Holder(Keeper):
         if int(str(message["token"])) != self.record["token"]:
             return {"re": "fresh", "error": "token"}
         self.deadman.renewed(wire.seconds(message["until"]), wire.seconds(message["since"]))
+        if self.freezer is None and not self.deadman.fenced:
+            self.committing = False  # whoever was at it is gone, and it is not parked
         self.idle.look()
         idle = 0.0 if self.clients.attached() else self.idle_for()
         return {"re": "fresh", "fenced": self.deadman.fenced, "idle": round(idle, 1)}
@@ -155,6 +157,7 @@ class Holder(Keeper):
                 self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
                 self.let_go()
             self.end(number, grace)
+            self.committing = False  # a person's wish: it has ended, wherever it stood
             return {"re": op}
         raise ValueError(f"unknown request {op!r}")
 
@@ -190,7 +193,7 @@ class Holder(Keeper):
             if self.deadman.may_run() and not self.writers.turn.frozen:
                 cgroup.thaw(self.cgroup)
             return {"re": "freeze", "error": "stuck"}
-        self.freezer = client
+        self.freezer, self.committing = client, False
         self.writers.stop()
         while self.read_all():
             pass
@@ -238,9 +241,11 @@ class Holder(Keeper):
 
     def let_go(self) -> None:
         """The freezer is not heard any more."""
-        if self.committing:
+        committing = self.committing
+        if committing:
             self.deadman.doubt()  # it may exist in the store alone by now: the agent will know
         self.thaw()
+        self.committing = committing
 
     def thaw(self) -> None:
         """The session goes on where it stood."""

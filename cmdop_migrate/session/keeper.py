@@ -59,7 +59,7 @@ class Keeper(ABC):
         self.exit_status: int | None = None
         self.freezer: Client | None = None  # who has the session frozen, to dump it
         self.unread = b""  # taken out of the terminal while frozen
-        self.committing = False  # the freezer may have parked it, should it leave without a word
+        self.committing = False  # the freezer may have parked it, or may have had when it left without a word
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
         self.first_output: float | None = None  # CLOCK_BOOTTIME; of this incarnation
         self.parked: str | None = None
@@ -286,6 +286,8 @@ class Keeper(ABC):
             ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
             self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
         else:
+            if self.committing:
+                ended.update(reason=wire.UNSURE, code=None)
             if self.superseded:
                 ended.update(reason=self.superseded, code=None if self.handing else code)
             self.record.update(phase="exited", exit=ended, pid=None)

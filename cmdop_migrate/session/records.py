@@ -296,6 +296,27 @@ class Records:
             launch.remove_files(str(self.directory(session)))
             os.close(fd)
 
+    def put_right(self, before: Record, after: Record) -> Record | None:
+        """`after`, of a session that does not run here, for `before`. None when its holder is not gone yet, somebody
+        restores it, or another has its name by now: then nothing is changed."""
+        with self.locked():
+            fd = self.take(before.session)
+            if fd is None:
+                return None
+            try:
+                self.name_is_free(before.name, but_for=before.session)
+                if self.load(before.session) != before:
+                    return None
+                self.save(after)
+                if after.phase == "parked":
+                    launch.remove_files(str(self.directory(after.session)))
+                    self.events.emit("parked", after.session, name=after.name, code=None, reason="by its lease")
+                return after
+            except Blocked:
+                return None
+            finally:
+                os.close(fd)
+
     def forget_ended(self, session: str) -> bool:
         """Removes every trace of one that has ended; with the host's lock held. False: its holder is not gone yet, or
         it is being restored here, and its record says so only when it runs."""

@@ -22,6 +22,7 @@ CONTROL, OUTPUT, INPUT = 0, 1, 2
 MAX_PAYLOAD = 1 << 20
 MAX_ANSWER = 4 << 20  # in JSON a byte takes up to six
 OUTPUT_STEP = 32 << 10
+UNSURE = "it ended while it was being parked"  # its holder does not know whether it is
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
 _TIMEVAL = struct.Struct("ll")

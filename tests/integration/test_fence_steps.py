@@ -112,6 +112,62 @@ def test_ended_by_somebody_between_commit_and_park(hosts: tuple[Host, Host], tmp
     assert_one(hosts, session, b)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("left", ["command", "agent", "nobody"])
+def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: str, number: int) -> None:
+    """It could not know that its session is parked: whoever is left, or comes next, asks the lease."""
+    a, _ = hosts
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent), fences.stopped_at(a, "park", "checkpoint", "w") as (cli, standing):
+        os.kill(a.holder(session), number)
+        until(lambda: not a.holders(session), 10, "it ends at A")
+        if left == "command":
+            standing.resume()
+            _, said = cli.communicate(timeout=20)
+            assert cli.returncode == 0, said
+            assert fences.record(a, session)["phase"] == "parked"
+        elif left == "nobody":
+            os.kill(agent, signal.SIGKILL)
+    if left == "agent":
+        a.sessions()  # of one that was killed, this host hears by the next command
+        until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+    if (left, number) != ("nobody", signal.SIGKILL):  # else `ls` knows only that its holder died
+        assert [one["state"] for one in a.sessions()] == ["parked"]
+    assert_one(hosts, session, None)
+    assert [one["name"] for one in a.cm_json("restore", "--all")["restored"]] == ["w"]
+    fences.counts_on(a, session)
+    assert_one(hosts, session, a)
+
+
+def test_holder_ended_while_nobody_knows_whether_it_is_parked(hosts: tuple[Host, Host]) -> None:
+    """The command is gone, too: the session stood still until somebody would ask its lease."""
+    a, _ = hosts
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):
+        fences.kill_at(a, "park", "checkpoint", "w")
+        fences.stands_still(a, session)
+        os.kill(a.holder(session), signal.SIGTERM)
+        until(lambda: not a.holders(session), 10, "it ends")
+    until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+    assert_one(hosts, session, None)
+
+
+def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
+    """Then it is not parked, and nobody says so."""
+    a, _ = hosts
+    session = fences.counter(a)
+    with fences.stopped_at(a, "committing", "checkpoint", "w"):
+        os.kill(a.holder(session), signal.SIGTERM)
+        until(lambda: not a.holders(session), 10, "it ends")
+    until(lambda: fences.lease(a, session)["state"] == "free", 10, "its lease is let go of")
+    until(lambda: a.sessions()[0]["note"] == "it ended before it was parked", 10, "it is known that it is not")
+    assert a.sessions()[0]["state"] == "exited" and a.cm_json("restore", "--all")["restored"] == []
+
+
 @pytest.mark.parametrize("step", ["lease", "files", "pre-resume", "resumed"])
 @pytest.mark.parametrize("again", ["here", "there"])
 def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None:
