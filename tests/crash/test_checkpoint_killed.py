@@ -42,7 +42,7 @@ def test_the_command_killed_at_every_step_leaves_the_session_running_or_parked(
         show("checkpoint, its command killed", rows, print)
 
 
-def test_the_holder_killed_at_every_step_ends_the_session_and_says_so(
+def test_the_holder_killed_at_every_step_ends_or_parks_the_session_and_says_so(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("step", "killed", "exit", "session", "why")]
@@ -52,14 +52,18 @@ def test_the_holder_killed_at_every_step_ends_the_session_and_says_so(
             gone(psutil.Process(host.holder(one.session)))
             cli.send_signal(signal.SIGCONT)
             status, answer = finished(cli)
+        if step == "park":  # it was committed: nothing of the session is lost
+            assert status == 0 and one.state == "parked", answer
+            host.assert_clean(ended=True)
+            rows.append((step, "holder", str(status), one.state, "-"))
+            assert host.cm_json("restore", one.session)["token"] == 2
+            one.assert_runs()
+            continue
         assert (status, answer["error"]["code"]) in ((4, "session_exited"), (4, "blocked")), answer
         assert one.state == "exited"
         assert one.record()["exit"]["reason"] == "its holder died"
         host.assert_clean(ended=True)
         rows.append((step, "holder", str(status), one.state, answer["error"]["message"]))
-        if step == "park":  # it was published: the session is not lost
-            assert host.cm_json("restore", one.session)["token"] == 2
-            one.assert_runs()
     with capsys.disabled():
         show("checkpoint, the session's holder killed", rows, print)
 
