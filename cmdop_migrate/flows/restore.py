@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,6 +84,8 @@ class _Restore:
         self.began = clock.boottime()
         self.session = ""
         self.stall: Path | None = None  # where `ls` finds what a session that runs already waits for
+        self._telling = threading.Lock()
+        self._is_stalled = False
 
     def run(self) -> None:
         criu = self.known.criu if self.known else tools.find_criu(self.config)
@@ -184,11 +187,19 @@ class _Restore:
         if error is not None:
             self.say(f"waiting for the store since {seconds:.0f} s: {error.message}")
             _log.warning("the store is away since %.0f s: %s", seconds, error.message)
-        if self.stall is None or (error is None) != self.stall.exists():
-            return  # nothing new; or nobody runs yet who could be stalled
+        with self._telling:  # several may wait for it at once, and hear it at once
+            if self.stall is None or (error is not None) == self._is_stalled:
+                return  # nobody runs yet who could be stalled; or nothing new
+            self._is_stalled = error is not None
+            try:
+                self._note_stall(self.stall, seconds, error)
+            except OSError as trouble:  # a full disk: no reason to end what only waits
+                _log.warning("that it waits, or not, is not on record: %s", trouble)
+
+    def _note_stall(self, note: Path, seconds: float, error: Unreachable | None) -> None:
         if error is not None:
-            self.stall.write_text(f"waits for the store: {error.message}")
+            note.write_text(f"waits for the store: {error.message}")
             self.records.events.emit("memory_stalled", self.session, reason=error.message)
         else:
-            self.stall.unlink()
+            note.unlink(missing_ok=True)
             self.records.events.emit("memory_going_on", self.session, after_s=round(seconds, 3))

@@ -1,0 +1,52 @@
+"""A session that runs while the store is away: who waits for its memory tells of it, and fails for no other reason."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from cmdop_migrate.errors import StoreUnreachable
+from cmdop_migrate.events import Events
+from cmdop_migrate.flows.incarnation import Wanted
+from cmdop_migrate.flows.restore import _Restore
+from cmdop_migrate.session.records import Records
+
+AWAY = StoreUnreachable("no answer", "")
+READERS = 6  # as many threads may wait for the store at once
+
+
+def restoring(place: Path) -> _Restore:
+    records = cast(Records, SimpleNamespace(config=None, events=Events(place, "a")))
+    one = _Restore(records, None, Wanted(lazy=True), lambda _: None, lambda _: None)
+    one.session, one.stall = "abc", place / "stall"
+    return one
+
+
+def all_at_once(act: Callable[[], None]) -> None:
+    together = threading.Barrier(READERS)
+
+    def run(_: int) -> None:
+        together.wait()
+        act()
+
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(run, range(READERS)))
+
+
+def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
+    one = restoring(tmp_path)
+    for _ in range(50):
+        all_at_once(lambda: one._stalled(1.0, AWAY))
+        all_at_once(lambda: one._stalled(2.0, None))
+    events: list[Any] = [line["event"] for line in one.records.events.read()]
+    assert events == ["memory_stalled", "memory_going_on"] * 50
+
+
+def test_where_nothing_can_be_written_it_only_waits(tmp_path: Path) -> None:
+    one = restoring(tmp_path / "gone")
+    one._stalled(1.0, AWAY)
+    one._stalled(2.0, None)
