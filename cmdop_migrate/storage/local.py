@@ -41,6 +41,7 @@ class LocalStore(Store):
         self._lock = threading.Lock()
         self._linked: set[Path] = set()  # directories whose own names are known to be on disk
         self._swept = False
+        self._seen: tuple[int, int] | None = None  # the directory in which something was found last
 
     def put(self, name: str, data: Data) -> None:
         target = self.root / check_name(name)
@@ -64,8 +65,10 @@ class LocalStore(Store):
             try:
                 fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
+                self._still_there()
                 raise KeyError(name) from None
             try:
+                self._seen = self._identity()
                 found = os.fstat(fd)
                 if not stat.S_ISREG(found.st_mode):
                     raise KeyError(name)
@@ -80,7 +83,9 @@ class LocalStore(Store):
             try:
                 found = os.stat(self.root / name, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
+                self._still_there()
                 return None
+            self._seen = self._identity()
         return ObjectInfo(name, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -125,6 +130,7 @@ class LocalStore(Store):
                 with os.scandir(self.root / folder) as found:
                     entries = sorted((entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in found)
             except (FileNotFoundError, NotADirectoryError):
+                self._still_there()
                 return
         for plain, entry in entries:
             name = f"{folder}/{plain}" if folder else plain
@@ -137,6 +143,19 @@ class LocalStore(Store):
                 info = self.stat(name)
                 if info is not None:
                     yield info
+
+    def _still_there(self) -> None:
+        """For who does not find something. A disk that was unmounted leaves an empty directory, or none: what was on it
+        is not gone."""
+        if self._seen is not None and self._identity() != self._seen:
+            raise OSError(errno.ENODEV, "its directory is not the one it was: is its disk mounted?")
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self.root)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_dev, found.st_ino
 
     @contextlib.contextmanager
     def _written(self, data: Data) -> Iterator[Path]:

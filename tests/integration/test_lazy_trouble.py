@@ -1,0 +1,83 @@
+"""A session that runs while its memory is still in the store, and what may befall it until all of it is here."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.crash.witness import Witness, stopped
+from tests.hosts import Host, open_files, processes, until
+from tests.proxy import Proxy
+from tests.servers import S3Server, seaweed
+
+SLOW = 6 << 20  # bytes a second
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with seaweed(tmp_path_factory.mktemp("s3")) as one:
+        yield one
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, size: int) -> Iterator[Path]:
+    """A small disk. Its name keeps it out of what a host counts as left behind."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "host-t", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def parked(host: Host, server: S3Server, bucket: str) -> tuple[Witness, str]:
+    """A session of 64 MiB in the bucket, and its checkpoint."""
+    host.extra |= server.environ() | {"CMDOP_MIGRATE_STORE": server.url(bucket)}
+    one = Witness.start(host, size=64)
+    return one, host.cm_json("checkpoint", one.name)["checkpoint"]
+
+
+def through(host: Host, server: S3Server, bucket: str, proxy: Proxy) -> None:
+    proxy.rate = SLOW
+    host.extra["CMDOP_MIGRATE_STORE"] = server.url(bucket, endpoint=proxy.endpoint)
+
+
+def worker(one: Witness) -> list[int]:
+    """Who brings its memory."""
+    chunks = str(one.host.state / "sessions" / one.session / "image" / "chunks")
+    return [pid for pid in processes() if chunks in open_files(pid)]
+
+
+def memory_events(one: Witness) -> list[str]:
+    return [event["event"] for event in one.host.events(one.session) if event["event"].startswith("memory")]
+
+
+def complete(one: Witness) -> None:
+    until(lambda: memory_events(one)[-1:] == ["memory_complete"], 60, "all memory is there")
+    one.assert_runs()
+
+
+def test_a_store_that_is_unmounted_stalls_it(host: Host, tmp_path: Path) -> None:
+    """Its disk away, a directory looks empty: that is not a pack that is gone."""
+    disk, aside = tmp_path / "disk", tmp_path / "aside"
+    aside.mkdir()
+    with tmpfs(disk, 220 << 20):
+        host.extra["CMDOP_MIGRATE_STORE"] = f"file://{disk}/store"
+        one = Witness.start(host, size=64)
+        host.cm_json("checkpoint", one.name)
+        with stopped(host, "memory", "restore", one.name, "--lazy") as (_, process):
+            subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True)
+            subprocess.run(["umount", "-l", str(disk)], check=True)
+            process.send_signal(signal.SIGCONT)
+            try:
+                until(lambda: memory_events(one), 60, "an event")
+                assert memory_events(one) == ["memory_stalled"]
+            finally:
+                subprocess.run(["mount", "--bind", str(aside), str(disk)], check=True)
+                subprocess.run(["umount", "-l", str(aside)], check=True)
+            complete(one)
