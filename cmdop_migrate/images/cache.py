@@ -8,6 +8,7 @@ Bytes that do not verify are never written, never returned.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -217,6 +218,15 @@ class SealedCache:
         for group in share:
             self._check(group, self._local_data(group))
             sock.sendall(_TRUE)
+
+    def reserve(self) -> None:
+        """Room on this disk for all that is to come: nobody else gets it meanwhile. OSError when there is none."""
+        if self._spans and self._link(self._spans[0].pack) is None:
+            try:
+                os.posix_fallocate(self._fd, 0, self.size)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of a file system that knows no such thing
+                    raise
 
     def check_store(self) -> None:
         """That the store has every pack that is needed, as far as it is: ImageRefused. Nothing is brought."""

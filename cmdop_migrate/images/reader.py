@@ -156,8 +156,8 @@ def fetch_lazy(
     on_stall: Callable[[float, Unreachable | None], None],
 ) -> Image:
     """An Image whose chunks are still in the store, which has them all: small blobs are brought now, the rest when
-    it is asked for. A store that is away stalls readers, says so through `on_stall`, and is asked again until it is
-    back or the image closed."""
+    it is asked for; there is room for it here. A store that is away stalls readers, says so through `on_stall`, and is
+    asked again until it is back or the image closed."""
     found = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
     sealer = Sealer(ring.get(found.key))
     table = load_table(store, found, sealer)
@@ -165,6 +165,7 @@ def fetch_lazy(
     cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE, on_stall)
     try:
         cache.check_store()
+        cache.reserve()
         first = [blob.chunks for blob in found.blobs.values() if blob.size <= SMALL]
         cache.bring(number for chunks in first for number in chunks)
     except BaseException:

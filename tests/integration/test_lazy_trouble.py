@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,28 @@ def memory_events(one: Witness) -> list[str]:
 def complete(one: Witness) -> None:
     until(lambda: memory_events(one)[-1:] == ["memory_complete"], 60, "all memory is there")
     one.assert_runs()
+
+
+def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Server) -> None:
+    """What is still to come has its room from the beginning."""
+    bucket = server.new_bucket()
+    host.state.mkdir()
+    with tmpfs(host.state, 220 << 20), Proxy(server.port) as proxy:
+        one, _ = parked(host, server, bucket)
+        through(host, server, bucket, proxy)
+        host.cm_json("restore", one.name, "--lazy")
+        with (host.state / "ballast").open("wb", 0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(1 << 20))
+        proxy.block()  # which nothing on this disk can be told of
+        time.sleep(3)
+        proxy.rate = 0
+        proxy.unblock()
+        until(lambda: not worker(one), 60, "all memory is there")
+        one.assert_counts()
+        (host.state / "ballast").unlink()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
 
 
 def test_a_store_that_is_unmounted_stalls_it(host: Host, tmp_path: Path) -> None:
