@@ -24,7 +24,7 @@ from cmdop_migrate.session import cgroup, launch, network
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
-OWN_GROUPS = ("holders", "agent")
+OWN_GROUPS = ("holders", "restorers", "agent")
 AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp", "ready.sock")
 CM = [sys.executable, "-m", "cmdop_migrate"]
 

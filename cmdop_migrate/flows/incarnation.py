@@ -19,7 +19,7 @@ from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, decoders, descriptors, hooks, leases, memory, tools
+from cmdop_migrate.flows import carry, contents, decoders, descriptors, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
@@ -30,7 +30,6 @@ from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record
 from cmdop_migrate.session import affinity, cgroup, connections, network
-from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -38,6 +37,7 @@ CRIU_TIMEOUT = 600.0
 HOLDER_TIMEOUT = 5.0
 FILES = 1 << 16
 MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
+RESTORERS = "restorers"  # a cgroup beside that of the holders
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -169,6 +169,7 @@ class Incarnation:
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
             starter = self.starter = self._run(holder, pager, source.waiting())
+            self._leave_surroundings()
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self.image.bring_rest()
@@ -188,6 +189,13 @@ class Incarnation:
         self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
+
+    def _leave_surroundings(self) -> None:
+        """The session ends with us from here on: whoever ends all that a unit has started must not find us there."""
+        group = os.path.join(os.path.dirname(self.group), RESTORERS)
+        with contextlib.suppress(OSError):
+            cgroup.create(group)
+            cgroup.join(group)
 
     def _decoders(self, source: memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
         """What is still in the store comes through one process, which knows what is on its way."""
@@ -386,15 +394,6 @@ class Incarnation:
                 "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
                 "ran_at": round(self.runs_from, 6),
-                "printed_at": self._printed_at(),
+                "printed_at": talk.printed_at(self.records, self.record.session),
             }
         )
-
-    def _printed_at(self) -> float | None:
-        """When it printed for the first time since it is back, on this host's CLOCK_BOOTTIME; None: not yet."""
-        try:
-            with Channel(self.records.socket(self.record.session)) as channel:
-                first = channel.ask(op="status", timeout=1.0).get("first_output")
-        except (HolderGone, CmdopError):
-            return None  # it has ended already, or its holder is busy
-        return round(float(first), 6) if first is not None else None

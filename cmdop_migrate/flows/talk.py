@@ -74,6 +74,16 @@ def row(records: Records, record: Record) -> dict[str, Any]:
     }
 
 
+def printed_at(records: Records, session: str) -> float | None:
+    """When it printed for the first time since it is back, on this host's CLOCK_BOOTTIME; None: not yet."""
+    try:
+        with Channel(records.socket(session)) as channel:
+            first = channel.ask(op="status", timeout=1.0).get("first_output")
+    except (HolderGone, CmdopError):
+        return None  # it has ended already, or its holder is busy
+    return round(float(first), 6) if first is not None else None
+
+
 def _stall(records: Records, record: Record) -> str:
     """What a session that runs while its memory is still in the store waits for."""
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.session import cgroup
 from tests.crash.witness import Witness, stopped
 from tests.hosts import Host, open_files, processes, until
 from tests.proxy import Proxy
@@ -83,6 +84,26 @@ def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Serve
         (host.state / "ballast").unlink()
         host.cm_json("kill", one.name, "--signal", "KILL")
         host.close()
+
+
+def test_whoever_ends_all_that_the_command_started_does_not_end_it(host: Host, server: S3Server) -> None:
+    """As a service manager does when the command of a unit is done."""
+    bucket = server.new_bucket()
+    one, _ = parked(host, server, bucket)
+    unit = host.group("unit")
+    cgroup.create(unit)
+    try:
+        with Proxy(server.port) as proxy:
+            through(host, server, bucket, proxy)
+            host.prefix = ("sh", "-c", f'echo 0 > {unit}/cgroup.procs && exec "$@"', "sh")
+            host.cm_json("restore", one.name, "--lazy")
+            host.prefix = ()
+            assert worker(one), "its memory is still coming"
+            cgroup.kill(unit)
+            proxy.rate = 0
+            complete(one)
+    finally:
+        cgroup.remove(unit)
 
 
 def test_a_store_that_is_unmounted_stalls_it(host: Host, tmp_path: Path) -> None:
