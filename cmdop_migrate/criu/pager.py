@@ -43,6 +43,7 @@ _FINISHED = 0x52535446  # where a pid is expected: all processes are there
 _ROOM = 64 << 20  # for messages that nobody reads; each takes about 1 KiB
 _FAULT_THREADS = 4
 _BURY_AFTER = 64
+_LOOK_EVERY = 0.2
 NICE = 5
 _log = log.get("pager")
 
@@ -123,9 +124,11 @@ class Pager:
         if absent:
             raise Unexpected(f"CRIU gave no access to the memory of {sorted(absent)}", "See its log.")
 
-    def wait(self) -> bool:
-        """Until all memory is in place, or lost; -> which."""
-        self._done.wait()
+    def wait(self, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Until all memory is in place (True), lost, or, as `is_over` tells, of no more use to anybody."""
+        while not self._done.wait(_LOOK_EVERY):
+            if is_over():
+                return False
         return self.lost is None
 
     def close(self) -> None:

@@ -176,7 +176,7 @@ class Incarnation:
             with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for them
                 told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
                 with self.phases.phase("memory"):
-                    whole = pager.wait()
+                    whole = pager.wait(lambda: starter.process.poll() is not None)  # it goes with its session
                 if whole:
                     self._clean()  # before "complete": after it the next checkpoint may use the same directory
                     with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
@@ -186,7 +186,8 @@ class Incarnation:
         if self.lost is not None and not self._ended_by_itself():
             self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
-        self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
+        if whole:
+            self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
 

@@ -38,6 +38,7 @@ RECENT = 4  # spans that a thread keeps while it streams
 _ABSENT, _COMING, _HERE = 0, 1, 2
 _TRUE = b"1"
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+_STOP_WAIT = 1.0
 _logger = log.get("images.cache")
 
 
@@ -280,17 +281,21 @@ class SealedCache:
             raise self.failure
         return not self.missing
 
-    def stop(self) -> None:
-        """Nothing more is fetched; whoever waits for the store is told."""
+    def stop(self) -> bool:
+        """Nothing more is fetched; whoever waits for the store is told. False: it keeps one waiting, who may be at it
+        for a minute yet."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
+        until = boottime() + _STOP_WAIT
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - boottime()))
+        return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """When nobody reads any more."""
-        self.stop()
+        if not self.stop():
+            return  # it has them in use: they go when we do
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -98,8 +98,8 @@ class Image:
         self.cache.start_background(parallel)
 
     def close(self) -> None:
-        self.cache.stop()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        is_still = self.cache.stop()
+        self._pool.shutdown(wait=is_still, cancel_futures=True)
         self.cache.close()
 
 

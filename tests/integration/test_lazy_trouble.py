@@ -64,6 +64,22 @@ def complete(one: Witness) -> None:
     one.assert_runs()
 
 
+def test_killed_while_the_store_is_away_it_is_over_at_once(host: Host, server: S3Server) -> None:
+    """Nobody waits for memory that nobody needs any more."""
+    bucket = server.new_bucket()
+    one, _ = parked(host, server, bucket)
+    with Proxy(server.port) as proxy:
+        through(host, server, bucket, proxy)
+        host.cm_json("restore", one.name, "--lazy")
+        proxy.block()
+        until(lambda: memory_events(one) == ["memory_stalled"], 60, "it is stalled")
+        began = time.monotonic()
+        host.cm_json("kill", one.name, "--grace", "1s")
+        assert time.monotonic() - began < 8
+        until(lambda: not worker(one), 10, "whoever brought its memory is gone")
+    host.assert_clean(ended=True)
+
+
 def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Server) -> None:
     """What is still to come has its room from the beginning."""
     bucket = server.new_bucket()
