@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
+from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused
 from cmdop_migrate.flows import leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
@@ -97,15 +97,24 @@ def prune(
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     kept = leases.survey(leases.open_store(records.config))
     ended, needed = set(), {lease.checkpoint for lease in kept.values()}
+    coming = {}
     for record in records.all():
         # Parked, or running while its memory is still in the store. A branch needs what its parent's name is on.
-        if record.phase not in ("exited", "live") or (records.directory(record.session) / "image").exists():
+        is_coming = (records.directory(record.session) / "image").exists()
+        if record.phase == "live" and is_coming:
+            coming[record.checkpoint] = record.name
+        if record.phase not in ("exited", "live") or is_coming:
             needed.add(record.checkpoint)
         elif record.phase == "exited":
             ended.add(record.session)
     also = [catalog.find(store, one).checkpoint for one in drop]
     for one in also:
         leases.may_drop(records, kept, one)
+        if one in coming:
+            raise Fenced(
+                f"session {coming[one]!r} runs, and its memory is still coming from checkpoint {one[:12]}",
+                "Wait until it is here; see: cmdop-migrate ls",
+            )
     done = retention.prune(
         store,
         ring,

@@ -80,6 +80,20 @@ def test_killed_while_the_store_is_away_it_is_over_at_once(host: Host, server: S
     host.assert_clean(ended=True)
 
 
+def test_its_checkpoint_is_not_dropped_under_it(host: Host, server: S3Server) -> None:
+    bucket = server.new_bucket()
+    one, saved = parked(host, server, bucket)
+    with Proxy(server.port) as proxy:
+        through(host, server, bucket, proxy)
+        host.cm_json("restore", one.name, "--lazy")
+        host.extra["CMDOP_MIGRATE_STORE"] = server.url(bucket)
+        error = host.fails("checkpoints", "prune", "--drop", saved, status=5, code="fenced")
+        assert "memory" in error["message"] and one.name in error["message"]
+        proxy.rate = 0
+        complete(one)
+    assert host.cm_json("checkpoints", "prune", "--drop", saved)["checkpoints"] == [saved]
+
+
 def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Server) -> None:
     """What is still to come has its room from the beginning."""
     bucket = server.new_bucket()
