@@ -17,6 +17,7 @@ NetMode = Literal["private", "host"]
 RECORD_VERSION = 1
 PROTOCOL = 1
 """What two hosts must agree on: grows when what one host says to another, or is told by it, changes its meaning."""
+_ID = re.compile(r"[0-9a-f]{24}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -34,6 +35,10 @@ def session_name(text: str) -> str:
 def new_session_id() -> str:
     """Identity of a session, for ever: 96 random bits, so no two hosts ever make the same."""
     return os.urandom(12).hex()
+
+
+def is_session_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

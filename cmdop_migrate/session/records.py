@@ -28,7 +28,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
-from cmdop_migrate.model import RECORD_VERSION, Exit, Record
+from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
 from cmdop_migrate.session import cgroup, draining, files, launch
 
 _log = log.get("session")
@@ -111,8 +111,9 @@ class Records:
         files.replace_json(str(self.directory(record.session) / "session.json"), record.to_json())
 
     def ids(self) -> list[str]:
+        """What else lies there, a copy that somebody made or what fsck has found, is no session."""
         try:
-            return os.listdir(self.config.sessions_dir)
+            return list(filter(is_session_id, os.listdir(self.config.sessions_dir)))
         except FileNotFoundError:
             return []
 
@@ -230,7 +231,7 @@ class Records:
         if not self.config.sessions_dir.exists():
             return
         with self.locked():
-            for session in os.listdir(self.config.sessions_dir):
+            for session in self.ids():
                 try:
                     self._sweep_one(session)
                 except OSError as error:
