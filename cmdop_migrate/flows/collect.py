@@ -83,7 +83,8 @@ def verify(records: Records, reference: str | None) -> list[dict[str, Any]]:
 def damaged(bad: list[dict[str, Any]]) -> ImageRefused:
     words = "; ".join(f"{one['checkpoint'][:12]}: {one['problem']}" for one in bad[:5])
     return ImageRefused(
-        f"{len(bad)} checkpoints would not restore: {words}", "Drop them with: checkpoints prune --drop ID"
+        f"{len(bad)} checkpoints are not whole, or cannot be read here: {words}",
+        "Bring a key that is missing: cmdop-migrate key import. Drop what is damaged: checkpoints prune --drop ID.",
     )
 
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images import catalog, index, layout, packs
 from cmdop_migrate.images.chunks import PageTable
 from cmdop_migrate.images.codec import Codec
@@ -38,6 +39,8 @@ def verify(store: Store, ring: KeyRing, checkpoint: str, parallel: int = 3) -> V
         index.decode(found.checkpoint, store.get(layout.index_name(found.checkpoint)), ring)
     except KeyError:
         pass  # an index may be missing: it is only a hint
+    except ImageRefused as error:
+        raise ImageRefused(f"{error.message}; it restores all the same, and chunks of it may be sent again") from error
     wanted: dict[int, set[tuple[bytes, int, int, int]]] = defaultdict(set)
     for ident, pack, offset, length, size in table.rows():
         wanted[pack].add((ident, offset, length, size))

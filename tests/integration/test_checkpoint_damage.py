@@ -255,7 +255,7 @@ def test_checkpoints_verify_ls_and_drop_a_damaged_one(parked: Parked) -> None:
     mine = set(found.packs) - set(catalog.load(parked.store, parked.ring, parked.first).packs)
     flip(parked.path(layout.pack_name(mine.pop())), 40)
     done = host.cm("checkpoints", "verify")
-    assert done.returncode == 7 and b"--drop" in done.stderr, done
+    assert done.returncode == 7 and b"--drop" in done.stderr and b"key import" in done.stderr, done
     assert parked.second[:12].encode() + b"  a sealed part" in done.stdout, done
     assert parked.first[:12].encode() + b"  whole" in done.stdout, done
     host.ok("checkpoints", "verify", parked.first)

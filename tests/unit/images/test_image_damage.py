@@ -67,6 +67,14 @@ def test_a_flipped_bit_anywhere_is_refused(made, tmp_path):
             assert refused or not name.startswith(layout.MANIFESTS), f"{name} at {at}"
 
 
+def test_of_a_damaged_index_it_is_said_that_it_does_no_harm(made, tmp_path):
+    objects, found, expected = made
+    store = store_of({**objects, layout.index_name(found.checkpoint): b"CMDOPIX1 and nothing more"})
+    with pytest.raises(ImageRefused, match="restores all the same"):
+        verify(store, RING, found.checkpoint)
+    assert read_all(store, RING, found.checkpoint, tmp_path / "local") == expected
+
+
 def test_truncated_extended_and_missing_objects_are_refused(made, tmp_path):
     objects, found, expected = made
     for name, data in objects.items():
