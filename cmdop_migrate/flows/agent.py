@@ -26,6 +26,7 @@ from cmdop_migrate.flows.handovers import Handovers
 from cmdop_migrate.flows.hostname import HostName
 from cmdop_migrate.flows.lines import Lines
 from cmdop_migrate.flows.metrics import Metrics
+from cmdop_migrate.flows.standin import StandIn, is_still
 from cmdop_migrate.flows.vigil import Vigil
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
@@ -62,6 +63,7 @@ class Agent:
         self.handovers = Handovers(records, leases, self._tell_back)
         self.parkings = parkings.Parkings(records, leases)
         self.vigil = Vigil(records.socket, lambda: list(self.known))
+        self.stand_in = StandIn(records, lambda: self.known, self.held)
 
     def run(self) -> None:
         """Until told to stop, or, started on demand, until there is nothing to do."""
@@ -113,7 +115,7 @@ class Agent:
     def step(self, renew: bool = True) -> bool:
         """One round: what came is taken on, what ended is let go of, and, to `renew`, every lease is renewed and every
         holder told. -> whether there is anything to do."""
-        live = self._live()
+        live = self.look()
         self._settle(live)
         heard = self._resume([record for record in live.values() if record.session not in self.held])
         if renew:
@@ -136,7 +138,7 @@ class Agent:
         self._write_metrics(live)
         return bool(live or self.ending or waiting)
 
-    def _live(self) -> dict[str, Record]:
+    def look(self) -> dict[str, Record]:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
         still what it was."""
         live, met, away = {}, set(), threading.Event()
@@ -226,7 +228,8 @@ class Agent:
         if not isinstance(answer, Held):
             self._doubt(record, answer)
             return
-        self.held[record.session] = answer
+        with self.stand_in.lock:
+            self.held[record.session] = answer
         self.metrics.add("renewals_total")
         if record.session in self.unsure:
             self.unsure.discard(record.session)
@@ -238,18 +241,13 @@ class Agent:
 
     def _doubt(self, record: Record, answer: Lost | CmdopError) -> None:
         """Nothing is known: the store is away, or has lost or cannot read what it had. The holder stops the session
-        when its time is over; should it hang, we do."""
+        when its time is over; should it hang, `stand_in` does."""
         self.metrics.add("renewal_failures_total")
         why = answer.message if isinstance(answer, CmdopError) else str(answer)
         if record.session not in self.unsure:
             self.unsure.add(record.session)
             _log.warning("session %s: %s", record.name, why)
             self._note("lease_unsure", record, reason=why)
-        lease = self.held.get(record.session)
-        if lease is not None and clock.boottime() >= lease.fresh_until:
-            with contextlib.suppress(FileNotFoundError), cgroup.Grip(self.records.cgroup(record.session)) as grip:
-                if self._is_still(record):
-                    grip.freeze()
 
     def _note(self, event: str, record: Record, **facts: object) -> None:
         """On a full disk the other sessions need us all the same, and so does what is to be ended."""
@@ -257,11 +255,6 @@ class Agent:
             self.records.events.emit(event, record.session, name=record.name, token=record.token, **facts)
         except OSError as error:
             _log.warning("session %s: %s: %s", record.name, event, error)
-
-    def _is_still(self, record: Record) -> bool:
-        """That this very incarnation is the one on record, now."""
-        now = self.records.load(record.session)
-        return now is not None and now.phase == "live" and now.token == record.token
 
     def _lost(self, lost: dict[str, Lost], live: dict[str, Record]) -> None:
         """Not ours any more: whatever the holders do, not one more step of these. The grip is taken before the record
@@ -273,7 +266,7 @@ class Agent:
                 with contextlib.suppress(FileNotFoundError):
                     grip = stack.enter_context(cgroup.Grip(self.records.cgroup(session)))
                     self.held.pop(session, None)
-                    if self._is_still(record):
+                    if is_still(self.records, record):
                         grip.freeze()
                         if self._tell_lost(record, answer):
                             to_kill.append((session, grip))
@@ -343,6 +336,8 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         group = os.path.join(os.path.dirname(records.cgroup("agent")), "agent")
         cgroup.create(group)
         cgroup.join(group)  # out of the login session it may have been started from
+        agent.look()
+        agent.stand_in.start()  # before the lease store is asked for anything: it may not answer
         trouble: CmdopError | None = None
         try:
             agent.name.take(agent.stopped.is_set)
@@ -357,6 +352,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         agent.vigil.start()
         agent.run()
         agent.vigil.stop()
+        agent.stand_in.stop()
         agent.metrics.remove()
     finally:
         for ward in kept:

@@ -37,7 +37,8 @@ class DeadMan:
         self._doubted = 0.0
         self._watched = False
         self.fenced = False
-        self._arm()
+        if until is not None:
+            self._arm(until)
 
     def fileno(self) -> int:
         return self._timer
@@ -49,8 +50,8 @@ class DeadMan:
     def begin(self, until: float) -> None:
         """The time of a session that is about to run for the first time here."""
         if self._until is not None:
+            self._arm(until)
             self._until = until
-            self._arm()
         self.watch()
 
     def watch(self) -> None:
@@ -80,7 +81,7 @@ class DeadMan:
                 cgroup.order_freeze(self._group)
                 self._doubted = _now()
                 self._until = min(self._until, self._doubted)
-                self._arm()
+                self._arm(self._until)
 
     def on_timer(self) -> None:
         try:
@@ -112,9 +113,9 @@ class DeadMan:
         with self._lock:
             if self._until is None or until <= self._until or since < self._doubted:
                 return
+            self._arm(until)
             self._until = until
             self._pauses.renewed()
-        self._arm()
         if self.fenced and _now() < until:
             self.fenced = False
             self._on_change(False)
@@ -130,6 +131,7 @@ class DeadMan:
             self._until = min(self._until, self._doubted)
         self.check()
 
-    def _arm(self) -> None:
-        if self._until is not None:
-            syscalls.set_timer(self._timer, self._until)
+    def _arm(self, until: float) -> None:
+        """Before a later time counts, and after an earlier one does: should we be stopped in between, whoever stands in
+        for us goes by the timer, and must not be ahead of us (deadlines.py)."""
+        syscalls.set_timer(self._timer, until)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.clock import boottime
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
 from tests.ptys import Pty
@@ -124,6 +127,35 @@ def test_two_sessions_one_holder_hung_the_other_goes_on(quick: Host) -> None:
     fences.counts_on(quick, stuck)
 
 
+@pytest.mark.parametrize("which", ["the agent that knows it", "another, started meanwhile"])
+def test_stopped_holder_is_stood_in_for_while_the_store_is_away(quick: Host, which: str) -> None:
+    quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
+    session = fences.counter(quick)
+    time.sleep(1)  # the agent has renewed it
+    with contextlib.ExitStack() as stack:
+        with fences.away(quick.dir / "lease"), fences.halted(quick.holder(session)):
+            began = boottime()
+            if which != "the agent that knows it":
+                quick.kill_agent()
+                stack.enter_context(an_agent(quick))
+            assert not fences.is_frozen(quick, session)
+            until(lambda: fences.is_frozen(quick, session), 10, "it stands still, though its holder does nothing")
+            assert fences.since(began) < 2.0 + LATE_MS / 1000  # its TTL
+        fences.wait_event(quick, session, "unfenced", 15)
+        fences.counts_on(quick, session)
+
+
+@contextlib.contextmanager
+def an_agent(host: Host) -> Iterator[None]:
+    """One that is there to stay. By hand: no command is needed for it, which might wait for the store."""
+    own = subprocess.Popen([*CM, "agent"], env=host.env(), stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+    try:
+        yield
+    finally:
+        own.send_signal(signal.SIGTERM)
+        own.wait(timeout=20)
+
+
 def test_self_fence_delay_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with a_host(tmp_path, ttl="3s") as host:
         sessions = [host.start("sleep", "1000", options=("--net", "host"))["session"] for _ in range(12)]
@@ -142,18 +174,17 @@ def test_no_deadline_is_on_the_wall_clock() -> None:
     """Setting the clock back an hour changes nothing, because nothing of the fence asks it."""
     project = Path(__file__).resolve().parents[2] / "cmdop_migrate"
     files = [*project.glob("lease/*.py"), *(project / "flows" / f"{name}.py" for name in FENCE_FLOWS)]
-    files.append(project / "session" / "deadman.py")
+    files += [project / "session" / f"{name}.py" for name in ("deadlines", "deadman")]
     asks = re.compile(r"walltime|time\.time\(|CLOCK_REALTIME|datetime|[^_]time\.time_ns")
     found = [path.name for path in files if asks.search(path.read_text())]
     assert len(files) > 8 and found == []
 
 
-FENCE_FLOWS = ("agent", "agentlock", "hostname", "leases", "lines")
+FENCE_FLOWS = ("agent", "agentlock", "hostname", "leases", "lines", "standin")
 
 
 def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
     """The second thread: nobody polls the timer here."""
-    from cmdop_migrate.clock import boottime
     from cmdop_migrate.session import cgroup
     from cmdop_migrate.session.deadman import DeadMan
 

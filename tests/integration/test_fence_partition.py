@@ -58,6 +58,35 @@ def test_partition(hosts: tuple[Host, Host], tmp_path: Path, cut: str) -> None:
     assert fences.lease(a, session)["holder"] == fences.lease(b, session)["holder"] == "host-b"
 
 
+def test_partition_with_a_stopped_holder_and_another_agent(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """All that is left on A is an agent that never had the lease, and cannot ask for it."""
+    a, b = hosts
+    way = tmp_path / "way"
+    (tmp_path / "lease").mkdir()
+    way.symlink_to("lease")
+    a.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{way}/lease.db"
+    stamped = Stamped(a, tmp_path / "shared")
+    session = stamped.session
+    stamped.save(a)
+    holder = a.holder(session)
+    way.unlink()
+    way.write_text("cut")
+    a.kill_agent()
+    agent = subprocess.Popen([*CM, "agent"], env=a.env(), stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
+    try:
+        with fences.halted(holder):
+            b.ok("restore", session, "--wait", "40s")
+            until(lambda: stamped.times("ran", 2), 10, "B runs")
+            time.sleep(0.5)
+            assert max(stamped.times("ran", 1)) < fences.event(b, session, "restored")["boottime"]
+        way.unlink()
+        way.symlink_to("lease")
+        assert_superseded(a, session)
+    finally:
+        agent.terminate()
+        agent.wait(timeout=20)
+
+
 @pytest.mark.parametrize("mode", ["park", "leave running"])
 def test_late_commit_is_refused_by_the_store(hosts: tuple[Host, Host], tmp_path: Path, mode: str) -> None:
     """A checkpoint that stood still, all uploaded, while another host took over."""
