@@ -330,6 +330,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
     kept = wards.of(records.config)
     try:
+        lock.note(records.config.relay)
         agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stopped.set())

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import cmdop_migrate
@@ -49,10 +50,36 @@ class Lock:
                     return None
                 time.sleep(0.02)
 
+    def note(self, relay: str | None) -> None:
+        """Who has it, and to which relay it links: for `holder_of`."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "relay": relay}).encode(), 0)
+
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+@dataclass(frozen=True)
+class Running:
+    """An agent that runs, and the relay that was set when it was started."""
+
+    pid: int
+    relay: str | None
+
+
+def holder_of(config: Config) -> Running | None:
+    """This host's agent; None when there is none, or it is just coming."""
+    try:
+        said = json.loads((config.run_dir / "agent.lock").read_bytes())
+    except (OSError, ValueError):
+        return None
+    lock = Lock.take(config)
+    if lock is not None:
+        lock.release()
+        return None
+    return Running(said["pid"], said["relay"])
 
 
 class Agent:

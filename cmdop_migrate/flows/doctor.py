@@ -35,7 +35,7 @@ def criu_prefix(config: Config) -> Path:
 def diagnose(config: Config) -> list[Check]:
     """Every need of this machine, in order. `checks.usable` tells whether sessions can work. Changes nothing."""
     found = checks.run(gather(config.state_dir, _criu_facts(config)))
-    return [*found, *([DRAINED] if draining.read(config.state_dir) else [])]
+    return [*found, *_relay(config), *([DRAINED] if draining.read(config.state_dir) else [])]
 
 
 def fix(config: Config, say: Say) -> list[Check]:
@@ -54,6 +54,14 @@ def fix(config: Config, say: Say) -> list[Check]:
     if failures:
         raise failures[0]
     return diagnose(config)
+
+
+def _relay(config: Config) -> list[Check]:
+    if config.relay is None:
+        return []
+    from cmdop_migrate.flows import linkcheck  # most hosts have none, and it takes a while to load
+
+    return linkcheck.check(config)
 
 
 def _provide_criu(config: Config, say: Say) -> None:

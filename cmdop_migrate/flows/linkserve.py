@@ -37,25 +37,31 @@ class Listing:
         return why
 
 
+def credential(config: Config) -> Credential:
+    """This host's. NotAdmitted when there is none, or somebody else's."""
+    found = afar.load(config.relay_credential)
+    if found.claims.kind != "host" or found.claims.name != config.host:
+        raise NotAdmitted(f"{config.relay_credential} is not the credential of {config.host}", "See: relay token")
+    return found
+
+
 def serve(records: Records) -> None:
     """What `cmdop-migrate link` does, until its standard input ends: then its agent is gone."""
     config = records.config
     signer = tools.open_keys(config).relay_signer
     fleet = signer.public_key().public_bytes_raw()
 
-    def credential() -> Credential:
+    def own() -> Credential:
         """Read each time: it may have been made anew."""
-        found = afar.load(config.relay_credential)
-        if found.claims.kind != "host" or found.claims.name != config.host:
-            raise NotAdmitted(f"{config.relay_credential} is not the credential of {config.host}", "See: relay token")
+        found = credential(config)
         if found.fleet != fleet:
             raise NotAdmitted(f"{config.relay_credential} is of another fleet", "Make another: relay token create")
         return found
 
-    url = config.relay or credential().relay
+    url = config.relay or own().relay
     if url is None:
         raise BadConfig("no relay to link to", "Set relay.")
-    link = Link(records, url, credential, signer.sign, Listing(config).why_not)
+    link = Link(records, url, own, signer.sign, Listing(config).why_not)
     try:
         asyncio.run(_until_left(link))
     except asyncio.CancelledError:

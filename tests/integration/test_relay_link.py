@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -140,3 +141,62 @@ def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
         loop.call_soon_threadsafe(task.cancel)
         thread.join(10)
         loop.close()
+
+
+def relay_check(host: Host) -> dict[str, str] | None:
+    """What `doctor` says of it."""
+    found = json.loads(host.cm("--json", "doctor").stdout)["checks"]
+    return next((one for one in found if one["name"] == "relay"), None)
+
+
+def test_doctor_and_a_relay_that_was_set_after_the_agent_was_started(world: Linked) -> None:
+    a = world.a
+    a.kill_agent(signal.SIGTERM)
+    url = a.extra.pop("CMDOP_MIGRATE_RELAY")
+    session = fences.counter(a, "late")
+    try:
+        assert relay_check(a) is None
+    finally:
+        a.extra["CMDOP_MIGRATE_RELAY"] = url
+    agent = a.agent_pid()
+    late = relay_check(a)
+    assert late is not None and (late["level"], late["fatal"]) == ("degraded", False)
+    assert "before `relay` was set" in late["message"] and f"kill {agent};" in late["fix"]
+    a.kill_agent(signal.SIGTERM)  # as it was told
+    a.ok("ls")
+    until(lambda: link_of(a), 10, "the link")
+    good = relay_check(a)
+    assert good is not None and good["level"] == "ok" and str(link_of(a)) in good["message"]
+    fences.counts_on(a, session)
+    a.ok("kill", session)
+
+
+def test_doctor_and_a_relay_that_does_not_answer_or_does_not_admit(world: Linked) -> None:
+    a, file = world.a, "CMDOP_MIGRATE_RELAY_CREDENTIAL"
+    own = a.extra[file]
+    ident = afar.load(Path(own)).claims.id
+    try:
+        for other, word in (
+            (world.dir / "none", "No such file"),
+            (world.b.extra[file], "not the credential of host-a"),
+        ):
+            a.extra[file] = str(other)
+            bad = relay_check(a)
+            assert bad is not None and bad["level"] == "missing" and word in bad["message"] and bad["fix"]
+        spare = world.dir / "spare.credential"
+        a.ok("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"], "--out", str(spare))
+        assert afar.load(spare).claims.id != ident
+        a.ok("relay", "token", "revoke", afar.load(spare).claims.id)
+        a.extra[file] = str(spare)
+        bad = relay_check(a)
+        assert bad is not None and bad["level"] == "missing" and bad["fix"], bad
+    finally:
+        a.extra[file] = own
+    world.relay.stop()
+    try:
+        away = relay_check(a)
+        assert away is not None and away["level"] == "degraded" and "cannot be reached" in away["message"]
+    finally:
+        world.relay.start()
+    good = relay_check(a)
+    assert good is not None and good["level"] == "ok"
