@@ -133,10 +133,21 @@ def create(
             relaytokens.save(out, made)
         else:
             render.only(json.dumps(facts | {"credential": made.text()}) if app.json else made.text())
+    if host == app.config.host:
+        _say_if_outdated(app)
     if not app.json:
         render.note(f"{claims.id}: {claims.role} for {claims.name}, until {_until(claims.expires)}")
     if out is not None:
         render.answer(facts | {"file": str(out)}) if app.json else render.line(str(out))
+
+
+def _say_if_outdated(app: App) -> None:
+    """Whoever makes this host's credential is linking it: an agent that runs would not notice."""
+    from cmdop_migrate.flows import linkcheck
+
+    old = linkcheck.outdated(app.config)
+    if old is not None:
+        render.note(f"{old[0]}. {old[1]}")
 
 
 @token.command("ls")

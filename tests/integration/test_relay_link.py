@@ -162,11 +162,16 @@ def test_doctor_and_a_relay_that_was_set_after_the_agent_was_started(world: Link
     late = relay_check(a)
     assert late is not None and (late["level"], late["fatal"]) == ("degraded", False)
     assert "before `relay` was set" in late["message"] and f"kill {agent};" in late["fix"]
+    again = ("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"])
+    made = a.cm(*again, "--out", str(world.dir / "again.credential"))
+    assert made.returncode == 0 and f"kill {agent};" in made.stderr.decode()
     a.kill_agent(signal.SIGTERM)  # as it was told
     a.ok("ls")
     until(lambda: link_of(a), 10, "the link")
     good = relay_check(a)
     assert good is not None and good["level"] == "ok" and str(link_of(a)) in good["message"]
+    made = a.cm(*again, "--out", str(world.dir / "more.credential"))
+    assert made.returncode == 0 and "kill" not in made.stderr.decode()
     fences.counts_on(a, session)
     a.ok("kill", session)
 
