@@ -113,7 +113,7 @@ def _read_new(
     store: Store, ring: KeyRing, usable: Collection[str], ledger: Ledger, known: Collection[str], patience: float
 ) -> bool:
     """Indexes that were not read before. One names nothing that the table of its checkpoint does not: of those that are
-    `known` by theirs, none. False: not all, in the time there was."""
+    `known` by theirs, none. False: not all, in the time or the room there was."""
     until = boottime() + patience
     listed = {info.name: info for info in store.list(layout.INDEXES)}
     ledger.forget(lambda name: name not in listed and layout.pack_of(name) not in usable)
@@ -133,6 +133,8 @@ def _read_new(
             except KeyError:
                 continue  # pruned since it was listed
             ledger.learn(info.name, _stamp(info), _of_use(info.name, body, ring))
+            if ledger.is_broken:
+                return False
     return True
 
 

@@ -49,6 +49,7 @@ class Ledger:
         """Without a path, what is learnt is forgotten at the end."""
         self._sum_key = key.derive("ledger of chunks")
         self._usable: dict[int, str] = {}
+        self.is_broken = False  # nothing more is learnt: no room, another is writing, or it is damaged
         self._path = path
         self._db = self._open()
 
@@ -145,7 +146,7 @@ class Ledger:
 
     def _give_up(self, error: sqlite3.Error) -> None:
         _logger.warning("what is known of the store is not used: %s", error)
-        self._usable = {}
+        self._usable, self.is_broken = {}, True
         self._discard(error)
 
     def _discard(self, error: sqlite3.Error) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.images import catalog, index, layout, tables
+from cmdop_migrate.images import catalog, index, layout, ledger, tables
 from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.ledger import Ledger
 from cmdop_migrate.images.seal import Sealer
 from cmdop_migrate.images.table import ChunkTable
 from cmdop_migrate.images.writer import ImageWriter
@@ -111,6 +113,22 @@ def test_what_could_not_be_read_in_time_is_known_the_next_time(store, ring, tmp_
         slow.let.set()
     assert second.sizes["reused"] == second.sizes["blobs"] == first.sizes["blobs"]
     assert save(store, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
+
+
+def test_where_nothing_can_be_learnt_nothing_more_is_read(store, ring, tmp_path, monkeypatch):
+    """Another checkpoint of this host is writing, and does not come to an end."""
+    monkeypatch.setattr(index, "READERS", 1)
+    ledgers = tmp_path / "ledgers"
+    path = ledger.path_of(ledgers, store.url, ring.current)
+    Ledger(ring.current, path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    noted = Noted(store)
+    assert save(noted, ring, tmp_path, "5e5590", ledgers=ledgers).sizes["reused"] == 0
+    assert noted.asked["get index"] == 1
+    other.execute("ROLLBACK")
+    other.close()
+    assert save(noted, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
 
 
 def test_an_index_that_grew_is_read_again(store, ring, tmp_path):
