@@ -141,7 +141,7 @@ class Agent:
     def look(self) -> dict[str, Record]:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
         still what it was."""
-        live, met, away = {}, set(), threading.Event()
+        found, away = [], threading.Event()
         for session in self.records.ids():
             try:
                 record = self.records.load(session)
@@ -150,11 +150,10 @@ class Agent:
             except OSError as error:
                 _log.warning("session %s: %s", session, error)
                 record = self.known.get(session)
-            if record is not None and record.phase == "live":
-                live[session] = record
-            if record is not None and self._meet(record, away):
-                met.add((session, record.token))
-        self.known, self.met = live, met
+            if record is not None:
+                found.append(record)
+        live = self.known = {one.session: one for one in found if one.phase == "live"}  # before the store is asked
+        self.met = {(one.session, one.token) for one in found if self._meet(one, away)}
         return live
 
     def _meet(self, record: Record, away: threading.Event) -> bool:
@@ -337,8 +336,8 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         group = os.path.join(os.path.dirname(records.cgroup("agent")), "agent")
         cgroup.create(group)
         cgroup.join(group)  # out of the login session it may have been started from
-        agent.look()
         agent.stand_in.start()  # before the lease store is asked for anything: it may not answer
+        agent.look()
         trouble: CmdopError | None = None
         try:
             agent.name.take(agent.stopped.is_set)
