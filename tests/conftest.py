@@ -21,6 +21,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 # A suite started in the background ignores Ctrl-C, and so would every command it starts: some are sent one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup all of them ignore that
 
 
 def told_to_end(number: int, frame: FrameType | None, owner: int = os.getpid()) -> None:

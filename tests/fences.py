@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -115,13 +116,20 @@ def halted(*pids: int) -> Iterator[None]:
 def away(path: Path) -> Iterator[None]:
     """A directory that cannot be reached: a plain file lies in its place."""
     hidden = path.with_name(path.name + ".away")
-    path.rename(hidden)
-    path.write_text("not a directory")
+    hidden.write_text("not a directory")
+    _swap(path, hidden)
     try:
         yield
     finally:
-        path.unlink()
-        hidden.rename(path)
+        _swap(path, hidden)
+        hidden.unlink()
+
+
+def _swap(one: Path, other: Path) -> None:
+    """At once: whoever finds neither of them makes a directory."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, bytes(one), -100, bytes(other), 2) != 0:  # AT_FDCWD, RENAME_EXCHANGE
+        raise OSError(ctypes.get_errno(), "renameat2")
 
 
 @contextlib.contextmanager
