@@ -51,9 +51,12 @@ class Lock:
                 time.sleep(0.02)
 
     def note(self, relay: str | None) -> None:
-        """Who has it, and to which relay it links: for `holder_of`."""
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "relay": relay}).encode(), 0)
+        """Who has it, and to which relay it links: for `holder_of`. An agent without room to say so is one."""
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "relay": relay}).encode(), 0)
+        except OSError as error:
+            _log.warning("that an agent runs is not on record: %s", error)
 
     def release(self) -> None:
         if self._fd >= 0:

@@ -26,7 +26,7 @@ from cmdop_migrate.errors import LeaseUnreachable
 from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.etcdhttp import EtcdClient, EtcdLimits, EtcdPlace, EtcdRefused
 from cmdop_migrate.lease.margins import RHO
-from cmdop_migrate.lease.record import check_session, is_session_id
+from cmdop_migrate.lease.record import can_name_lease, check_session
 
 REUSE = 1.0
 """For how many seconds after it was asked for one grant serves further writes, on this host's clock."""
@@ -82,7 +82,7 @@ class EtcdRegister(Register):
         end = start[:-1] + chr(ord(start[-1]) + 1)
         answer = self._call("/v3/kv/range", {"key": _b64(start), "range_end": _b64(end), "keys_only": True})
         keys = [base64.b64decode(found["key"]).decode(errors="replace") for found in answer.get("kvs", [])]
-        return (name for key in sorted(keys) if is_session_id(name := key.removeprefix(start)))
+        return (name for key in sorted(keys) if can_name_lease(name := key.removeprefix(start)))
 
     def close(self) -> None:
         self._client.close()

@@ -68,13 +68,13 @@ def parse(data: bytes, session: str) -> LeaseRecord:
     return LeaseRecord(**{**table, "ttl": float(table["ttl"])})
 
 
-def is_session_id(text: str) -> bool:
+def can_name_lease(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
 def check_session(session: str) -> str:
     """The id, when it can name a lease. Every operation begins with this."""
-    if not is_session_id(session):
+    if not can_name_lease(session):
         raise Usage(f"not a session id: {session!r}", "Use letters, digits, '.', '_' and '-', at most 127.")
     return session
 

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from cmdop_migrate.errors import LeaseUnreachable
 from cmdop_migrate.lease.base import Cell, Register, Swap
-from cmdop_migrate.lease.record import check_session, is_session_id
+from cmdop_migrate.lease.record import can_name_lease, check_session
 from cmdop_migrate.lease.s3cells import S3Cells
 from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.storage.s3client import S3Limits, S3Place, s3_client
@@ -88,7 +88,7 @@ class S3Register(Register):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._folder):
                 found += [entry["Key"].removeprefix(self._folder) for entry in page.get("Contents", [])]
-        return (name for name in sorted(found) if is_session_id(name))
+        return (name for name in sorted(found) if can_name_lease(name))
 
     def close(self) -> None:
         self._client.close()

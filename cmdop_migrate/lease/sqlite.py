@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cmdop_migrate.errors import LeaseUnreachable
 from cmdop_migrate.lease.base import Cell, Register, Swap
-from cmdop_migrate.lease.record import check_session, is_session_id
+from cmdop_migrate.lease.record import can_name_lease, check_session
 
 _TABLE = "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)"
 _INSERT = "INSERT INTO lease (session, data, version) VALUES (?, ?, 1) ON CONFLICT DO NOTHING"
@@ -57,7 +57,7 @@ class SqliteRegister(Register):
     def sessions(self) -> Iterator[str]:
         with self._connected("list") as db:
             found = db.execute("SELECT session FROM lease ORDER BY session").fetchall()
-        return (session for (session,) in found if isinstance(session, str) and is_session_id(session))
+        return (session for (session,) in found if isinstance(session, str) and can_name_lease(session))
 
     def close(self) -> None:
         with self._lock:

@@ -102,9 +102,10 @@ def _end_sessions(environment: dict[str, str]) -> None:
 
 def _gone(holders: Path) -> bool:
     """Whether no holder is left, and the agent has seen that; removes their groups, and the host's around them."""
+    host = holders.parent
     try:
-        for directory in (holders, holders.parent / "agent", holders.parent):
-            if directory.exists():
+        if host.exists():
+            for directory in (*filter(Path.is_dir, host.iterdir()), host):
                 directory.rmdir()
     except OSError:
         return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.witness import LARGE, Witness, family, finished, stopped
+from tests.disks import tmpfs
 from tests.hosts import Host, open_files, processes, until
 from tests.proxy import Proxy
 from tests.servers import S3Server, free_ports, seaweed
@@ -23,17 +23,6 @@ from tests.servers import S3Server, free_ports, seaweed
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with seaweed(tmp_path_factory.mktemp("s3")) as one:
         yield one
-
-
-@contextlib.contextmanager
-def tmpfs(place: Path, size: int) -> Iterator[Path]:
-    """A small disk. Its name keeps it out of what a host counts as left behind."""
-    place.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "host-t", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def use(host: Host, server: S3Server, url: str) -> None:

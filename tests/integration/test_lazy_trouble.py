@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import time
@@ -13,6 +12,7 @@ import pytest
 
 from cmdop_migrate.session import cgroup
 from tests.crash.witness import Witness, stopped
+from tests.disks import fill, tmpfs
 from tests.hosts import Host, open_files, processes, until
 from tests.proxy import Proxy
 from tests.servers import S3Server, seaweed
@@ -24,17 +24,6 @@ SLOW = 6 << 20  # bytes a second
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     with seaweed(tmp_path_factory.mktemp("s3")) as one:
         yield one
-
-
-@contextlib.contextmanager
-def tmpfs(place: Path, size: int) -> Iterator[Path]:
-    """A small disk. Its name keeps it out of what a host counts as left behind."""
-    place.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "host-t", str(place)], check=True)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def parked(host: Host, server: S3Server, bucket: str) -> tuple[Witness, str]:
@@ -102,16 +91,14 @@ def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Serve
         one, _ = parked(host, server, bucket)
         through(host, server, bucket, proxy)
         host.cm_json("restore", one.name, "--lazy")
-        with (host.state / "ballast").open("wb", 0) as ballast, contextlib.suppress(OSError):
-            while True:
-                ballast.write(bytes(1 << 20))
+        ballast = fill(host.state)
         proxy.block()  # which nothing on this disk can be told of
         time.sleep(3)
         proxy.rate = 0
         proxy.unblock()
         until(lambda: not worker(one), 60, "all memory is there")
         one.assert_counts()
-        (host.state / "ballast").unlink()
+        ballast.unlink()
         host.cm_json("kill", one.name, "--signal", "KILL")
         host.close()
 

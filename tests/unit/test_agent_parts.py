@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate import config
 from cmdop_migrate.flows.agent import Agent
-from cmdop_migrate.flows.agentlock import Lock
+from cmdop_migrate.flows.agentlock import Lock, Running, holder_of
 from cmdop_migrate.flows.handover import Settled, Settling
 from cmdop_migrate.flows.moves import Move
 from cmdop_migrate.lease.base import Cell
@@ -19,6 +19,7 @@ from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Exit, Record, Spec
 from cmdop_migrate.session.records import Records
+from tests.disks import fill, tmpfs
 
 SESSION = "a" * 24
 TTL = 15.0
@@ -48,6 +49,20 @@ def records(tmp_path: Path) -> Records:
 def write(records: Records, token: int, **facts: object) -> None:
     record = Record(SESSION, "w", "host-a", token, "parked", Spec(("true",), "/", "root", ()), 0.0, checkpoint="c2")
     records.save(replace(record, **facts))  # type: ignore[arg-type]  # of several types: each test's own
+
+
+def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: Records) -> None:
+    with tmpfs(records.config.run_dir, 64 << 10) as place:
+        lock = Lock.take(records.config)
+        assert lock is not None
+        ballast = fill(place)
+        lock.note("wss://a")
+        assert holder_of(records.config) is None, "nothing says who"
+        assert Lock.take(records.config) is None, "and yet there is one"
+        ballast.unlink()
+        lock.note("wss://a")
+        assert holder_of(records.config) == Running(os.getpid(), "wss://a")
+        lock.release()
 
 
 def take(records: Records, leases: LeaseStore) -> Held:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -145,6 +148,62 @@ def test_without_room_nothing_is_added_and_nothing_lost(ring, filled):
     assert found.find(ident(7)) is not None and found.find(ident(1000)) is None
     found.close()
     assert reopened(ring, filled).find(ident(7)) is not None
+
+
+def test_killed_in_the_middle_it_has_learnt_nothing_of_that(ring, filled):
+    """And the next one goes on from there."""
+
+    class Deadly(ChunkTable):
+        def rows(self):
+            for number, row in enumerate(super().rows()):
+                if number == 5000:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield row
+
+    def learn() -> None:
+        table = Deadly()
+        table.pack_number(PACK)
+        for number in range(1000, 9000):
+            table.add(ident(number), Place(0, number * 200, 100 + seal.OVERHEAD, 100))
+        Ledger(ring.current, filled).learn("index/c", "1", table)
+
+    child = in_a_process(learn)
+    child.join(30)
+    assert child.exitcode == -signal.SIGKILL
+    found = reopened(ring, filled)
+    assert found.find(ident(1000)) is None and found.find(ident(7)) is not None
+    assert found.unread([("index/a", "1"), ("index/c", "1")]) == {"index/c"}
+    found.learn("index/c", "1", chunks(1000))
+    assert not found.is_broken and found.find(ident(1000)) is not None
+
+
+def test_two_learn_at_once(ring, path):
+    """Each all of its own; what both say is there once."""
+
+    def learn(name: str, first: int) -> None:
+        found = Ledger(ring.current, path)
+        for number in range(20):
+            found.learn(f"index/{name}{number}", "1", chunks(number, first + number, pack=PACK))
+        assert not found.is_broken
+
+    both = [in_a_process(partial(learn, name, first)) for name, first in (("a", 1000), ("b", 2000))]
+    for child in both:
+        child.join(30)
+    assert [child.exitcode for child in both] == [0, 0]
+    found = reopened(ring, path)
+    assert all(found.find(ident(base + number)) for base in (0, 1000, 2000) for number in range(20))
+
+
+def test_with_another_key_nothing_of_it_is_believed(filled):
+    found = Ledger(new_key(), filled)
+    found.rely_on({PACK, OTHER})
+    assert found.find(ident(7)) is None
+
+
+def in_a_process(act) -> multiprocessing.Process:
+    made = multiprocessing.get_context("fork").Process(target=act)
+    made.start()
+    return made
 
 
 def test_while_another_writes_it_is_read(ring, filled):
