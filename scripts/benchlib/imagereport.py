@@ -13,6 +13,7 @@ Results = Mapping[tuple[str, int], Samples]
 PEAK = 256 << 20
 CORES = os.cpu_count() or 1
 CHECKPOINTS = ("first_parked", "first", "contiguous_parked", "contiguous", "scattered_parked", "scattered", "pages")
+_FIRST = "script_first_total"
 SECOND = ("contiguous", "scattered")  # the 5 % that the bars are about; single pages are told beside them
 
 
@@ -25,7 +26,7 @@ def bars(results: Results, sizes: Sequence[int]) -> list[Bar]:
         raw = [(before + after) / 2 for before, after in zip(one["raw_dump"], one["raw_dump_again"], strict=True)]
         undisturbed = min([*one["raw_dump"], *one["raw_dump_again"]])
         first, second = one["script_first_total"], one["script_second_total"]
-        cpu_bound = median([a / b / CORES for a, b in zip(one["script_first_least_cpu"], first, strict=True)])
+        cpu_bound = median([a / b / CORES for a, b in zip(one["stream_cpu"], first, strict=True)])
         dump_bound = median([a / b for a, b in zip(raw, second, strict=True)])
         for key, words in (("first_parked", "first, parked"), ("first", "first, left running")):
             bar = _against(f"{words}: total / script's", where, one[f"{key}_total"], first, 0.5)
@@ -121,10 +122,12 @@ def _steps(results: Results) -> str:
     rows = []
     for (store, size), one in results.items():
         steps = [one[f"script_first_{step}"] for step in ("dump", "pack", "send")]
-        longest = [max(each) / total for *each, total in zip(*steps, one["script_first_total"], strict=True)]
-        rows.append([f"{store} {size}", *map(show, steps), show(one["script_first_total"]), f"{median(longest):.2f}"])
+        longest = [max(each) / total for *each, total in zip(*steps, one[_FIRST], strict=True)]
+        bare = [*map(show, (one["stream_total"], one["stream_cpu"])), f"{_ratio(one, 'stream_total', _FIRST):.2f}"]
+        rows.append([f"{store} {size}", *map(show, steps), show(one[_FIRST]), f"{median(longest):.2f}", *bare])
     head = ["store, MiB", "dump s", "tar and zstd s", "upload or fsync s", "script s", "longest step / script"]
-    return table("The script, step by step: median (min–max)", head, rows)
+    head += ["only sent s", "… CPU s, the server's too", "only sent / script"]
+    return table("The script, step by step, and memory that is only sent: median (min–max)", head, rows)
 
 
 def _restores(results: Results) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ Samples = dict[str, list[float]]
 _WATCHED = (
     *("raw_dump", "raw_dump_again", "first_frozen", "contiguous_frozen", "script_first_total", "first_parked_total"),
     *(
+        "stream_total",
         "first_total",
         "script_second_total",
         "contiguous_parked_total",
@@ -63,6 +65,7 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
         memory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir=MEMORY)))
         server = stack.enter_context(asked.s3(folder)) if "s3" in stores else None
         extra = server.environ() if server else {}
+        os.environ.update(extra)  # for what is sent from here
         host = stack.enter_context(a_host(folder / "host", extra=extra, ready=True))  # as it is unless one turns it off
         stack.enter_context(_served(host))
         for size in sizes:
@@ -82,15 +85,16 @@ def _measure(asked: common.Asked) -> dict[tuple[str, int], Samples]:
                     for name in stores:
                         places = Stores(name, folder / "stores" / f"{size}-{number}", server)
                         apart = Stores(name, folder / "stores" / f"{size}-{number}-apart", server)
+                        bare = Stores(name, folder / "stores" / f"{size}-{number}-bare", server)
                         began = time.monotonic()
-                        samples = _round(subject, twin, places, apart)
+                        samples = _round(subject, twin, places, apart, bare)
                         for key, value in samples.items():
                             results[name, size][key].append(value)
                         took = time.monotonic() - began
                         _say(f"{size} MiB, {name}, round {number + 1}: {took:.0f} s, load {samples['load']:.1f}")
                         _say("  " + ", ".join(f"{key} {samples[key]:.2f}" for key in _WATCHED))
-                        places.remove()
-                        apart.remove()
+                        for one in (places, apart, bare):
+                            one.remove()
         ends = sorted({min(sizes), max(sizes)})
         for name in stores:
             _first_outputs(
@@ -162,13 +166,14 @@ def _config(host: Host) -> Any:
     return config.load(environ=host.env())
 
 
-def _round(subject: Subject, twin: rivals.Twin, places: Stores, apart: Stores) -> dict[str, float]:
+def _round(subject: Subject, twin: rivals.Twin, places: Stores, apart: Stores, bare: Stores) -> dict[str, float]:
     """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both. A session that is
     parked, as after the script it is gone, waits for all of it anyway; one that goes on does not: both are measured,
-    each first checkpoint to a store of its own."""
+    each first checkpoint to a store of its own, and memory that is only sent to a third."""
     found: dict[str, float] = {"load": common.load()}
     found["raw_dump"] = subject.raw_dump()
     found |= subject.script(places, "script_first")
+    found |= subject.stream(bare, "stream")
     found |= subject.checkpoint(apart, "first_parked", park=True)
     subject.restore(apart, "unmeasured", lazy=False)
     found |= subject.checkpoint(places, "first")

@@ -14,8 +14,10 @@ import psutil
 
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.flows.mounts import shared_mounts
+from cmdop_migrate.images import layout
 from cmdop_migrate.model import Record
-from scripts.benchlib import common, rivals
+from cmdop_migrate.storage.registry import open_store
+from scripts.benchlib import common, rivals, stream
 from tests.hosts import CM, Host, until
 from tests.servers import S3Server
 
@@ -99,11 +101,9 @@ class Subject:
     def script(self, places: Stores, key: str) -> dict[str, float]:
         common.settle()
         put = None
-        before = 0.0
         if places.kind == "s3":
             assert places.server is not None
             put = rivals.copier("up", places.server, places.bucket, "script.tar.zst")
-            before = places.server_cpu()
         done = rivals.script(self.criu, self.target(), self.memory, put, places.archive)
         return {
             f"{key}_total": done.total,
@@ -112,8 +112,17 @@ class Subject:
             f"{key}_send": done.send,
             f"{key}_cpu": done.cpu,
             f"{key}_stored": done.stored,
-            f"{key}_least_cpu": done.least_cpu + places.server_cpu() - before,
         }
+
+    def stream(self, places: Stores, key: str) -> dict[str, float]:
+        """Memory and nothing else, with nothing done to it but what cannot be left out."""
+        store = open_store(places.url)
+        store.put(layout.pack_name(layout.new_id()), bytes(stream.PIPE))  # what a first use costs is over
+        common.settle()
+        before = places.server_cpu()
+        done = stream.stream(self.criu, self.target(), self.memory / "stream", store)
+        cpu = done.cpu + places.server_cpu() - before
+        return {f"{key}_total": done.total, f"{key}_cpu": cpu}
 
     def fetch_script(self, places: Stores) -> dict[str, float]:
         """What brings the script's archive back, and what unpacks it."""

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,6 @@ class Script:
     total: float
     cpu: float
     stored: int
-    least_cpu: float  # of what nobody is spared who dumps with CRIU, and digests, compresses and seals
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Target:
     shared: tuple[request.SharedMount, ...]
 
 
-def dump(criu: Criu, session: Target, images: Path) -> float:
+def dump(criu: Criu, session: Target, images: Path, pages: socket.socket | None = None) -> float:
     """Freeze a session, `criu dump` it into memory-backed files, let it go on; -> seconds it stood still.
 
-    The same request as ours but for the page server: CRIU writes the pages itself.
+    The same request as ours but for the page server: CRIU writes the pages itself, unless `pages` is where they go.
     """
     shutil.rmtree(images, ignore_errors=True)
     images.mkdir(parents=True)
@@ -65,9 +65,11 @@ def dump(criu: Criu, session: Target, images: Path) -> float:
             root="/",
             freeze_cgroup=session.group,
             leave_running=True,
+            pages_fd=pages.fileno() if pages else None,
             shared=session.shared,
         )
-        runner.run(criu.argv, request.dump(spec), images / "dump.log", what="raw dump", timeout=120)
+        fds = (pages.fileno(),) if pages else ()
+        runner.run(criu.argv, request.dump(spec), images / "dump.log", what="raw dump", timeout=120, pass_fds=fds)
         return time.monotonic() - began
     finally:
         cgroup.thaw(session.group)
@@ -78,9 +80,8 @@ def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] 
     """criu dump, tar, zstd -T0, upload. With `put` the archive is made in `work` (memory) and uploaded; without, tar
     and zstd write straight to `target` and it is fsynced, which is kinder to the script than a copy."""
     images = work / "script"
-    began, cpu = time.monotonic(), _cpu()
+    began, cpu = time.monotonic(), cpu_seconds()
     dumped = dump(criu, session, images)
-    dump_cpu = _cpu() - cpu
     archive = target if put is None else work / "script.tar.zst"
     pack = f"tar -C '{images}' -cf - . | zstd -q -T0 -f -o '{archive}'"
     packing = time.monotonic()
@@ -91,37 +92,12 @@ def script(criu: Criu, session: Target, work: Path, put: Callable[[Path], None] 
     else:
         put(archive)
     ended = time.monotonic()
-    spent = _cpu() - cpu
-    least = dump_cpu + _least_pack(images)
-    done = Script(dumped, sending - packing, ended - sending, ended - began, spent, archive.stat().st_size, least)
+    spent = cpu_seconds() - cpu
+    done = Script(dumped, sending - packing, ended - sending, ended - began, spent, archive.stat().st_size)
     shutil.rmtree(images)
     if put is not None:
         archive.unlink()
     return done
-
-
-_COMPRESS = """
-import mmap, pathlib, sys, zstandard
-from blake3 import blake3
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-compress, zeros = zstandard.ZstdCompressor(level=1).compress, bytes(65536)
-key = bytes(32)
-seal = AESGCM(key).encrypt
-for path in pathlib.Path(sys.argv[1]).glob("pages-*.img"):
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        for at in range(0, len(data), 65536):
-            window = data[at : at + 65536]
-            if window != zeros:
-                seal(key[:12], compress(window), blake3(window, key=key).digest())
-"""
-
-
-def _least_pack(images: Path) -> float:
-    """CPU seconds of what is asked of every chunk that is not zeros: a keyed digest, zstd at its level 1, an
-    authenticated seal. On one core, from memory, to nowhere."""
-    before = _cpu()
-    subprocess.run([sys.executable, "-c", _COMPRESS, str(images)], check=True)
-    return _cpu() - before
 
 
 def unpack(archive: Path, work: Path) -> float:
@@ -240,6 +216,7 @@ def forget(path: Path) -> None:
     os.close(fd)
 
 
-def _cpu() -> float:
+def cpu_seconds() -> float:
+    """Of this process and of those it has waited for."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
