@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmdop_migrate.session import watches
+from cmdop_migrate.session.hostlayer import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
 _DELETED = " (deleted)"
@@ -49,6 +50,16 @@ class Layers:
                 return number, below
         return None
 
+    def own(self, shown: str) -> set[tuple[int, str]]:
+        """Every file of the session's own that may be meant. Kernels show a mapped one below the layer it is on, or
+        from the session's root; an end of a line in its name as \\012; and nothing tells whose it is."""
+        found = set()
+        for name in {shown, shown.replace("\\012", "\n")}:
+            for number, point in enumerate(self.points):
+                ways = {name.lstrip("/")} | ({os.path.relpath(name, point)} if is_under(name, point) else set())
+                found |= {(number, below) for below in ways if below and self.is_own(number, below)}
+        return found
+
     def is_own(self, number: int, below: str) -> bool:
         return os.path.lexists(self.uppers[number] / below)
 
@@ -72,17 +83,15 @@ def _maps(pid: int, layers: Layers, touched: Touched) -> None:
     seen = set()
     for line in Path(f"/proc/{pid}/maps").read_bytes().decode("utf-8", "surrogateescape").split("\n"):
         fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not _is_file(fields[5]) or (fields[1][1:4:2], fields[5]) in seen:
+        if len(fields) < 6 or not fields[5].startswith("/") or (fields[1][1:4:2], fields[5]) in seen:
             continue
         permissions, path = fields[1], fields[5]
         seen.add((permissions[1:4:2], path))
-        found = layers.find(path)
-        if found is None:
-            continue
-        if not layers.is_own(*found):
+        if permissions[1] == "w" and permissions[3] == "s":  # one too many is only read once more
+            touched.written |= {(number, os.fsencode(below)) for number, below in layers.own(path)}
+        found = layers.find(path) if _is_file(path) else None
+        if found is not None and not layers.is_own(*found):
             touched.mapped.add(_host_path(layers, found))
-        elif permissions[1] == "w" and permissions[3] == "s":
-            touched.written.add((found[0], os.fsencode(found[1])))
 
 
 def _fds(pid: int, layers: Layers, touched: Touched) -> None:
