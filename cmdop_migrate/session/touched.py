@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,25 +40,29 @@ class Layers:
         self.points, self.uppers = list(points), list(uppers)
 
     def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
-        """-> (layer, path below its mount point). /proc shows a path below the mount it is on; `inside` is that
-        mount's point when known, else the first layer that has such a file is taken."""
-        below = shown.lstrip("/")
-        for number, point in enumerate(self.points):
+        """-> (layer, path below its mount point). `inside` is the point of the mount it is on, when known; else the
+        first layer that has such a file is taken."""
+        for number, below in self._ways(shown):
+            point = self.points[number]
             if inside is not None and point != inside:
                 continue
-            if os.path.lexists(self.uppers[number] / below) or os.path.lexists(os.path.join(point, below)):
+            if self.is_own(number, below) or os.path.lexists(os.path.join(point, below)):
                 return number, below
         return None
 
     def own(self, shown: str) -> set[tuple[int, str]]:
-        """Every file of the session's own that may be meant. Kernels show a mapped one below the layer it is on, or
-        from the session's root; an end of a line in its name as \\012; and nothing tells whose it is."""
-        found = set()
-        for name in {shown, shown.replace("\\012", "\n")}:
-            for number, point in enumerate(self.points):
-                ways = {name.lstrip("/")} | ({os.path.relpath(name, point)} if is_under(name, point) else set())
-                found |= {(number, below) for below in ways if below and self.is_own(number, below)}
-        return found
+        """Every file of the session's own that may be meant; an end of a line in a mapped one's name is shown as
+        \\012."""
+        names = {shown, shown.replace("\\012", "\n")}
+        return {way for name in names for way in self._ways(name) if self.is_own(*way)}
+
+    def _ways(self, shown: str) -> Iterator[tuple[int, str]]:
+        """Where it may lie. /proc shows a path from the session's root, some kernels below the mount it is on."""
+        above = [(len(point), number) for number, point in enumerate(self.points) if is_under(shown, point)]
+        for _, number in sorted(above, reverse=True)[:1]:  # the innermost hides what is under its mount point
+            yield number, os.path.relpath(shown, self.points[number])
+        for number in range(len(self.points)):
+            yield number, shown.lstrip("/")
 
     def is_own(self, number: int, below: str) -> bool:
         return os.path.lexists(self.uppers[number] / below)

@@ -93,3 +93,29 @@ def test_what_is_written_through_memory_on_another_mount_comes_along(host: Host,
         host.cm_json("send", "m", "look", "--enter")
         host.wait_for("m", "look\\s+there: second second")
         host.cm_json("kill", "m")
+
+
+READER = """
+import sys
+file = open(sys.argv[1])
+print("it", "has", "it", flush=True)
+for line in sys.stdin:
+    print("read:", file.read(), flush=True)
+"""
+
+
+def test_a_file_of_the_host_on_another_mount_must_be_the_same(host: Host, tmp_path: Path) -> None:
+    """As on the first one: what a session has open must not be another file when it comes back."""
+    with disks.tmpfs(tmp_path / "home", 1 << 20) as home:
+        (home / "data").write_text("as it was")
+        host.start(sys.executable, "-c", READER, str(home / "data"), name="m")
+        host.wait_for("m", "it has it")
+        host.cm_json("checkpoint", "m")
+        (home / "data").write_text("otherwise")
+        refused = host.cm("--json", "restore", "m")
+        assert refused.returncode == 4 and str(home / "data").encode() in refused.stdout
+        (home / "data").write_text("as it was")
+        host.cm_json("restore", "m")
+        host.cm_json("send", "m", "go", "--enter")
+        host.wait_for("m", "read: as it was")
+        host.cm_json("kill", "m")
