@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,11 @@ from typing import Any, Literal
 
 from blake3 import blake3
 
+from cmdop_migrate import log
 from cmdop_migrate.criu import openfiles
 from cmdop_migrate.errors import Blocked, ImageRefused
 from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, is_code
-from cmdop_migrate.images.layout import MAX_CHUNK
+from cmdop_migrate.images.layout import ID_BYTES, MAX_CHUNK
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session import files
@@ -24,6 +26,8 @@ from cmdop_migrate.session.touched import Touched
 
 Carry = Literal["none", "mapped", "opened"]
 BLOB = "hostfiles"
+_ID = re.compile(rf"[0-9a-f]{{{2 * ID_BYTES}}}")
+_log = log.get("carry")
 
 
 @dataclass(frozen=True)
@@ -98,8 +102,11 @@ class Carrier:
         rows = [[one.as_json(), _row(carried)] for one, carried in self._rows.values()]
         self._writer.add_blob(BLOB, json.dumps(rows).encode())
         self._known.save()
-        self._chunks_file.parent.mkdir(mode=0o700, exist_ok=True)
-        files.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
+        try:
+            self._chunks_file.parent.mkdir(mode=0o700, exist_ok=True)
+            files.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
+        except OSError as error:  # it stands still, and this only spares the next one work
+            _log.warning("what was carried will be read again: %s", error)
 
 
 @dataclass(frozen=True)
@@ -239,6 +246,10 @@ def _place(image: Image, described: HostFile, carried: Carried, points: list[str
 def _load(path: Path) -> dict[str, list[str]]:
     try:
         held = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return {key: refs for key, refs in held.items() if _are_ids(refs)} if isinstance(held, dict) else {}
+
+
+def _are_ids(refs: object) -> bool:
+    return isinstance(refs, list) and all(isinstance(ref, str) and _ID.fullmatch(ref) for ref in refs)

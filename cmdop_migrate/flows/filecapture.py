@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cmdop_migrate import log
 from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.images import files, filestats, filetable
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.session.touched import Touched
+
+_log = log.get("filecapture")
 
 
 class _Sink:
@@ -23,12 +26,27 @@ def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found:
         mapped = frozenset(path for layer, path in found.written if layer == number)
         cache = directory / f"files-{number}"
         captured = files.capture(upper, sink, previous=_previous(cache), mapped=mapped, present=writer.has)
-        for ref in captured.table.chunks:
-            writer.refer(ref)
+        if not _all_there(writer, captured):
+            # It was, when the capture began: what this host knows of the store may go at any time (images/ledger.py).
+            _log.info("what the store had of %s cannot be found any more: all of it is read", upper)
+            captured = files.capture(upper, sink, mapped=mapped)
         table = captured.table.serialise()
         writer.add_blob(f"files/{number}", table)
+        _keep(cache, table, filestats.serialise(captured.table, captured.stats))
+
+
+def _all_there(writer: ImageWriter, captured: files.Capture) -> bool:
+    """Takes all that the table needs into the image. False: the store lacks something, and nobody has sent it."""
+    return all(writer.refer(ref) for ref in captured.table.chunks)
+
+
+def _keep(cache: Path, table: bytes, stats: bytes) -> None:
+    """For the next capture, which takes longer without."""
+    try:
         cache.with_suffix(".table").write_bytes(table)
-        cache.with_suffix(".stats").write_bytes(filestats.serialise(captured.table, captured.stats))
+        cache.with_suffix(".stats").write_bytes(stats)
+    except OSError as error:
+        _log.warning("the next checkpoint reads all files again: %s", error)
 
 
 def _previous(cache: Path) -> files.Capture | None:
@@ -36,6 +54,6 @@ def _previous(cache: Path) -> files.Capture | None:
     try:
         table = filetable.parse(cache.with_suffix(".table").read_bytes())
         stats = filestats.parse(cache.with_suffix(".stats").read_bytes(), table)
-    except (FileNotFoundError, CmdopError):
+    except (OSError, CmdopError):
         return None
     return None if stats is None else files.Capture(table, stats)

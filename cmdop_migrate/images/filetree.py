@@ -7,6 +7,7 @@ is `..`, checked against the directory it came from.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -69,6 +70,15 @@ class Cursor:
         for name in path[shared:]:
             self.enter(name)
 
+    def rejoin(self, root: Path) -> None:
+        """Go the way to `path` anew, as far as there is one: what we were in was moved elsewhere."""
+        wanted, again = self.path, Cursor(root)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            for name in wanted:
+                again.enter(name)
+        self._step(again.fd)
+        self.path, self._ids = again.path, again._ids
+
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self.fd)
@@ -94,7 +104,7 @@ class Node(NamedTuple):
 
 
 def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one_device: bool = True) -> Iterator[Node]:
-    """Every name, parents first, siblings in byte order. `live`: what vanishes meanwhile is passed over."""
+    """Every name, parents first, siblings in byte order. `live`: what vanishes or is moved meanwhile is passed over."""
     cursor = Cursor(root)
     try:
         top = os.fstat(cursor.fd)
@@ -107,7 +117,8 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
                 stack.pop()
                 prefix.pop()
                 if stack:
-                    cursor.leave()
+                    _back(cursor, root, live)
+                    del stack[len(cursor.path) + 1 :], prefix[len(cursor.path) + 1 :]
                 continue
             path = prefix[-1] + name
             if path in exclude:
@@ -128,11 +139,21 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
                     cursor.enter(name)
                     stack.append(_names(cursor.fd))
                     prefix.append(path + b"/")
-            except FileNotFoundError as error:
+            except (FileNotFoundError, NotADirectoryError) as error:  # the latter: a file has taken a directory's name
                 if not live:
                     raise changed(path) from error
     finally:
         cursor.close()
+
+
+def _back(cursor: Cursor, root: Path, live: bool) -> None:
+    """Up one directory; where somebody has moved it, or one above it, to the nearest that is still on the way."""
+    try:
+        cursor.leave()
+    except Blocked:
+        if not live:
+            raise
+        cursor.rejoin(root)
 
 
 def _names(fd: int) -> Iterator[bytes]:

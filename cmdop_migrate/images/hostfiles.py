@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.filestats import TICK_NS
@@ -35,6 +36,7 @@ _REMEMBERED = 20_000
 # Surrogates that stand for no raw byte: such a path could not be opened.
 _LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
+_logger = log.get("images.hostfiles")
 
 
 class Hasher(Protocol):
@@ -158,17 +160,21 @@ class HostFiles:
             return False  # rotated just now
 
     def save(self) -> None:
-        """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large."""
+        """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large. Where
+        there is no room for it, the next one takes longer."""
         rows = dict(list(self._known.items())[-_REMEMBERED:])
-        self._cache.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=self._cache.parent, prefix=self._cache.name)
         try:
-            with open(fd, "w", encoding="ascii") as file:
-                json.dump({"format": _FORMAT, "scheme": self._scheme, "files": rows}, file)
-            os.replace(name, self._cache)
-        except BaseException:
-            os.unlink(name)
-            raise
+            self._cache.parent.mkdir(parents=True, exist_ok=True)
+            fd, name = tempfile.mkstemp(dir=self._cache.parent, prefix=self._cache.name)
+            try:
+                with open(fd, "w", encoding="ascii") as file:
+                    json.dump({"format": _FORMAT, "scheme": self._scheme, "files": rows}, file)
+                os.replace(name, self._cache)
+            except BaseException:
+                os.unlink(name)
+                raise
+        except OSError as error:
+            _logger.warning("digests of host files are not kept: %s", error)
 
     def _describe(self, path: str, fd: int) -> HostFile | None:
         found = os.fstat(fd)
@@ -199,11 +205,12 @@ class HostFiles:
     def _load(self) -> None:
         try:
             held = json.loads(self._cache.read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return  # a lost cache costs time only
         if not isinstance(held, dict) or held.get("format") != _FORMAT or held.get("scheme") != self._scheme:
             return
-        for key, value in held.get("files", {}).items():
+        rows = held.get("files")
+        for key, value in rows.items() if isinstance(rows, dict) else ():
             match value:
                 case [str() | None as build_id, str(digest)]:
                     self._known[key] = build_id, digest

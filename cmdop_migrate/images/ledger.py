@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from struct import Struct
 
 from blake3 import blake3
 
@@ -26,8 +26,14 @@ _FORMAT = "1.db"  # how the name of a ledger ends, that is written as here
 _BUSY = 2.0  # seconds that another checkpoint of this host may be writing
 _CACHE = 8 << 10  # KiB
 _SUM = 8
-_PLACE = Struct("<III")
+_PLACE = struct.Struct("<III")
 _PRIVATE = ""  # SQLite's name for a file of this process's own, which is gone with it
+# Good again by itself: no room, no access, another is at it. Whatever else SQLite complains of stays as it is.
+_PASSING = {
+    sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_PROTOCOL,
+}  # fmt: skip
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS sources (number INTEGER PRIMARY KEY, name TEXT UNIQUE, stamp TEXT)",
     "CREATE TABLE IF NOT EXISTS packs (number INTEGER PRIMARY KEY, ident TEXT UNIQUE)",
@@ -57,13 +63,14 @@ class Ledger:
         """Which of these names were not learnt yet, or under another stamp."""
         stamps: dict[str, str] = {}
         with self._suspicious():
-            stamps = dict(self._db.execute("SELECT name, stamp FROM sources"))
+            stamps = dict(self._db.execute("SELECT name, stamp FROM sources WHERE typeof(name) = 'text'"))
         return {name for name, stamp in named if stamps.get(name) != stamp}
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
         """What was learnt from names that are gone."""
         with self._suspicious():
-            gone = [row for row in self._db.execute("SELECT number, name FROM sources") if is_gone(row[1])]
+            rows = self._db.execute("SELECT number, name FROM sources")
+            gone = [row for row in rows if not isinstance(row[1], str) or is_gone(row[1])]
             if not gone:
                 return
             with self._writing() as db:
@@ -114,7 +121,7 @@ class Ledger:
                 pack = self._usable.get(number)
                 if pack is not None and digest == self._sum(ident, pack, start, length, size):
                     return pack, Place(number, start, length, size)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, struct.error) as error:
             self._give_up(error)
         return None
 
@@ -144,14 +151,17 @@ class Ledger:
         except sqlite3.Error as error:
             self._give_up(error)
 
-    def _give_up(self, error: sqlite3.Error) -> None:
+    def _give_up(self, error: sqlite3.Error | struct.error) -> None:
         _logger.warning("what is known of the store is not used: %s", error)
         self._usable, self.is_broken = {}, True
         self._discard(error)
 
-    def _discard(self, error: sqlite3.Error) -> None:
-        """One that is damaged goes. Not for want of room, or because another is writing: then it is good later."""
-        if self._path is not None and not isinstance(error, sqlite3.OperationalError):
+    def _discard(self, error: sqlite3.Error | struct.error) -> None:
+        """One that is damaged goes: left there, nothing would be learnt any more. Not for want of room, or because
+        another is writing: then it is good later."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: what is there is no such value
+        is_ours = isinstance(error, sqlite3.ProgrammingError)  # a mistake
+        if self._path is not None and not is_ours and code & 0xFF not in _PASSING:  # the other bits are details
             _remove(self._path)
 
     def _open(self) -> sqlite3.Connection:

@@ -28,8 +28,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from cmdop_migrate import beside, log
-from cmdop_migrate.clock import boottime
-from cmdop_migrate.errors import ImageRefused
+from cmdop_migrate.clock import boottime, walltime
+from cmdop_migrate.errors import ImageRefused, StoreDenied
 from cmdop_migrate.images import catalog, index, layout, tombstones
 from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing
@@ -69,13 +69,22 @@ def prune(
     checkpoints would go."""
     run = _Run(store, ring, stale_after)
     if dry_run:
-        now = max((info.modified for info in store.list(layout.MANIFESTS)), default=0.0)
-        dropped = _chosen(store, keep, now, parked, also, needed)
+        dropped = _chosen(store, keep, _clock(store), parked, also, needed)
         return Pruned(tuple(entry.checkpoint for entry in dropped), 0, 0, 0, ())
-    now = run.raise_flag({})
+    try:
+        now = run.raise_flag({})
+    except StoreDenied as error:
+        # A full disk: what is dropped makes room for the flag. It is put before any pack goes, or none does.
+        _logger.warning("checkpoints are dropped first: %s", error.message)
+        now = _clock(store)
     dropped = _chosen(store, keep, now, parked, also, needed)
     store.delete([entry.name for entry in dropped])
     return run.sweep(tuple(entry.checkpoint for entry in dropped))
+
+
+def _clock(store: Store) -> float:
+    """Where nothing is written the store's clock cannot be asked: this host's, unless it is plainly behind."""
+    return max(walltime(), *(info.modified for info in store.list(layout.MANIFESTS)), 0.0)
 
 
 def _chosen(

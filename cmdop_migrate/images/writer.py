@@ -250,7 +250,7 @@ class ImageWriter:
         before_publish()
         self._publish(result)
         self._stop()
-        self._mark.end()
+        self._unmark()
         if self._hints is not None and self._groups is not None:
             self._groups.save(self._hints, self.checkpoint)
         return result
@@ -266,6 +266,13 @@ class ImageWriter:
             # The store is away: the mark runs out by itself, and the last index that was written serves the next try.
             _logger.warning("the upload was given up without a last word to the store: %s", error.message)
             self._mark.stop()
+
+    def _unmark(self) -> None:
+        """It is published: a store that does not hear of the end, or forbids to delete, changes nothing about that."""
+        try:
+            self._mark.end()
+        except CmdopError as error:
+            _logger.warning("the mark of this upload stays in the store until it is old: %s", error.message)
 
     @property
     def _running(self) -> Pipeline:

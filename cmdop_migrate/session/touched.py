@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmdop_migrate.session import watches
+from cmdop_migrate.session.hostlayer import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
 _DELETED = " (deleted)"
@@ -39,15 +40,29 @@ class Layers:
         self.points, self.uppers = list(points), list(uppers)
 
     def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
-        """-> (layer, path below its mount point). /proc shows a path below the mount it is on; `inside` is that
-        mount's point when known, else the first layer that has such a file is taken."""
-        below = shown.lstrip("/")
-        for number, point in enumerate(self.points):
+        """-> (layer, path below its mount point). `inside` is the point of the mount it is on, when known; else the
+        first layer that has such a file is taken."""
+        for number, below in self._ways(shown):
+            point = self.points[number]
             if inside is not None and point != inside:
                 continue
-            if os.path.lexists(self.uppers[number] / below) or os.path.lexists(os.path.join(point, below)):
+            if self.is_own(number, below) or os.path.lexists(os.path.join(point, below)):
                 return number, below
         return None
+
+    def own(self, shown: str) -> set[tuple[int, str]]:
+        """Every file of the session's own that may be meant; an end of a line in a mapped one's name is shown as
+        \\012."""
+        names = {shown, shown.replace("\\012", "\n")}
+        return {way for name in names for way in self._ways(name) if self.is_own(*way)}
+
+    def _ways(self, shown: str) -> Iterator[tuple[int, str]]:
+        """Where it may lie. /proc shows a path from the session's root, some kernels below the mount it is on."""
+        above = [(len(point), number) for number, point in enumerate(self.points) if is_under(shown, point)]
+        for _, number in sorted(above, reverse=True)[:1]:  # the innermost hides what is under its mount point
+            yield number, os.path.relpath(shown, self.points[number])
+        for number in range(len(self.points)):
+            yield number, shown.lstrip("/")
 
     def is_own(self, number: int, below: str) -> bool:
         return os.path.lexists(self.uppers[number] / below)
@@ -72,17 +87,15 @@ def _maps(pid: int, layers: Layers, touched: Touched) -> None:
     seen = set()
     for line in Path(f"/proc/{pid}/maps").read_bytes().decode("utf-8", "surrogateescape").split("\n"):
         fields = line.split(maxsplit=5)
-        if len(fields) < 6 or not _is_file(fields[5]) or (fields[1][1:4:2], fields[5]) in seen:
+        if len(fields) < 6 or not fields[5].startswith("/") or (fields[1][1:4:2], fields[5]) in seen:
             continue
         permissions, path = fields[1], fields[5]
         seen.add((permissions[1:4:2], path))
-        found = layers.find(path)
-        if found is None:
-            continue
-        if not layers.is_own(*found):
+        if permissions[1] == "w" and permissions[3] == "s":  # one too many is only read once more
+            touched.written |= {(number, os.fsencode(below)) for number, below in layers.own(path)}
+        found = layers.find(path) if _is_file(path) else None
+        if found is not None and not layers.is_own(*found):
             touched.mapped.add(_host_path(layers, found))
-        elif permissions[1] == "w" and permissions[3] == "s":
-            touched.written.add((found[0], os.fsencode(found[1])))
 
 
 def _fds(pid: int, layers: Layers, touched: Touched) -> None:

@@ -63,7 +63,8 @@ class LocalStore(Store):
         check_range(start, length)
         with self._failures(f"read {name}"):
             try:
-                fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                # Whoever may write here may have put a pipe there, on which an open would wait for ever.
+                fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
                 self._still_there()
                 raise KeyError(name) from None
@@ -95,18 +96,24 @@ class LocalStore(Store):
     def link(self, name: str, path: Path) -> bool:
         try:
             os.link(self.root / check_name(name), path, follow_symlinks=False)
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                return True
+            path.unlink()  # no object, but a pipe or a symlink in the place of one
         except OSError:  # on another disk, or not there: whoever reads it will be told
-            return False
-        return True
+            pass
+        return False
 
     def delete(self, names: Iterable[str]) -> None:
         checked = [check_name(name) for name in names]
         touched: set[Path] = set()
         for name in checked:
             target = self.root / name
-            with self._failures(f"delete {name}"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                target.unlink()
-                touched.add(target.parent)
+            with self._failures(f"delete {name}"):
+                try:
+                    target.unlink()
+                    touched.add(target.parent)
+                except (FileNotFoundError, NotADirectoryError):
+                    self._still_there()
         with self._failures("delete objects"):
             for folder in touched:
                 _sync_folder(folder)
@@ -161,6 +168,7 @@ class LocalStore(Store):
     def _written(self, data: Data) -> Iterator[Path]:
         """`data`, whole and synced in a file without a name of its own yet; gone afterwards unless renamed."""
         self._make_folder(self._tmp)
+        self._seen = self._seen or self._identity()
         self._sweep()
         temporary = self._tmp / os.urandom(16).hex()
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -180,6 +188,7 @@ class LocalStore(Store):
         trusted = folder in self._linked or folder == self.root or not folder.is_relative_to(self.root)
         if trusted and folder.is_dir():
             return
+        self._still_there()  # else half of an upload would go under a mount point, and be lost from sight
         self._make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         _sync_folder(folder.parent)

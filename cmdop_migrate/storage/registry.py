@@ -61,19 +61,22 @@ def s3_place(url: str) -> S3Place:
         raise BadConfig(f"credentials in the address of a store: {_shown(url)!r}", hint)
     prefix = parts.path.strip("/")
     if not _BUCKET.fullmatch(parts.netloc):
-        raise BadConfig(f"not a bucket name: {parts.netloc!r} in {url!r}", _HINT)
+        raise BadConfig(f"no name of a bucket in {_shown(url)!r}", _HINT)
     if parts.fragment or (prefix and not _PREFIX.fullmatch(prefix)):
-        raise BadConfig(f"not a prefix of names: {prefix!r} in {url!r}", "Use letters, digits, '.', '_', '-' and '/'.")
+        hint = "Use letters, digits, '.', '_', '-' and '/'."
+        raise BadConfig(f"not a prefix of names: {prefix!r} in {_shown(url)!r}", hint)
     options = dict(pairs)
     for key, value in pairs:
         if key not in _OPTIONS:
-            raise BadConfig(f"unknown option {key!r} in {_shown(url)!r}", f"Valid options: {', '.join(_OPTIONS)}.")
+            where = _shown(url.partition("?")[0])  # somebody may take a secret for an option
+            raise BadConfig(f"unknown option {key!r} in {where!r}", f"Valid options: {', '.join(_OPTIONS)}.")
         if not value or [other for other, _ in pairs].count(key) > 1:
-            raise BadConfig(f"option {key!r} must be given once, with a value, in {url!r}", _HINT)
+            raise BadConfig(f"option {key!r} must be given once, with a value, in {_shown(url)!r}", _HINT)
     if "endpoint" in options:
         _check_endpoint(options["endpoint"])
     if "ca" in options and not os.path.isfile(options["ca"]):
-        raise BadConfig(f"no such file: ca={options['ca']} in {url!r}", "Name the PEM file of the server's authority.")
+        hint = "Name the PEM file of the server's authority."
+        raise BadConfig(f"no such file: ca={options['ca']} in {_shown(url)!r}", hint)
     from cmdop_migrate.storage.s3client import S3Place
 
     return S3Place(url, parts.netloc, prefix, **options)
@@ -90,5 +93,5 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _shown(url: str) -> str:
-    """The address without what may be a password."""
-    return re.sub(r"//[^/@]*@", "//…@", url)
+    """The address without what may be a password, wherever it stands: an endpoint may be spelt with %40 and %2F."""
+    return re.sub(r"(?i)(//|%2f%2f).*(?=@|%40)", r"\1…", url)

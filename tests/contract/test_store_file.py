@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.errors import StoreDenied
+from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.local import TMP, TMP_KEEP, LocalStore
 
 # Each object is one byte, repeated: a part or a mixture of two shows at once.
@@ -87,6 +87,19 @@ def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
         store.get("a/link")
 
 
+@pytest.mark.timeout(30)
+def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", b"1")
+    os.mkfifo(tmp_path / "store" / "a" / "pipe")
+    (tmp_path / "store" / "a" / "symlink").symlink_to("b")
+    with pytest.raises(KeyError):
+        store.get("a/pipe")
+    for name in ("pipe", "symlink"):
+        assert not store.link(f"a/{name}", tmp_path / "here") and not os.path.lexists(tmp_path / "here")
+    assert store.link("a/b", tmp_path / "here") and (tmp_path / "here").read_bytes() == b"1"
+
+
 def test_a_name_that_is_a_folder_of_another(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1")
@@ -130,6 +143,27 @@ def test_a_full_disk(small_disk: Path, method: str) -> None:
     store.delete(["old/a"])
     store.put("new/c", b"c" * (2 << 20))
     assert store.get("new/c", 0, 1) == b"c"
+
+
+@needs_mount
+def test_a_disk_that_goes_away_meanwhile(small_disk: Path) -> None:
+    """Nothing is written under its mount point, where nobody would look for it; nothing counts as deleted."""
+    store = LocalStore(small_disk)
+    store.put("packs/ab/x", b"1")
+    assert store.get("packs/ab/x") == b"1"
+    subprocess.run(["umount", small_disk], check=True)
+    acts = (
+        lambda: store.put("packs/ab/y", b"2"),
+        lambda: store.put_new("manifests/m", b"2"),
+        lambda: store.delete(["packs/ab/x"]),
+    )
+    try:
+        for act in acts:
+            with pytest.raises(StoreUnreachable, match="is its disk mounted"):
+                act()
+        assert list(small_disk.iterdir()) == []
+    finally:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "cmdop-test", small_disk], check=True)
 
 
 @needs_mount

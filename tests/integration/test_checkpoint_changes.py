@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
+from pathlib import Path
 
+import pytest
+
+from tests import disks
 from tests.crash.witness import finished, stopped
 from tests.hosts import Host
 
@@ -53,3 +58,64 @@ def test_processes_that_came_and_went(host: Host) -> None:
     host.wait_for("w", "/var fresh")
     tree = [one["command"] for one in host.cm_json("show", "w")["tree"]]
     assert sorted(tree)[-2:] == ["sleep 1002", "sleep 1003"], tree
+
+
+MAPPER = """
+import mmap, sys
+with open(sys.argv[1], "wb") as file:
+    file.write(bytes(4096))
+file = open(sys.argv[1], "r+b")
+memory = mmap.mmap(file.fileno(), 4096)
+print("it", "maps", flush=True)
+for line in sys.stdin:
+    word = line.strip().encode()
+    if word != b"look":
+        memory[:len(word)] = word
+    print("there:", open(sys.argv[1], "rb").read(6).decode("latin-1"), memory[:6].decode("latin-1"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("who", ["ann", "dev"])
+def test_what_is_written_through_memory_on_another_mount_comes_along(host: Host, tmp_path: Path, who: str) -> None:
+    """No time stamp tells of the second write: its page was writable already. A home, say, and somebody called dev."""
+    with disks.tmpfs(tmp_path / "home", 1 << 20) as home:
+        (home / who).mkdir()
+        host.start(sys.executable, "-c", MAPPER, str(home / who / "db"), name="m")
+        host.wait_for("m", "it maps")
+        host.cm_json("send", "m", "first.", "--enter")
+        host.wait_for("m", "there: first. first.")
+        time.sleep(0.1)
+        host.cm_json("checkpoint", "m", "--leave-running")
+        host.cm_json("send", "m", "second", "--enter")
+        host.wait_for("m", "there: second second")
+        host.cm_json("checkpoint", "m")
+        host.cm_json("restore", "m")
+        host.cm_json("send", "m", "look", "--enter")
+        host.wait_for("m", "look\\s+there: second second")
+        host.cm_json("kill", "m")
+
+
+READER = """
+import sys
+file = open(sys.argv[1])
+print("it", "has", "it", flush=True)
+for line in sys.stdin:
+    print("read:", file.read(), flush=True)
+"""
+
+
+def test_a_file_of_the_host_on_another_mount_must_be_the_same(host: Host, tmp_path: Path) -> None:
+    """As on the first one: what a session has open must not be another file when it comes back."""
+    with disks.tmpfs(tmp_path / "home", 1 << 20) as home:
+        (home / "data").write_text("as it was")
+        host.start(sys.executable, "-c", READER, str(home / "data"), name="m")
+        host.wait_for("m", "it has it")
+        host.cm_json("checkpoint", "m")
+        (home / "data").write_text("otherwise")
+        refused = host.cm("--json", "restore", "m")
+        assert refused.returncode == 4 and str(home / "data").encode() in refused.stdout
+        (home / "data").write_text("as it was")
+        host.cm_json("restore", "m")
+        host.cm_json("send", "m", "go", "--enter")
+        host.wait_for("m", "read: as it was")
+        host.cm_json("kill", "m")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import socket
 import struct
@@ -16,6 +17,7 @@ from cmdop_migrate.images.filerestore import restore
 from cmdop_migrate.images.files import capture
 from cmdop_migrate.images.filetable import WHITEOUT, parse
 from cmdop_migrate.images.filetree import measure, remove_tree, snapshot
+from cmdop_migrate.session import touched
 from tests.filechunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
@@ -212,3 +214,18 @@ def test_a_mount_inside_the_layer_is_not_crossed(tmp_path: Path, overlay: Mount)
         assert measure(tmp_path / "upper", exclude={b"mnt"}).files == 1
     finally:
         subprocess.run(["umount", inside], check=True)
+
+
+@pytest.mark.parametrize("name", ["db", "dev/db", "run/db", "two\nlines", "db (deleted)", "back\\012slash"])
+def test_a_file_changed_through_memory_is_found_on_any_layer(tmp_path: Path, overlay: Mount, name: str) -> None:
+    """No time stamp tells of such a change: what is not found is taken as it was in the checkpoint before."""
+    (tmp_path / "lower").mkdir()
+    view = overlay("upper")
+    (view / name).parent.mkdir(exist_ok=True)
+    (view / name).write_bytes(bytes(4096))
+    (tmp_path / "root-upper").mkdir()
+    layers = touched.Layers(("/", str(view)), (tmp_path / "root-upper", tmp_path / "upper"))
+    with (view / name).open("r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
+        memory[0] = 7
+        found = touched.look([os.getpid()], layers)
+    assert (1, os.fsencode(name)) in found.written

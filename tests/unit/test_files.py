@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from cmdop_migrate.images.fileread import on_tmpfs
 from cmdop_migrate.images.filerestore import restore
 from cmdop_migrate.images.files import Capture, capture
 from cmdop_migrate.images.filetable import parse
-from cmdop_migrate.images.filetree import measure, snapshot
+from cmdop_migrate.images.filetree import measure, snapshot, walk
 from tests.filechunks import MemoryChunks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -189,6 +190,38 @@ def test_a_live_capture_survives_a_busy_tree(tmp_path: Path) -> None:
     finally:
         stop.set()
         busy.join()
+
+
+def test_a_running_session_may_move_a_directory_that_is_looked_at(tmp_path: Path) -> None:
+    """As builds and package managers do all the time: it is no reason to refuse a checkpoint."""
+    for name in ("a/b/c/deep", "a/b/z", "a/z", "z"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "elsewhere").mkdir()
+
+    def paths(at: bytes, meddle: Callable[[], None]) -> list[bytes]:
+        seen = []
+        for node in walk(tmp_path, live=True):
+            seen.append(node.path)
+            if node.path == at:
+                meddle()
+        return seen
+
+    moved = paths(b"a/b/c/deep", lambda: (tmp_path / "a/b/c").rename(tmp_path / "elsewhere/c"))
+    assert moved[-6:] == [b"a/b/z", b"a/z", b"elsewhere", b"elsewhere/c", b"elsewhere/c/deep", b"z"]
+    moved = paths(b"a/b/z", lambda: (tmp_path / "a").rename(tmp_path / "elsewhere/a"))
+    assert moved[-3:] == [b"elsewhere/c", b"elsewhere/c/deep", b"z"]
+
+    def replace() -> None:
+        (tmp_path / "elsewhere/c/deep").unlink()
+        (tmp_path / "elsewhere/c").rmdir()
+        (tmp_path / "elsewhere/c").write_bytes(b"a file now")
+
+    assert paths(b"elsewhere/c", replace)[-2:] == [b"elsewhere/c", b"z"]
+    with pytest.raises(Blocked, match="changed"):
+        for node in walk(tmp_path):
+            if node.path == b"elsewhere/a/b":
+                (tmp_path / "elsewhere/a/b").rename(tmp_path / "b")
 
 
 @pytest.mark.parametrize("seconds", [-(1 << 63), -5_364_662_400, 1_700_000_000_000, (1 << 63) - 1])

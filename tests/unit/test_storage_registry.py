@@ -79,7 +79,21 @@ def test_bad_addresses_are_refused_with_what_is_valid(url: str) -> None:
     assert caught.value.hint and caught.value.exit == 2
 
 
-@pytest.mark.parametrize("url", ["s3://key:hunter2@bucket/x", "s3://bucket?endpoint=http://key:hunter2@host"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://key:hunter2@bucket/x",
+        "s3://key:a/hunter2@bucket/x",
+        "s3://bucket?endpoint=http://key:hunter2@host",
+        "s3://b?endpoint=http://key:hunter2@host",
+        "s3://bucket/ü?endpoint=http://key:hunter2@host",
+        "s3://bucket/ü?endpoint=http%3A%2F%2Fkey:hunter2%40host",
+        "s3://bucket?endpoint=http://key:hunter2@host&endpoint=http://host",
+        "s3://bucket?region=&endpoint=http://key:a/hunter2@host",
+        "s3://bucket?secret=hunter2",
+        "https://key:hunter2@host/bucket",
+    ],
+)
 def test_a_password_in_an_address_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(BadConfig) as caught:
         open_store(url)

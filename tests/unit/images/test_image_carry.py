@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -129,3 +130,28 @@ def test_nor_is_a_program_that_has_no_build_id(store, ring, tmp_path, now):
     tool.unlink() if now is None else tool.write_bytes(now)
     with pytest.raises(Blocked, match="missing or different"):
         bring(store, ring, checkpoint, tmp_path, accept=True)
+
+
+def test_without_room_to_remember_it_is_carried_all_the_same(store, ring, tmp_path):
+    """A session stands still meanwhile: what only spares the next one work must not fail this one."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "cache").write_bytes(b"a file, where a directory should be")
+    (tmp_path / "data").write_bytes(b"what the session has open")
+    checkpoint = carried(store, ring, tmp_path / "state", tmp_path / "data")
+    (tmp_path / "data").unlink()
+    assert brought(store, ring, checkpoint, tmp_path / "there", tmp_path / "data") == b"what the session has open"
+
+
+@pytest.mark.parametrize("damage", ['{"%s": 7}', '{"%s": ["not an id"]}', '{"%s": [7]}', "[]", "[" * 100_000])
+def test_what_is_remembered_and_damaged_is_not_used(store, ring, tmp_path, damage):
+    data, cache = tmp_path / "data", tmp_path / "state" / "cache"
+    data.write_bytes(b"what the session has open")
+    carried(store, ring, tmp_path / "state", data)
+    (kept,) = cache.glob("carried-*.json")
+    (digest,) = json.loads(kept.read_text())
+    kept.write_text(damage % digest if "%s" in damage else damage)
+    known = json.loads((cache / "hostfiles.json").read_text())
+    (cache / "hostfiles.json").write_text(json.dumps({**known, "files": 7}))
+    checkpoint = carried(store, ring, tmp_path / "state", data)
+    data.unlink()
+    assert brought(store, ring, checkpoint, tmp_path / "there", data) == b"what the session has open"

@@ -116,6 +116,55 @@ def test_bytes_that_rot_are_found_out(ring, filled):
     assert told > 1000
 
 
+@pytest.mark.parametrize("value", [None, "text", b"bytes", 1.5, -1, 1 << 40])
+@pytest.mark.parametrize("column", ["start", "length", "size", "sum"])
+def test_a_value_that_is_no_place_costs_the_ledger_not_the_checkpoint(ring, filled, column, value):
+    """SQLite keeps no sums of its own: a byte that rots may make anything of a number."""
+    with sqlite3.connect(filled) as db:
+        db.execute(f"UPDATE chunks SET {column} = ? WHERE ident = ?", [value, ident(7)])
+    db.close()
+    found = reopened(ring, filled)
+    assert found.find(ident(7)) is None
+
+
+@pytest.mark.parametrize("value", [None, b"bytes", b"\xff\xfe", 7])
+def test_a_source_that_is_no_name_is_forgotten(ring, filled, value):
+    with sqlite3.connect(filled) as db:
+        db.execute("UPDATE sources SET name = ? WHERE name = 'index/a'", [value])
+    db.close()
+    found = reopened(ring, filled)
+    found.forget(lambda name: name.startswith("packs/"))
+    assert found.unread([("index/a", "1"), ("index/b", "1")]) == {"index/a"}
+    found.learn("index/a", "1", chunks(7))
+    assert not found.is_broken and found.unread([("index/a", "1")]) == set()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE sources SET name = CAST(x'ff6e616d65' AS TEXT) WHERE name = 'index/a'",
+        "ALTER TABLE chunks RENAME COLUMN source TO sauce",
+    ],
+)
+def test_one_that_stays_damaged_goes(ring, filled, damage):
+    """Else nothing would ever be learnt again of this store."""
+    with sqlite3.connect(filled) as db:
+        db.execute(damage)
+    db.close()
+    found = reopened(ring, filled)
+    found.unread([("index/a", "1")])
+    found.learn("index/c", "1", chunks(7))
+    found.forget(lambda name: True)
+    found.close()
+    again = reopened(ring, filled)
+    assert again.unread([("index/a", "1")]) == {"index/a"}
+    again.learn("index/a", "1", chunks(7))
+    again.learn("index/c", "1", chunks(8))
+    again.forget(lambda name: name == "index/c")
+    again.rely_on({PACK})
+    assert not again.is_broken and again.find(ident(7)) is not None
+
+
 @pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4096)])
 def test_one_that_is_damaged_is_begun_anew(ring, filled, content):
     filled.write_bytes(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory, script, sticky
 
-from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
+from cmdop_migrate.errors import CheckpointNotFound, StoreDenied, StoreUnreachable
 from cmdop_migrate.images import catalog, index, layout, tombstones
 from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing, new_key
@@ -23,6 +24,7 @@ from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
+from tests import disks
 
 RING = KeyRing((new_key(),))
 SHARED = memory(99, 64)
@@ -112,6 +114,46 @@ def test_a_dry_run_changes_nothing(store, spill):
     before = dict(store._objects)
     assert len(prune(store, RING, Keep(last=0), nobody, dry_run=True).checkpoints) == 1
     assert store._objects == before
+
+
+@pytest.mark.parametrize("error", [StoreDenied, StoreUnreachable])
+def test_a_mark_that_cannot_be_removed_does_not_undo_a_checkpoint(store, spill, error):
+    """The manifest is there: who is told otherwise has a checkpoint that nobody speaks of."""
+
+    class Keeping(Wrapped):
+        def before(self, operation: str, name: str) -> None:
+            if operation == "delete" and name.startswith(layout.UPLOADS):
+                raise error("not that", "none")
+
+    made = checkpoint(Keeping(store), RING, spill)
+    assert [entry.checkpoint for entry in catalog.listed(store)] == [made.checkpoint]
+    assert assert_all_readable(store) == 1
+    assert prune(store, RING, Keep(last=0), nobody).waiting == len(made.packs), "the mark is believed until it is old"
+
+
+def test_a_dry_run_says_what_a_run_does(store, spill):
+    """However long ago the last checkpoint was made."""
+    for seed in (1, 2):
+        checkpoint(store, RING, spill, seed=seed)
+    for name, (data, modified) in list(store._objects.items()):
+        store._objects[name] = data, modified - 7200
+    would = prune(store, RING, Keep(within=3600), nobody, dry_run=True).checkpoints
+    assert len(would) == 2 and would == prune(store, RING, Keep(within=3600), nobody).checkpoints
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_store_can_be_pruned(tmp_path, spill):
+    """Its own hint says so: what is dropped makes room for what prune has to write."""
+    with disks.tmpfs(tmp_path / "small", 4 << 20) as place:
+        store = LocalStore(place / "store")
+        old, new = checkpoint(store, RING, spill, seed=1, shared=SHARED), checkpoint(store, RING, spill, seed=2)
+        assert set(old.packs).isdisjoint(new.packs)
+        disks.fill(place)
+        with pytest.raises(StoreDenied):
+            store.put("more", b"1")
+        done = prune(store, RING, Keep(last=1), nobody)
+        assert done.checkpoints == (old.checkpoint,) and done.packs == len(old.packs)
+        assert assert_all_readable(store) == 1 and not list(store.list(layout.DOOMED))
 
 
 def test_an_upload_under_way_keeps_what_it_relies_on(store, spill):

@@ -1,0 +1,92 @@
+"""The files of a session in an image: what the table names, the image has, whatever becomes of what this host knew."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cmdop_migrate.flows import filecapture
+from cmdop_migrate.images import filerestore, filestats, filetable, ledger, reader
+from cmdop_migrate.images.fileread import on_tmpfs
+from cmdop_migrate.images.filetree import snapshot
+from cmdop_migrate.images.keys import KeyRing
+from cmdop_migrate.images.ledger import Ledger
+from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.session.touched import Touched
+from cmdop_migrate.storage.base import Store
+from tests.unit.images.image_helpers import SESSION, SMALL
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def begun(store: Store, ring: KeyRing, place: Path) -> ImageWriter:
+    writer = ImageWriter(store, ring, SESSION, place / "spill", None, SMALL, ledgers=place / "ledgers")
+    writer.begin()
+    return writer
+
+
+@pytest.fixture
+def upper(tmp_path: Path) -> Path:
+    made = tmp_path / "upper"
+    (made / "small").mkdir(parents=True)
+    for number in range(5):
+        (made / "small" / f"f{number}").write_bytes(b"%d " % number * 100)
+    (made / "large").write_bytes(os.urandom((2 << 20) + 5))
+    time.sleep(2 * filestats.TICK_NS / 1e9)
+    return made
+
+
+def files_of(store: Store, ring: KeyRing, checkpoint: str, place: Path) -> dict[bytes, tuple[object, ...]]:
+    image = reader.fetch(store, ring, checkpoint, place / "image")
+    try:
+        (place / "again").mkdir()
+        filerestore.restore(filetable.parse(image.blob("files/0")), image, place / "again")
+    finally:
+        image.close()
+    return snapshot(place / "again")
+
+
+@pytest.mark.parametrize("how", ["forgotten", "broken"])
+def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, upper, monkeypatch, how):
+    """An upload that was cut off has left chunks in the store, and this host a table that names them. Between the look
+    whether they are there and the moment they are taken, another checkpoint of this host forgets them, as their packs
+    are about to be pruned; or the disk fails under the ledger."""
+    if on_tmpfs(upper):
+        pytest.skip("stats are never trusted on tmpfs")
+    first = begun(store, ring, tmp_path)
+    filecapture.capture(first, tmp_path, [upper], Touched())
+    first.finish_input()
+    first.commit(1)
+    second = begun(store, ring, tmp_path)
+    capture = filecapture.files.capture
+
+    def captured(*given, **named):
+        done = capture(*given, **named)
+        if how == "forgotten":
+            other = Ledger(ring.current, ledger.path_of(tmp_path / "ledgers", store.url, ring.current))
+            other.forget(lambda name: True)
+            other.close()
+        else:
+            second._ledger._db.close()
+        return done
+
+    monkeypatch.setattr(filecapture.files, "capture", captured)
+    filecapture.capture(second, tmp_path, [upper], Touched())
+    monkeypatch.undo()
+    second.finish_input()
+    made = second.commit(2)
+    assert files_of(store, ring, made.checkpoint, tmp_path) == snapshot(upper)
+
+
+def test_without_room_for_what_spares_work_it_is_done_all_the_same(store, ring, tmp_path, upper):
+    (tmp_path / "files-0.stats").symlink_to("/dev/full")
+    for _ in range(2):
+        writer = begun(store, ring, tmp_path)
+        filecapture.capture(writer, tmp_path, [upper], Touched())
+        writer.finish_input()
+        made = writer.commit(1)
+        (tmp_path / "files-0.table").unlink()  # reading from such a device would never end
+    assert files_of(store, ring, made.checkpoint, tmp_path) == snapshot(upper)
