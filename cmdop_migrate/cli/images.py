@@ -333,7 +333,7 @@ def _say_key(app: App, ring: keys.KeyRing) -> None:
     if app.json:
         render.answer(facts)
     else:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created"]))
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(ring.current.created))
         render.line(f"{facts['fingerprint']}  made {made}, {facts['keys']} in all")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused, SessionNotFound
-from cmdop_migrate.flows import leases, tools
+from cmdop_migrate.flows import choose, leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
 from cmdop_migrate.images.manifest import Manifest
@@ -161,5 +161,6 @@ def session_of(records: Records, reference: str, shortest: int = 1) -> str | Non
     entries = list(catalog.listed(store))
     by_id = len(reference) >= shortest
     found = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
-    found |= catalog.named(store, ring, (entry for entry in entries if entry.session not in found), reference)
+    if len(reference) < choose.SURE or not found:
+        found = catalog.named(store, ring, entries, reference) or found
     return found.pop() if len(found) == 1 else None

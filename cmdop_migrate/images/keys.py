@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ def load(path: Path) -> KeyRing:
     """Read the ring. Refuses a file others can read: then the key is no secret any more."""
     try:
         with path.open("rb") as file:  # a directory, too, is refused here
-            if os.fstat(file.fileno()).st_mode & 0o077:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise BadConfig(f"the key file {path} is no file", "Check key_file.")
+            if mode & 0o077:
                 hint = f"Run: chmod 600 {path}. Then: key rotate."
                 raise BadConfig(f"the key file {path} can be read by others", hint)
             data = file.read(1 << 20)

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from cmdop_migrate.flows.phases import TEST_STOP
 from cmdop_migrate.images import keys
 from tests.crash.witness import Witness, finished, stopped
 from tests.hosts import CM, Host, pair, until
@@ -267,8 +269,9 @@ def test_an_empty_reference_is_nobody(host: Host) -> None:
         host.fails("checkpoints", *words, status=3, code="checkpoint_not_found")
     for words in (("restore", ""), ("restore", "", "--fork", "x"), ("checkpoints", "ls", ""), ("lease", "show", ""),
                   ("lease", "break", "", "--yes"), ("kill", ""), ("fork", "", "x"), ("plan", ""),
-                  ("checkpoint", "")):  # fmt: skip
+                  ("checkpoint", ""), ("events", "")):  # fmt: skip
         host.fails(*words, status=3, code="session_not_found")
+    host.fails("drain", "--to", "", "--dry-run", status=2, code="usage")
     assert [row["checkpoint"] for row in host.cm_json("checkpoints", "ls")["checkpoints"]] == [made]
     assert host.cm_json("lease", "show", "w")["state"] == "held"
     one.assert_runs()
@@ -305,10 +308,10 @@ def test_what_is_no_key_and_no_key_file(host: Host, tmp_path: Path) -> None:
     exported = host.ok("key", "export").encode()
     plain = tmp_path / "plain"
     plain.write_text("x")
-    for bad in (tmp_path, plain / "keys"):
+    for bad in (tmp_path, plain / "keys", Path("/dev/null")):
         host.extra["CMDOP_MIGRATE_KEY_FILE"] = str(bad)
         for word in ("show", "rotate"):
-            host.fails("key", word, status=2, code="bad_config")
+            assert "chmod" not in host.fails("key", word, status=2, code="bad_config")["hint"]
         done = subprocess.run([*CM, "--json", "key", "import"], env=host.env(), input=exported, capture_output=True)
         assert json.loads(done.stdout)["error"]["code"] == "bad_config", done
     del host.extra["CMDOP_MIGRATE_KEY_FILE"]
@@ -320,3 +323,23 @@ def test_a_tag_does_not_move_the_cursor(host: Host) -> None:
     for words in (("ls",), ("show", made)):
         said = host.ok("checkpoints", *words)
         assert "\x1b" not in said and "a\\x1b[2Jb\\nkey" in said
+
+
+def test_an_interrupted_command_says_where_to_look(host: Host) -> None:
+    """What it has begun may be done, undone or go on behind it: only `ls` tells."""
+    one = Witness.start(host)
+    cli = subprocess.Popen(
+        [*CM, "checkpoint", "w"], env=host.env(**{TEST_STOP: "checkpoint:upload"}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(lambda: psutil.Process(cli.pid).status() == psutil.STATUS_STOPPED, 20, "it stands")
+        cli.send_signal(signal.SIGINT)
+        cli.send_signal(signal.SIGCONT)
+        out, said = cli.communicate(timeout=30)
+    finally:
+        cli.kill()
+        cli.wait()
+    assert (cli.returncode, out) == (130, b""), said
+    assert b"interrupted\n  See where it stands: cmdop-migrate ls" in said and b"Traceback" not in said
+    one.assert_runs()
