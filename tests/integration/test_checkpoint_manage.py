@@ -195,6 +195,16 @@ def test_keys_are_private_and_rotate(host: Host) -> None:
     _assert_no_secret(host)
 
 
+def test_a_checkpoint_after_a_rotation_warns_of_nothing(host: Host) -> None:
+    """What the old key has sealed is not damaged."""
+    host.start("sleep", "1000", name="t")
+    host.ok("checkpoint", "t", "--leave-running")
+    host.ok("key", "rotate")
+    done = host.cm("checkpoint", "t", "--leave-running")
+    assert (done.returncode, done.stderr) == (0, b"")
+    host.ok("checkpoints", "verify")
+
+
 def _assert_no_secret(host: Host) -> None:
     """No form of any key in whatever is kept, said or could be seen by `ps`."""
     said = b""
