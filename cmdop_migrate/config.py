@@ -88,6 +88,12 @@ def _duration_text(text: str) -> str:
     return text
 
 
+def _ttl(text: str) -> str:
+    if not 0.2 <= units.duration(text) <= 86400:  # what lease/margins.py can work with
+        raise Usage(f"out of range: {text!r}", "Between 200ms and 24h; 15s is usual.")
+    return text
+
+
 def _ring(text: str) -> str:
     if not 4096 <= units.size(text) <= 256 << 20:
         raise Usage(f"out of range: {text!r}", "Between 4KiB and 256MiB.")
@@ -154,7 +160,7 @@ KEYS: dict[str, Setting] = {
         _url("sqlite", "s3", "etcd"),
         "who may run a session; shared by all hosts that share a store",
     ),
-    "lease_ttl": Setting("15s", _duration_text, "how long a host may run a session without renewing"),
+    "lease_ttl": Setting("15s", _ttl, "how long a host may run a session without renewing; 200ms to 24h"),
     "key_file": Setting("STATE_DIR/keys", _absolute, "the keys that seal checkpoints"),
     "relay": Setting(
         None, _url("wss", "ws"), "the relay where clients find this host's sessions; see [relay](../relay.md)"
@@ -196,6 +202,8 @@ def load(
     environ = os.environ if environ is None else environ
     chosen: dict[str, str] = {}
     hosts: tuple[HostEntry, ...] = ()
+    if path == "":
+        raise BadConfig("--config names no file", "Give its path, or leave --config out.")
     named = path or environ.get(CONFIG_ENV)
     file = Path(named or DEFAULT_FILE)
     if named or file.exists():
@@ -278,7 +286,7 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
 
 def _from_file(file: Path) -> tuple[dict[str, str], tuple[HostEntry, ...]]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark that nobody sees
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(
             f"cannot read the config file {file}: {error}", "Check --config and its permissions."
@@ -319,7 +327,8 @@ def _file_value(file: Path, text: str, key: str, value: object) -> str:
         valid = ", ".join(sorted(KEYS))
         raise BadConfig(f"{place}: unknown key {key!r}", f"Valid keys: {valid}; and tables [hosts.NAME].")
     if not isinstance(value, str):
-        raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{KEYS[key].default}"')
+        example = KEYS[key].default or "…"
+        raise BadConfig(f"{place}: {key} must be a string, in quotes", f'Write it like: {key} = "{example}"')
     return _checked(key, value, place)
 
 

@@ -94,7 +94,7 @@ def _from_file(path: str) -> str:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return RUN_DIR if path == os.devnull else ""
         with open(path, encoding="utf-8") as file:
-            text = file.read()
+            text = file.read().lstrip("\ufeff")
     except (OSError, UnicodeDecodeError):
         return RUN_DIR
     if "run_dir" not in text:  # nearly always; a parser takes as long to load as the rest of this

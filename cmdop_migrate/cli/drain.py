@@ -10,7 +10,7 @@ import click
 from cmdop_migrate import units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import Partial
+from cmdop_migrate.errors import Partial, Usage
 from cmdop_migrate.flows import drain as flow
 from cmdop_migrate.flows import stop as stopping
 from cmdop_migrate.flows import undrain as back
@@ -19,7 +19,10 @@ from cmdop_migrate.flows.drainwish import Said, Wanted
 
 
 def _hosts(_ctx: click.Context, _option: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for one in value for part in one.split(",") if (name := part.strip()))
+    found = tuple(name for one in value for part in one.split(",") if (name := part.strip()))
+    if value and not found:  # a variable that is not set is not the wish to go anywhere
+        raise Usage("--to names no host", "Name some, or leave --to out: then all known hosts are meant.")
+    return found
 
 
 @click.command()

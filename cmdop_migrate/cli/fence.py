@@ -14,9 +14,10 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
 from cmdop_migrate.flows import agent as agent_flow
-from cmdop_migrate.flows import collect, leases
+from cmdop_migrate.flows import collect, discard, leases
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Seen
+from cmdop_migrate.model import is_session_id
 from cmdop_migrate.session.records import Records
 
 
@@ -96,11 +97,11 @@ def break_lease(app: App, session: str, yes: bool) -> None:
     records = app.records()
     store = leases.open_store(app.config)
     try:
-        ident, seen = _seen(records, session)
+        ident, seen = _seen(records, session, discard.SURE)
     except LeaseNewer:
         raise
     except LeaseUnreadable as error:
-        ident, before = _ident(records, session), None
+        ident, before = _ident(records, session, discard.SURE), None
         _confirm(app, yes, [error.message, "A new lease will be written. If a host runs it, two copies may run."])
         after = leases.write_anew(store, records, ident, collect.manifests(records, ident))
     else:
@@ -129,22 +130,29 @@ def _confirm(app: App, yes: bool, words: list[str]) -> None:
     click.confirm("Is its host dead for certain?", abort=True, err=True)
 
 
-def _ident(records: Records, reference: str) -> str:
-    """The id of a session of this host, or of one in the store, or what may be an id."""
+def _ident(records: Records, reference: str, shortest: int = 1) -> str:
+    """The id of a session of this host, or of one in the store, or a whole id."""
     try:
         return records.find(reference).session
     except SessionNotFound:
-        return collect.session_of(records, reference) or reference
+        found = collect.session_of(records, reference, shortest)
+        if found is None and not is_session_id(reference):
+            raise _unknown(reference) from None
+        return found or reference
 
 
-def _seen(records: Records, reference: str) -> tuple[str, Seen]:
-    ident = _ident(records, reference)
+def _seen(records: Records, reference: str, shortest: int = 1) -> tuple[str, Seen]:
+    ident = _ident(records, reference, shortest)
     seen = leases.open_store(records.config).inspect(ident)
     if seen is None:
-        raise SessionNotFound(
-            f"the lease store knows no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
-        )
+        raise _unknown(reference)
     return ident, seen
+
+
+def _unknown(reference: str) -> SessionNotFound:
+    return SessionNotFound(
+        f"the lease store knows no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
+    )
 
 
 def _facts(seen: Seen) -> dict[str, Any]:

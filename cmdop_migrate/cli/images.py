@@ -269,7 +269,7 @@ def show_checkpoint(app: App, checkpoint: str) -> None:
         render.answer(facts)
         return
     for key, value in facts.items():
-        render.line(f"{key:<12} {value}")
+        render.line(render.printable(f"{key:<12} {value}"))
 
 
 @checkpoints.command("verify")
@@ -328,16 +328,12 @@ def key() -> None:
     """
 
 
-def _key_facts(ring: keys.KeyRing) -> dict[str, Any]:
-    return {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
-
-
 def _say_key(app: App, ring: keys.KeyRing) -> None:
-    facts = _key_facts(ring)
+    facts = {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
     if app.json:
         render.answer(facts)
     else:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created"]))
+        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(ring.current.created))
         render.line(f"{facts['fingerprint']}  made {made}, {facts['keys']} in all")
 
 
@@ -384,7 +380,10 @@ def import_key(app: App, keep_current: bool) -> None:
       cmdop-migrate key import < FILE
     """
     app.records()
-    _say_key(app, keys.import_text(app.config.key_file, sys.stdin.read(), make_current=not keep_current))
+    if sys.stdin.isatty():
+        render.note("Paste what key export printed, then press Ctrl-D.")
+    text = sys.stdin.buffer.read(1 << 20).decode(errors="replace")  # whatever it is, it is said to be no key
+    _say_key(app, keys.import_text(app.config.key_file, text, make_current=not keep_current))
 
 
 @key.command("rotate")

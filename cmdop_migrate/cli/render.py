@@ -169,6 +169,10 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
 
     try:
         yield show
+    except KeyboardInterrupt:  # how far it came cannot be told from here: it may be done, or go on behind us
+        if not as_json:
+            note("\ncmdop-migrate: interrupted\n  See where it stands: cmdop-migrate ls")
+        raise
     finally:
         if shown:
             _show("\r\x1b[K")

@@ -235,7 +235,7 @@ def events(app: App, session: str | None, follow: bool) -> None:
       cmdop-migrate events work --follow
     """
     records = app.records()
-    wanted = records.find(session).session if session else None
+    wanted = records.find(session).session if session is not None else None
     kept = records.events
     for line in kept.follow(wanted, lambda: time.sleep(0.2)) if follow else kept.read(wanted):
         render.item(line)

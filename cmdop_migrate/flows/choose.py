@@ -14,6 +14,7 @@ from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
 
 SAME_MOMENT = 2.0
+SURE = 12  # digits of an id, as `ls` shows them: nobody means a name
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,16 @@ def _newest(store: Store, ring: KeyRing, session: str) -> Manifest | None:
 
 
 def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> Manifest:
-    entries = list(catalog.listed(store))
+    entries = list(catalog.listed(store)) if reference else []  # every id begins with nothing
     by_checkpoint = [one for one in entries if one.checkpoint.startswith(reference)]
-    if len(by_checkpoint) == 1:
-        return catalog.read(store, ring, by_checkpoint[0])
     sessions = {one.session for one in entries if one.session.startswith(reference)}
-    sessions = sessions or catalog.named(store, ring, entries, reference)
-    if len(sessions) == 1:
+    is_id = len(reference) >= SURE and (by_checkpoint or sessions)
+    named = set() if is_id else catalog.named(store, ring, entries, reference)
+    if named:  # `db` is the name of a session, and somebody else's checkpoint may begin so
+        by_checkpoint, sessions = [], named
+    if len(by_checkpoint) == 1 and not sessions:
+        return catalog.read(store, ring, by_checkpoint[0])
+    if len(sessions) == 1 and not by_checkpoint:
         session = sessions.pop()
         last = current(session)
         if last is not None:
@@ -110,7 +114,7 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
         if newest is not None:
             return newest
     if by_checkpoint or sessions:
-        some = ", ".join(sorted(one[:12] for one in sessions) or [one.checkpoint[:16] for one in by_checkpoint])
+        some = ", ".join([*sorted(one[:12] for one in sessions), *(one.checkpoint[:16] for one in by_checkpoint)])
         raise Usage(f"{reference!r} is ambiguous: {some}", "Give more of the id.")
     raise SessionNotFound(
         f"no session or checkpoint {reference!r} here or in {store.url}", "See: cmdop-migrate checkpoints ls"

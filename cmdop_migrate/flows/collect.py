@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused
-from cmdop_migrate.flows import leases, tools
+from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused, SessionNotFound
+from cmdop_migrate.flows import choose, leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
 from cmdop_migrate.images.manifest import Manifest
@@ -16,7 +16,7 @@ from cmdop_migrate.session.records import Records
 def listing(records: Records, reference: str | None) -> list[dict[str, Any]]:
     """Oldest first. One that cannot be read is listed with its problem; left out is only what was pruned meanwhile."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    session = records.find(reference).session if reference else None
+    session = _session(records, reference) if reference is not None else None
     rows = []
     entries = sorted(catalog.listed(store, session), key=lambda one: (one.modified, one.checkpoint))
     for entry, found in catalog.read_all(store, ring, entries):
@@ -143,10 +143,24 @@ def manifests(records: Records, session: str) -> list[Manifest]:
     return [one for _, one in found if isinstance(one, Manifest)]
 
 
-def session_of(records: Records, reference: str) -> str | None:
-    """The one session in the store that has this name, or an id that begins so."""
+def _session(records: Records, reference: str) -> str:
+    """One that this host knows; else one in the store, whoever saved it."""
+    try:
+        return records.find(reference).session
+    except SessionNotFound:
+        found = session_of(records, reference)
+        if found is None:
+            raise
+        return found
+
+
+def session_of(records: Records, reference: str, shortest: int = 1) -> str | None:
+    """The one session in the store that has this name, or an id that begins so, of `shortest` digits or more; never of
+    none, with which every id begins."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
     entries = list(catalog.listed(store))
-    found = {entry.session for entry in entries if entry.session.startswith(reference)}
-    found |= catalog.named(store, ring, (entry for entry in entries if entry.session not in found), reference)
+    by_id = len(reference) >= shortest
+    found = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
+    if len(reference) < choose.SURE or not found:
+        found = catalog.named(store, ring, entries, reference) or found
     return found.pop() if len(found) == 1 else None

@@ -25,7 +25,7 @@ def restore(records: Records, reference: str | None, wanted: Wanted, target: Tar
             f"Move it: cmdop-migrate migrate {record.name} --to {target.name}",
         )
     named = record.session if record is not None else reference
-    answer = target.call("restore", *([named] if named else []), *_flags(wanted), timeout=TIMEOUT)
+    answer = target.call("restore", *([named] if named is not None else []), *_flags(wanted), timeout=TIMEOUT)
     if wanted.fork is None:
         handover.note_moved(records, str(answer["session"]), str(answer["host"]), int(answer["token"]))
     return answer

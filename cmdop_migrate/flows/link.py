@@ -38,10 +38,18 @@ _log = log.get("link")
 
 class Link:
     def __init__(
-        self, records: Records, url: str, credential: Callable[[], Credential], sign: sealed.Sign, listed: Listed
+        self,
+        records: Records,
+        url: str,
+        credential: Callable[[], Credential],
+        sign: sealed.Sign,
+        listed: Listed,
+        standing: Callable[[int, int], None] = lambda _up, _of: None,
     ) -> None:
-        """`credential`: as it is now. `sign`: with the fleet's key."""
+        """`credential`: as it is now. `sign`: with the fleet's key. `standing`: told whenever that changes, with how
+        many relays it is connected, and how many there are."""
         self._records, self._url, self._credential = records, url, credential
+        self._standing, self._up, self._of = standing, 0, 0
         self._fleet = credential().fleet
         self._sign, self._listed = sign, listed
         self._watch = Watch()
@@ -82,6 +90,8 @@ class Link:
         for address in now:
             if address not in relays or relays[address].done():
                 relays[address] = asyncio.create_task(self._keep(address), name=f"relay {address}")
+        self._of = len(relays)
+        self._standing(self._up, self._of)
 
     async def _keep(self, address: str) -> None:
         backoff = Backoff()
@@ -91,10 +101,21 @@ class Link:
                 async with await dial(self._url, self._credential(), timeout, address) as connection:
                     backoff.worked()
                     _log.info("connected to %s at %s as %s", self._url, address, connection.welcome.name)
-                    await _Service(self, connection).run()
+                    with self._counted():
+                        await _Service(self, connection).run()
             except (CmdopError, Lost) as error:
                 _log.warning("%s", error)
             await asyncio.sleep(backoff.failed())
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._up += 1
+        self._standing(self._up, self._of)
+        try:
+            yield
+        finally:
+            self._up -= 1
+            self._standing(self._up, self._of)
 
     def _on_change(self) -> None:
         self._watch.drain()

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
+from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted
 from cmdop_migrate.flows import agentlock, linkserve
 from cmdop_migrate.preflight.checks import Check
+from cmdop_migrate.relay import backoff
 from cmdop_migrate.relay.dial import dial
 from cmdop_migrate.session import cgroup
 from cmdop_migrate.session.records import Records
 
 TIMEOUT = 5.0
+PATIENCE = backoff.MOST + 2.0  # a link tries again within this
 
 
 def check(config: Config) -> list[Check]:
@@ -31,11 +37,10 @@ def check(config: Config) -> list[Check]:
         return [Check("relay", "degraded", *old)]
     admitted, link = f"{config.relay} admits {config.host}", _link(config)
     if link is not None:
-        return [Check("relay", "ok", f"{admitted}; linked by process {link}")]
+        return [_linked(config, admitted, link)]
     if agentlock.holder_of(config) is None:
         return [Check("relay", "ok", f"{admitted}; the link comes with an agent, and that with a session")]
-    log = config.log_file.with_name("link.log")
-    return [Check("relay", "degraded", f"{admitted}, but no link runs beside the agent just now", f"See why: {log}")]
+    return [Check("relay", "degraded", f"{admitted}, but no link runs beside the agent just now", _see_why(config))]
 
 
 def outdated(config: Config) -> tuple[str, str] | None:
@@ -49,6 +54,52 @@ def outdated(config: Config) -> tuple[str, str] | None:
         "Start it again; sessions run on meanwhile: systemctl restart cmdop-migrate-agent, or, where it is no "
         f"service: kill {agent.pid}; cmdop-migrate ls",
     )
+
+
+def _linked(config: Config, admitted: str, link: int) -> Check:
+    """By what it says of itself. One that has just begun, or lost its relay a moment ago, is waited for."""
+    until = clock.boottime() + PATIENCE
+    while (standing := _standing(link)) is not None and not (standing.is_up or standing.is_stopped):
+        if clock.boottime() >= until:
+            break
+        time.sleep(0.1)
+    if standing is None:
+        return Check("relay", "degraded", f"{admitted}, but the link has just ended", _see_why(config))
+    if standing.is_stopped:
+        return Check("relay", "degraded", f"{admitted}, but its link is stopped: process {link}", f"kill -CONT {link}")
+    if standing.is_up:
+        return Check("relay", "ok", f"{admitted}; linked by process {link}")
+    some = f"only to {standing.up} of {standing.of} relays of that name" if standing.up else "not"
+    words = f"{admitted}, but its link (process {link}) is {some} connected"
+    return Check("relay", "degraded", words, _see_why(config))
+
+
+def _see_why(config: Config) -> str:
+    return f"See why: {config.log_file.with_name('link.log')}"
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """To how many relays, of how many, a link is connected."""
+
+    up: int
+    of: int
+    is_stopped: bool
+
+    @property
+    def is_up(self) -> bool:
+        return 0 < self.of == self.up and not self.is_stopped
+
+
+def _standing(pid: int) -> _Standing | None:
+    """None: it is gone. One that has not said anything yet is connected to none."""
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").partition("(")[2].rpartition(") ")
+    except OSError:
+        return None
+    said = re.fullmatch(rf"{linkserve.NAME} (\d+)/(\d+)", name)
+    up, of = (int(said[1]), int(said[2])) if said else (0, 0)
+    return _Standing(up, of, rest[:1] in ("T", "t"))
 
 
 async def _knock(config: Config, url: str) -> None:

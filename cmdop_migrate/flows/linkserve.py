@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from pathlib import Path
 
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
@@ -14,6 +16,7 @@ from cmdop_migrate.relay.credentials import Claims, Credential
 from cmdop_migrate.session.records import Records
 
 LINGER = 3.0
+NAME = "cm-link"  # of the process, with how it stands: `cm-link 1/1`, in at most 15 characters
 REMEMBERED = 2.0  # seconds for which the lease store's word on a credential is good
 
 
@@ -48,6 +51,7 @@ def credential(config: Config) -> Credential:
 def serve(records: Records) -> None:
     """What `cmdop-migrate link` does, until its standard input ends: then its agent is gone."""
     config = records.config
+    _show_standing(0, 0)
     signer = tools.open_keys(config).relay_signer
     fleet = signer.public_key().public_bytes_raw()
 
@@ -61,11 +65,17 @@ def serve(records: Records) -> None:
     url = config.relay or own().relay
     if url is None:
         raise BadConfig("no relay to link to", "Set relay.")
-    link = Link(records, url, own, signer.sign, Listing(config).why_not)
+    link = Link(records, url, own, signer.sign, Listing(config).why_not, _show_standing)
     try:
         asyncio.run(_until_left(link))
     except asyncio.CancelledError:
         return
+
+
+def _show_standing(up: int, of: int) -> None:
+    """In the process's own name: `ps` shows it, no disk is needed for it, and it is gone with the process."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(f"{NAME} {up}/{of}", encoding="ascii")
 
 
 async def _until_left(link: Link) -> None:

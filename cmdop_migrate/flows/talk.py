@@ -127,7 +127,7 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     record = records.find(reference)
     if record.phase == "exited" and record.exit:
         raise exited(record.name, record.exit.reason)
-    if record.phase == "handing":
+    if record.phase in ("handing", "parked"):
         raise over(record)
     if record.phase != "live":
         raise Blocked(f"session {record.name!r} is {state_of(record, {})}", "See: cmdop-migrate ls")
@@ -165,7 +165,10 @@ def over(record: Record) -> CmdopError:
             f"session {record.name!r} is being moved to another host", "If that was cut off: cmdop-migrate resume"
         )
     if record.phase == "parked":
-        return Blocked(f"session {record.name!r} is parked in the store", "Bring it back with: cmdop-migrate restore")
+        return Blocked(
+            f"session {record.name!r} is parked in the store",
+            f"Bring it back with: cmdop-migrate restore {record.name}",
+        )
     return exited(record.name, record.exit.reason if record.exit else "it was removed")
 
 

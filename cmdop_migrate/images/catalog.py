@@ -39,8 +39,9 @@ def listed(store: Store, session: str | None = None) -> Iterator[Listed]:
 
 
 def find(store: Store, checkpoint: str, session: str | None = None) -> Listed:
-    """The checkpoint with this id or unique prefix; looked for in `session` first."""
-    for where in ([session] if session else []) + [None]:
+    """The checkpoint with this id or unique prefix; looked for in `session` first. Nothing is no prefix: who gives an
+    empty variable does not mean the only one there is."""
+    for where in ([session] if session else []) + [None] if checkpoint else []:
         found = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
         exact = [entry for entry in found if entry.checkpoint == checkpoint]
         if len(exact or found) > 1:

@@ -163,6 +163,9 @@ def rebuild(store: Store, key: MasterKey, pack_ids: Iterable[str]) -> ChunkTable
             if info is None:
                 continue
             tail = store.get(name, max(0, info.size - (64 << 10)))
+            if packs.sealed_by(tail) not in (None, key.fingerprint):
+                _logger.info("pack %s not used: it is of another key", pack[:12])  # as all are after a rotation
+                continue
             need = packs.trailer_length(tail, key.fingerprint)
             if need > len(tail):
                 tail = store.get(name, max(0, info.size - need))

@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,13 +104,16 @@ def new_key() -> MasterKey:
 def load(path: Path) -> KeyRing:
     """Read the ring. Refuses a file others can read: then the key is no secret any more."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        with path.open("rb") as file:  # a directory, too, is refused here
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise BadConfig(f"the key file {path} is no file", "Check key_file.")
+            if mode & 0o077:
+                hint = f"Run: chmod 600 {path}. Then: key rotate."
+                raise BadConfig(f"the key file {path} can be read by others", hint)
+            data = file.read(1 << 20)
     except OSError as error:
         raise BadConfig(f"cannot read the key file {path}: {error.strerror}", "Check key_file.") from error
-    with os.fdopen(fd, "rb") as file:
-        if os.fstat(file.fileno()).st_mode & 0o077:
-            raise BadConfig(f"the key file {path} can be read by others", f"Run: chmod 600 {path}. Then: key rotate.")
-        data = file.read(1 << 20)
     try:
         return _decode(data)
     except ValueError as error:
@@ -131,7 +135,7 @@ def load_or_create(path: Path) -> KeyRing:
 def rotate(path: Path) -> KeyRing:
     """Add a new key and make it current. Durable when this returns."""
     load_or_create(path)
-    with _locked(path):
+    with _changing(path), _locked(path):
         ring = KeyRing((new_key(), *load(path).keys))
         _write(path, ring)
     return ring
@@ -150,11 +154,12 @@ def import_text(path: Path, text: str, make_current: bool = True) -> KeyRing:
     theirs = parse_text(text)
     if not path.exists():
         try:
-            _write(path, theirs, first=True)
+            with _changing(path):
+                _write(path, theirs, first=True)
             return theirs
         except FileExistsError:
             pass  # made meanwhile: merge
-    with _locked(path):
+    with _changing(path), _locked(path):
         ours = load(path)
         known = {key.fingerprint for key in theirs.keys}
         rest = tuple(key for key in ours.keys if key.fingerprint not in known)
@@ -225,6 +230,15 @@ def _write(path: Path, ring: KeyRing, first: bool = False) -> None:
         os.fsync(directory)
     finally:
         os.close(directory)
+
+
+@contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """What keeps us from it is a matter of the setting, or of whose the file is; a full disk is said elsewhere."""
+    try:
+        yield
+    except (PermissionError, NotADirectoryError) as error:
+        raise BadConfig(f"cannot write the key file {path}: {error.strerror}", "Check key_file.") from error
 
 
 @contextmanager

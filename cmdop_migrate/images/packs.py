@@ -77,6 +77,14 @@ def read_trailer(pack: str, tail: bytes, length: int, sealer: Sealer) -> list[tu
     return rows
 
 
+def sealed_by(tail: bytes) -> str | None:
+    """The fingerprint of the key that a pack with these last bytes says it is of; None: it does not end as a pack."""
+    if len(tail) < _FOOT.size:
+        return None
+    _, key, magic = _FOOT.unpack_from(tail, len(tail) - _FOOT.size)
+    return key.hex() if magic == MAGIC else None
+
+
 def trailer_length(tail: bytes, fingerprint: str) -> int:
     """How many bytes at the end of the pack are trailer and foot."""
     if len(tail) < _FOOT.size:

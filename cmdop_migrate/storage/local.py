@@ -153,7 +153,9 @@ class LocalStore(Store):
 
     def _still_there(self) -> None:
         """For who does not find something. A disk that was unmounted leaves an empty directory, or none: what was on it
-        is not gone."""
+        is not gone. Nor is a store that is no directory an empty one."""
+        if os.path.exists(self.root) and not os.path.isdir(self.root):
+            raise NotADirectoryError(errno.ENOTDIR, "it is no directory")
         if self._seen is not None and self._identity() != self._seen:
             raise OSError(errno.ENODEV, "its directory is not the one it was: is its disk mounted?")
 

@@ -73,6 +73,15 @@ def test_nothing_is_made_by_reading(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, "images are secrets of their owner"
 
 
+def test_a_file_is_no_empty_store(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    store = LocalStore(file)
+    for ask in (lambda: list(store.list()), lambda: store.stat("a"), lambda: store.get("a")):
+        with pytest.raises(StoreDenied, match="no directory"):
+            ask()
+
+
 def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1")

@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from cmdop_migrate.flows.phases import TEST_STOP
 from cmdop_migrate.images import keys
 from tests.crash.witness import Witness, finished, stopped
-from tests.hosts import CM, Host, until
+from tests.hosts import CM, Host, pair, until
 from tests.servers import seaweed
 
 
@@ -114,7 +116,8 @@ def test_references(host: Host) -> None:
     host.fails("restore", status=3, code="session_not_found")
     a, b = Witness.start(host, "a"), Witness.start(host, "b")
     host.cm_json("checkpoint", "a")
-    host.fails("checkpoint", "a", status=4, code="blocked")
+    for words in (("checkpoint", "a"), ("fork", "a", "x"), ("send", "a", "x"), ("wait", "a")):
+        assert "restore a" in host.fails(*words, status=4, code="blocked")["hint"]
     assert host.cm_json("restore")["name"] == "a"
     host.cm_json("checkpoint", "a")
     host.cm_json("checkpoint", "b")
@@ -192,6 +195,16 @@ def test_keys_are_private_and_rotate(host: Host) -> None:
     _assert_no_secret(host)
 
 
+def test_a_checkpoint_after_a_rotation_warns_of_nothing(host: Host) -> None:
+    """What the old key has sealed is not damaged."""
+    host.start("sleep", "1000", name="t")
+    host.ok("checkpoint", "t", "--leave-running")
+    host.ok("key", "rotate")
+    done = host.cm("checkpoint", "t", "--leave-running")
+    assert (done.returncode, done.stderr) == (0, b"")
+    host.ok("checkpoints", "verify")
+
+
 def _assert_no_secret(host: Host) -> None:
     """No form of any key in whatever is kept, said or could be seen by `ps`."""
     said = b""
@@ -256,3 +269,87 @@ def test_what_a_killed_move_left_of_its_last_round_is_cleared(host: Host) -> Non
     (left / "images.before/inventory.img").write_bytes(b"x")
     host.ok("checkpoint", "t", "--leave-running")
     assert not (left / "images.before").exists() and not (left / "dump").exists()
+
+
+def test_an_empty_reference_is_nobody(host: Host) -> None:
+    """A variable that is not set, in quotes: the only checkpoint or session there is was not meant."""
+    one = Witness.start(host)
+    made = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
+    for words in (("show", ""), ("verify", ""), ("prune", "--drop", "")):
+        host.fails("checkpoints", *words, status=3, code="checkpoint_not_found")
+    for words in (("restore", ""), ("restore", "", "--fork", "x"), ("checkpoints", "ls", ""), ("lease", "show", ""),
+                  ("lease", "break", "", "--yes"), ("kill", ""), ("fork", "", "x"), ("plan", ""),
+                  ("checkpoint", ""), ("events", "")):  # fmt: skip
+        host.fails(*words, status=3, code="session_not_found")
+    host.fails("drain", "--to", "", "--dry-run", status=2, code="usage")
+    assert [row["checkpoint"] for row in host.cm_json("checkpoints", "ls")["checkpoints"]] == [made]
+    assert host.cm_json("lease", "show", "w")["state"] == "held"
+    one.assert_runs()
+
+
+def test_a_name_goes_before_the_beginning_of_an_id(tmp_path: Path) -> None:
+    """On a host that knows a session from the store alone."""
+    with pair(tmp_path) as (a, b):
+        other = a.start("sleep", "1000", name="other")["session"]
+        saved = a.cm_json("checkpoint", "other")["checkpoint"]
+        name = saved[:3]
+        meant = a.start("sleep", "1000", name=name)["session"]
+        a.cm_json("checkpoint", name)
+        assert [one["session"] for one in b.cm_json("checkpoints", "ls", name)["checkpoints"]] == [meant]
+        b.fails("lease", "break", other[:4], "--yes", status=3, code="session_not_found")
+        assert b.cm_json("lease", "show", other[:4])["state"] == "parked"
+        assert b.cm_json("restore", name)["session"] == meant
+        assert b.cm_json("restore", saved[:14])["session"] == other
+        for session in (meant, other):
+            b.ok("kill", session, "--signal", "KILL")
+
+
+def test_what_is_no_key_and_no_key_file(host: Host, tmp_path: Path) -> None:
+    first = host.cm_json("key", "show")["fingerprint"]
+    for given in (
+        b"\xff\xfe-\x00",
+        b"",
+        b"-----BEGIN CMDOP-MIGRATE KEYS-----\n\xff\n-----END CMDOP-MIGRATE KEYS-----\n",
+    ):
+        done = subprocess.run([*CM, "--json", "key", "import"], env=host.env(), input=given, capture_output=True)
+        error = json.loads(done.stdout)["error"]
+        assert done.returncode == 2 and error["code"] == "usage" and "key export" in error["hint"], error
+    assert host.cm_json("key", "show")["fingerprint"] == first
+    exported = host.ok("key", "export").encode()
+    plain = tmp_path / "plain"
+    plain.write_text("x")
+    for bad in (tmp_path, plain / "keys", Path("/dev/null")):
+        host.extra["CMDOP_MIGRATE_KEY_FILE"] = str(bad)
+        for word in ("show", "rotate"):
+            assert "chmod" not in host.fails("key", word, status=2, code="bad_config")["hint"]
+        done = subprocess.run([*CM, "--json", "key", "import"], env=host.env(), input=exported, capture_output=True)
+        assert json.loads(done.stdout)["error"]["code"] == "bad_config", done
+    del host.extra["CMDOP_MIGRATE_KEY_FILE"]
+
+
+def test_a_tag_does_not_move_the_cursor(host: Host) -> None:
+    host.start("sleep", "1000", name="t")
+    made = host.cm_json("checkpoint", "t", "--leave-running", "--tag", "a\x1b[2Jb\nkey          c")["checkpoint"]
+    for words in (("ls",), ("show", made)):
+        said = host.ok("checkpoints", *words)
+        assert "\x1b" not in said and "a\\x1b[2Jb\\nkey" in said
+
+
+def test_an_interrupted_command_says_where_to_look(host: Host) -> None:
+    """What it has begun may be done, undone or go on behind it: only `ls` tells."""
+    one = Witness.start(host)
+    cli = subprocess.Popen(
+        [*CM, "checkpoint", "w"], env=host.env(**{TEST_STOP: "checkpoint:upload"}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(lambda: psutil.Process(cli.pid).status() == psutil.STATUS_STOPPED, 20, "it stands")
+        cli.send_signal(signal.SIGINT)
+        cli.send_signal(signal.SIGCONT)
+        out, said = cli.communicate(timeout=30)
+    finally:
+        cli.kill()
+        cli.wait()
+    assert (cli.returncode, out) == (130, b""), said
+    assert b"interrupted\n  See where it stands: cmdop-migrate ls" in said and b"Traceback" not in said
+    one.assert_runs()

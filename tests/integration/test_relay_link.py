@@ -205,3 +205,43 @@ def test_doctor_and_a_relay_that_does_not_answer_or_does_not_admit(world: Linked
         world.relay.start()
     good = relay_check(a)
     assert good is not None and good["level"] == "ok"
+
+
+def test_doctor_and_a_link_that_is_not_connected(world: Linked) -> None:
+    """Its process is there, and its relay admits this host: that it is connected is another matter."""
+    a, key = world.a, "CMDOP_MIGRATE_RELAY_CREDENTIAL"
+    a.kill_agent(signal.SIGTERM)
+    own, given = Path(a.extra[key]), world.dir / "given.credential"
+    given.write_text(own.read_text())
+    given.chmod(0o600)
+    bad = world.dir / "bad.credential"
+    a.ok("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"], "--out", str(bad))
+    a.ok("relay", "token", "revoke", afar.load(bad).claims.id)
+    a.extra[key] = str(given)
+    session = fences.counter(a, "unlinked")
+    try:
+        a.extra[key] = str(own)
+        good = relay_check(a)
+        link = link_of(a)
+        assert good is not None and good["level"] == "ok" and str(link) in good["message"], good
+        given.write_text(bad.read_text())  # for the link alone
+        world.relay.stop()
+        world.relay.start()
+        out = relay_check(a)
+        assert link_of(a) == link
+        assert out is not None and (out["level"], out["fatal"]) == ("degraded", False), out
+        assert f"process {link}) is not connected" in out["message"] and "link.log" in out["fix"]
+        given.write_text(own.read_text())
+        again = relay_check(a)
+        assert again is not None and again["level"] == "ok", again
+        assert link is not None
+        os.kill(link, signal.SIGSTOP)
+        try:
+            stopped = relay_check(a)
+        finally:
+            os.kill(link, signal.SIGCONT)
+        assert stopped is not None and stopped["level"] == "degraded" and stopped["fix"] == f"kill -CONT {link}"
+    finally:
+        a.extra[key] = str(own)
+        a.ok("kill", session)
+        a.kill_agent(signal.SIGTERM)

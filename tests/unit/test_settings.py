@@ -14,6 +14,7 @@ from cmdop_migrate import config, errors, units
 from cmdop_migrate.errors import BadConfig, CmdopError, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.flows.run import Wish, private_paths, specify
+from cmdop_migrate.lease import margins
 from cmdop_migrate.model import Exit, Link, Record, Spec, new_session_id, session_name
 
 
@@ -29,6 +30,28 @@ def test_default_file_environment_flag_in_this_order(tmp_path: Path) -> None:
     assert load(tmp_path, 'lease_ttl = "20s"', {"CMDOP_MIGRATE_LEASE_TTL": "25s"}).lease_ttl == 25
     assert load(tmp_path, 'host = "f"', {"CMDOP_MIGRATE_HOST": "e"}, host="flag").host == "flag"
     assert load(tmp_path, 'host = "f"', {"CMDOP_MIGRATE_HOST": ""}).host == "f"
+
+
+def test_a_file_as_other_editors_write_it(tmp_path: Path) -> None:
+    assert load(tmp_path, '\ufeffhost = "f"\r\nlease_ttl = "20s"\r\n').host == "f"
+    with pytest.raises(BadConfig, match=":2: unknown key 'hots'"):
+        load(tmp_path, '\ufeffhost = "f"\r\nhots = "g"\r\n')
+
+
+def test_every_ttl_that_can_be_set_can_be_kept(tmp_path: Path) -> None:
+    for seconds in (margins.TTL_MIN, margins.TTL_MAX):
+        assert load(tmp_path, f'lease_ttl = "{units.exact_duration(seconds)}"').lease_ttl == margins.check_ttl(seconds)
+
+
+def test_no_file_at_all_is_not_the_default_one() -> None:
+    with pytest.raises(BadConfig, match="--config names no file"):
+        config.load("", {}, {})
+
+
+def test_an_example_is_one(tmp_path: Path) -> None:
+    with pytest.raises(BadConfig) as caught:
+        load(tmp_path, "host = 5")
+    assert "None" not in caught.value.hint
 
 
 def test_defaults_follow_the_state_dir(tmp_path: Path) -> None:
@@ -53,6 +76,8 @@ def test_defaults_follow_the_state_dir(tmp_path: Path) -> None:
         ('subnet = "10.0.0.0/30"', "too small"),
         ('subnet = "10.0.0.1/8"', "not an IPv4 network"),
         ('keep_exited = "0s"', "more than nothing"),
+        ('\nlease_ttl = "2d"', ":2: lease_ttl: out of range"),
+        ('lease_ttl = "1ms"', ":1: lease_ttl: out of range"),
         ('host = "a b"', "not a host name"),
     ],
 )
