@@ -26,7 +26,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Unreachable
-from cmdop_migrate.flows import agentlock, background, choose, contents, leases, tools
+from cmdop_migrate.flows import agentlock, background, choose, contents, leases, parkings, tools
 from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
@@ -96,6 +96,8 @@ class _Restore:
             current = functools.partial(leases.last_checkpoint, host_leases)
             given = self.known.chosen if self.known else None
             chosen = given or choose.choose(self.records, store, ring, self.reference, current)
+            if chosen.record is not None and parkings.is_unwanted(chosen.record):
+                parkings.ask(self.records, host_leases, chosen.record)  # a kill was cut off: it is not brought back
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
