@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cmdop_migrate.flows.phases import TEST_STOP
 from cmdop_migrate.session import cgroup, launch, network
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
 OWN_GROUPS = ("holders", "restorers", "agent")
 AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp", "ready.sock")
+STOP = f"{TEST_STOP}="
 CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
@@ -247,8 +249,19 @@ class Host:
             assert time.monotonic() < end, left
             time.sleep(0.05)
 
+    def end_stopped(self) -> None:
+        """Commands that a test has stopped at a step, and that nobody continued: the test, or the suite, was ended.
+        Whoever started them may be gone, so they are known by their settings."""
+        for pid in self.processes():
+            with contextlib.suppress(OSError, IndexError):
+                state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                words = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0") if state == "T" else []
+                if f"CMDOP_MIGRATE_STATE_DIR={self.state}" in words and any(one.startswith(STOP) for one in words):
+                    os.kill(pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Ends every session, and asserts that nothing of this host is left."""
+        self.end_stopped()
         if not (self.state / "host-id").exists():
             return
         with contextlib.suppress(FileNotFoundError):

@@ -10,13 +10,25 @@ from typing import Any
 
 import click
 
+from cmdop_migrate import clock, log
 from cmdop_migrate import config as settings
-from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
 from cmdop_migrate.flows import aheads
-from cmdop_migrate.session.records import Records
-from cmdop_migrate.session.wire import UNSURE
+from cmdop_migrate.model import Record
+from cmdop_migrate.session.records import DIED, Records
+from cmdop_migrate.session.wire import UNSURE, UNWANTED
+
+RECENT = 60.0
+
+
+def _needs_agent(record: Record) -> bool:
+    """It lives here, or its lease is yet to be asked whether it is parked, or told that it has ended. Of one whose
+    holder died the lease is asked as soon as that was found out."""
+    if record.exit is None:
+        return record.phase in ("live", "handing")
+    has_just_died = record.exit.reason == DIED and clock.walltime() - record.exit.at < RECENT
+    return has_just_died or record.exit.reason in (UNSURE, UNWANTED)
 
 
 class App:
@@ -44,7 +56,7 @@ class App:
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long, or nobody asks whether they are parked: whoever comes by
         first starts another."""
-        if any(one.phase in ("live", "handing") or (one.exit and one.exit.reason == UNSURE) for one in records.all()):
+        if any(map(_needs_agent, records.all())):
             from cmdop_migrate.flows import agentlock
 
             try:

@@ -51,18 +51,17 @@ from cmdop_migrate.flows import (
 )
 from cmdop_migrate.flows.dumping import Dump
 from cmdop_migrate.flows.opening import Opening
-from cmdop_migrate.flows.rounds import KEPT, Rounds
+from cmdop_migrate.flows.rounds import Rounds
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import affinity, cgroup, connections, syscalls, touched, tree
+from cmdop_migrate.session import affinity, cgroup, connections, launch, syscalls, touched, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
 DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
-DUMP = "dump"  # CRIU's images, in the session's directory
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -158,7 +157,7 @@ class _Checkpoint:
         self.group = records.cgroup(record.session)
         self.directory = records.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-        self.images = self.directory / DUMP
+        self.images = self.directory / "dump"  # CRIU's; one of launch.PASSING
         self.phases = tools.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw
@@ -216,7 +215,7 @@ class _Checkpoint:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)
-        self.records.events.emit(
+        self.records.note(
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
             frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
@@ -247,9 +246,8 @@ class _Checkpoint:
         return touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
 
     def _capture(self, criu: Criu, watches: set[str], begun: Opening) -> list[dict[str, object]]:
-        shutil.rmtree(self.images, ignore_errors=True)  # one who was killed may have left half a dump
-        if self.wanted.rounds is None:
-            shutil.rmtree(self.directory / KEPT, ignore_errors=True)  # … or what the next round was to begin from
+        left = ("dump",) if self.wanted.rounds is not None else ("dump", launch.KEPT)
+        launch.remove_files(str(self.directory), left)  # by one who was killed: half a dump, or a round
         self.images.mkdir(mode=0o700)
         frozen: dict[str, Any] = {}
         closed: list[connections.Connection] = []
@@ -376,7 +374,8 @@ class _Checkpoint:
         except HolderGone:
             pass  # as it should be: the incarnation has ended
         after = self.records.load(self.record.session)
-        if (after is None or after.phase != "parked") and not self._was_parked():
+        is_done = after is not None and (after.phase == "parked" or after.token > self.record.token)  # it is back
+        if not is_done and not self._was_parked():
             raise Blocked(
                 f"session {self.record.name!r} was ended by someone else while it was being parked",
                 f"Its checkpoint is whole: cmdop-migrate restore {manifest.checkpoint[:12]} --fork NAME",
@@ -385,11 +384,12 @@ class _Checkpoint:
     def _was_parked(self) -> bool:
         """The holder was ended before it heard of it: then the lease tells, unless it was a person's wish."""
         after = talk.after_loss(self.records, self.record)
-        if not parkings.is_doubtful(after):
-            return False
-        store = leases.open_store(self.config)
-        known = talk.until(lambda: parkings.ask(self.records, store, after), bool, DEAD)
-        return known is not None and known.phase == "parked"
+        if parkings.is_doubtful(after):
+            store = leases.open_store(self.config)
+            with contextlib.suppress(OSError):  # on a full disk it is known to us alone
+                talk.until(lambda: parkings.ask(self.records, store, after), bool, DEAD)
+            after = self.records.load(self.record.session) or after
+        return after.phase == "parked"
 
     def _thaw(self) -> None:
         if not self.is_ours or self.commit.in_doubt:

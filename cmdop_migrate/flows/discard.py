@@ -10,11 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from cmdop_migrate.errors import Fenced, SessionNotFound
+from cmdop_migrate.errors import SessionNotFound
 from cmdop_migrate.flows import collect, leases
-from cmdop_migrate.flows.phases import Phases
-from cmdop_migrate.lease.record import LeaseRecord
-from cmdop_migrate.lease.store import Ended, Held, LeaseStore
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
 
@@ -44,8 +41,8 @@ def in_store(records: Records, reference: str, unknown: SessionNotFound) -> dict
 def _discard(records: Records, session: str, name: str, above: int) -> dict[str, Any]:
     lock = records.claim_dead(session, name)
     try:
-        before, after = _end_lease(leases.open_store(records.config), records, session, name, above)
-        records.events.emit("discarded", session, name=name, token=after.token, checkpoint=before)
+        before, after = leases.end(leases.open_store(records.config), records, session, name, above)
+        records.note("discarded", session, name=name, token=after.token, checkpoint=before)
         records.forget(session)
     finally:
         if not (records.directory(session) / "session.json").exists():
@@ -53,34 +50,3 @@ def _discard(records: Records, session: str, name: str, above: int) -> dict[str,
         os.close(lock)
     facts = {"discarded": True, "checkpoint": before, "token": after.token}
     return {"session": session, "exit": None, "reason": "discarded", **facts}
-
-
-def _end_lease(
-    store: LeaseStore, records: Records, session: str, name: str, above: int
-) -> tuple[str | None, LeaseRecord]:
-    """-> what it stood at, and the lease as it is now: free, with nothing to restore from."""
-    config, instance = records.config, records.instance()
-    seen = store.inspect(session)
-    was = seen.record if seen else None
-    if was is not None and was.state == "free" and was.checkpoint is None:
-        return None, was
-    if was is not None and was.state == "held" and was.instance != instance:
-        raise _runs(name, was)
-    before = was.checkpoint if was else None
-    # Held by this very host, which does not run it (we have its lock): a restore or a kill here was cut off.
-    resumed = was.token if was is not None and was.state == "held" else None
-    held = store.acquire(
-        session, config.host, instance, config.lease_ttl, expect_checkpoint=before, resume_token=resumed, above=above
-    )
-    Phases("kill").reach("taken")
-    answer = store.release(held) if isinstance(held, Held) else held
-    if not isinstance(answer, Ended):
-        raise _runs(name, answer.holder)
-    return before, answer.record
-
-
-def _runs(name: str, holder: LeaseRecord | None) -> Fenced:
-    where = f"{holder.host} (token {holder.token})" if holder else "another host"
-    return Fenced(
-        f"session {name!r} is held by {where}", "Kill it there. If that host is dead: cmdop-migrate lease break " + name
-    )

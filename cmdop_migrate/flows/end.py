@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from cmdop_migrate.errors import Fenced, NotIdle, SessionExited, SessionNotFound, TimedOut
+from cmdop_migrate import clock, log
+from cmdop_migrate.errors import (
+    Blocked,
+    CmdopError,
+    Fenced,
+    NotIdle,
+    SessionExited,
+    SessionNotFound,
+    TimedOut,
+    Unreachable,
+)
 from cmdop_migrate.flows import talk
-from cmdop_migrate.model import Record
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.model import Exit, Record
+from cmdop_migrate.session import cgroup, wire
 from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
 LATEST = 10.0  # seconds after its grace that a session takes at most to be gone
 GOODBYE = 5.0  # seconds that a holder takes at most to leave, once its session has ended
 T = TypeVar("T")
+_log = log.get("kill")
 
 
 def kill(
@@ -38,8 +50,10 @@ def kill(
 
         return discard.parked_here(records, record)
     if record.phase == "exited":
+        _check_over(records, record)
         _forget(records, record)
         return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
+    is_unheard = False  # by the holder: on record nobody wished it
     try:
         record, channel = talk.open_channel(records, reference)
     except SessionExited:
@@ -47,6 +61,7 @@ def kill(
     except TimedOut:
         if only_idle is not None:
             raise
+        is_unheard = True
         _kill_without_holder(records, record)
     else:
         with channel:
@@ -55,10 +70,11 @@ def kill(
                 if channel.ask(timeout=talk.KILL_TIMEOUT, **asked).get("error") == "active":
                     raise NotIdle(f"session {record.name!r} is in use again", "It goes on.")
             except HolderGone:
-                pass
+                is_unheard = only_idle is None
             except TimedOut:
                 if only_idle is not None:
                     raise
+                is_unheard = True
                 _kill_without_holder(records, record)
     if not talk.until(lambda: _is_over(records, record.session), bool, grace + LATEST):
         raise TimedOut(
@@ -66,9 +82,57 @@ def kill(
             "Kill it again. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
         )
     records.sweep()
+    after = records.load(record.session)
+    if after is not None and after.phase == "parked" and only_idle is None:  # that was first; what we want is the same
+        from cmdop_migrate.flows import discard
+
+        return discard.parked_here(records, after)
+    if after is not None and (is_unheard or _is_unwanted(after)):
+        _end_lease(records, after)
     result = talk.exit_of(records, record.session) or {}
-    records.events.emit("killed", record.session, name=record.name, signal=number.name, **result)
+    records.note("killed", record.session, name=record.name, signal=number.name, **result)
     return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+
+
+def _is_unwanted(record: Record) -> bool:
+    return record.exit is not None and record.exit.reason == wire.UNWANTED
+
+
+def _end_lease(records: Records, record: Record) -> None:
+    """It may have been parked while it was killed, or its holder went with it and could not note whose wish it was: it
+    is not to come back. Where its lease is out of reach the agent goes on with that."""
+    from cmdop_migrate.flows import leases, parkings
+
+    try:
+        if parkings.is_doubtful(record):
+            wished = Exit(128 + signal.SIGKILL, wire.UNWANTED, clock.walltime())
+            record = records.put_right(record, replace(record, exit=wished)) or record
+        if _is_unwanted(record):
+            parkings.ask(records, leases.open_store(records.config), record)
+    except (CmdopError, OSError) as error:
+        _log.warning("session %s was killed, but its lease has not ended yet: %s", record.name, error)
+
+
+def _check_over(records: Records, record: Record) -> None:
+    """Blocked when one of which nobody noted how it ended is parked, as its lease says: who wants to be rid of a record
+    does not mean that. Where that cannot be found out, nothing but the record goes."""
+    if record.exit is not None and record.exit.code is not None and not _is_unwanted(record):
+        return
+    from cmdop_migrate.flows import leases, parkings
+
+    if not parkings.is_doubtful(record) and not _is_unwanted(record):
+        return
+    try:
+        parkings.ask(records, leases.open_store(records.config), record)
+    except Unreachable:
+        if _is_unwanted(record):
+            raise
+    except OSError as error:
+        _log.warning("session %s: %s", record.name, error)
+    after = records.load(record.session)
+    if after is not None and after.phase == "parked":
+        words = f"session {record.name!r} has not ended: it is parked, as its lease says"
+        raise Blocked(words, f"Bring it back: cmdop-migrate restore {record.name}. To discard it, kill it again.")
 
 
 def _forget(records: Records, record: Record) -> None:

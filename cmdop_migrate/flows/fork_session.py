@@ -24,6 +24,6 @@ def branched(records: Records, saved: checkpoint.Result, facts: dict[str, Any]) 
     manifest = saved.manifest
     shared = {"shared_chunks": manifest.sizes["chunks"], "shared_bytes": manifest.sizes["stored"]}
     branch = {"branch": facts["session"], "name": facts["name"], "where": facts["host"]}
-    records.events.emit("forked", manifest.session, **branch, checkpoint=manifest.checkpoint, **shared)
+    records.note("forked", manifest.session, **branch, checkpoint=manifest.checkpoint, **shared)
     told = {"hooks": [*saved.hooks, *facts.get("hooks", [])]}
     return {**facts, **told, **shared, "parent": manifest.session, "checkpoint": manifest.checkpoint}

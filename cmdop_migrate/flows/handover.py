@@ -193,7 +193,7 @@ class Settling:
             raise Fenced(
                 f"session {self._move.name!r} cannot go on here: {answer['error']}", "It stands still. See: ls"
             )
-        self._records.events.emit("taken_back", self._move.session, name=self._move.name, token=lease.token)
+        self._records.note("taken_back", self._move.session, name=self._move.name, token=lease.token)
         self._back(self._move.session, self._move.token)
         return Settled(End.ON_SOURCE, lease.token, self._records.config.host)
 

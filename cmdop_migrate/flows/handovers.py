@@ -51,6 +51,6 @@ class Handovers:
             return
         if isinstance(found, Settled):
             self._moves.end(move, found.end, told=False)
-            self._records.events.emit(
+            self._records.note(
                 "migration_settled", move.session, name=move.name, migration=move.id, end=found.end, token=found.token
             )

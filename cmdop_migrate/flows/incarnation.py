@@ -29,7 +29,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Link, Record
-from cmdop_migrate.session import affinity, cgroup, connections, network
+from cmdop_migrate.session import affinity, cgroup, connections, launch, network
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter, make_stores, overlays
 
@@ -116,19 +116,16 @@ class Incarnation:
                 self._run_lazily(source, holder)
             else:
                 self._run(holder, None, set())
-                self._clean()
                 self._tell_hooks()
                 self._say_done()
 
     def _clean(self) -> None:
         """It runs: what it was made from, its memory in the clear among it, goes."""
-        for name in ("image", "images"):
-            shutil.rmtree(self.directory / name, ignore_errors=True)
+        launch.remove_files(str(self.directory), ("image", "images"))
 
     def _is_lazy(self) -> bool:
-        if self.image.manifest.sizes["memory"] <= EAGER_BELOW and not self.parent.wanted.lazy:
-            return False
-        return userfault.is_possible()
+        is_small = self.image.manifest.sizes["memory"] <= EAGER_BELOW
+        return (self.parent.wanted.lazy or not is_small) and userfault.is_possible()
 
     def _lay_files(self) -> None:
         points = list(self.record.layers)
@@ -184,10 +181,10 @@ class Incarnation:
                 starter.close()
             told.result()
         if self.lost is not None and not self._ended_by_itself():
-            self.records.events.emit("memory_lost", self.record.session, reason=str(self.lost))
+            self.records.note("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
         if whole:
-            self.records.events.emit("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
+            self.records.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
 
@@ -262,6 +259,8 @@ class Incarnation:
             with self.phases.phase("restore"):
                 self._converse(holder.worker, starter, criu, pager, waiting)
             self.phases.reach("resumed")
+            if pager is None:  # else it is still read; who is killed after this leaves none of it beside the session
+                self._clean()
             starter.control.send(b"resumed")
             starter.expect()
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -274,6 +273,7 @@ class Incarnation:
         finally:
             holder.worker.close()
         self.adopted = True
+        self.phases.reach("adopted")
         self.parent.say("running")
         if pager is None:
             starter.close()
@@ -374,7 +374,7 @@ class Incarnation:
 
     def _say_done(self) -> None:
         manifest = self.image.manifest
-        self.records.events.emit(
+        self.records.note(
             "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
             name=self.record.name, parent=self.record.parent, phases=self.phases.seconds,
             carried=len(self.brought.carried), grown=len(self.brought.grown), boottime=round(self.runs_from, 6),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from cmdop_migrate import beside, clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced, Unreachable
+from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.lease.base import Register
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.registry import open_lease, open_register, sibling
@@ -262,6 +263,36 @@ class TakeOver:
         except Unreachable as error:
             # It stays ours: the next restore here goes on with it; another host waits for it to run out.
             _log.warning("the lease of %s is not given back: %s", self._name, error.message)
+
+
+def end(store: LeaseStore, records: Records, session: str, name: str, above: int) -> tuple[str | None, LeaseRecord]:
+    """Of a session that does not run here, and is not to be brought back by anybody. -> what it stood at, and the lease
+    as it is now: free, with nothing to restore from. Fenced when another host has it, or it has just changed."""
+    config, instance = records.config, records.instance()
+    seen = store.inspect(session)
+    was = seen.record if seen else None
+    if was is not None and was.state == "free" and was.checkpoint is None:
+        return None, was
+    if was is not None and was.state == "held" and was.instance != instance:
+        raise _runs(name, was)
+    before = was.checkpoint if was else None
+    # Held by this very host, which does not run it (we have its lock): a restore or a kill here was cut off.
+    resumed = was.token if was is not None and was.state == "held" else None
+    held = store.acquire(
+        session, config.host, instance, config.lease_ttl, expect_checkpoint=before, resume_token=resumed, above=above
+    )
+    Phases("kill").reach("taken")
+    answer = store.release(held) if isinstance(held, Held) else held
+    if not isinstance(answer, Ended):
+        raise _runs(name, answer.holder)
+    return before, answer.record
+
+
+def _runs(name: str, holder: LeaseRecord | None) -> Fenced:
+    where = f"{holder.host} (token {holder.token})" if holder else "another host"
+    return Fenced(
+        f"session {name!r} is held by {where}", "Kill it there. If that host is dead: cmdop-migrate lease break " + name
+    )
 
 
 def fenced(name: str, answer: Lost | Waiting) -> Fenced:

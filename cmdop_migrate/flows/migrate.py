@@ -118,7 +118,7 @@ class _Migration:
         self.move = self.moves.end(replace(self.move, figures=figures | {"downtime_s": None}), End.ON_TARGET, told=True)
         facts = self._facts(figures)
         self.move = self.moves.save(replace(self.move, figures=figures | {"downtime_s": facts["downtime_s"]}))
-        self.records.events.emit(
+        self.records.note(
             "migrated", self.record.session, name=self.record.name, to=self.target.name, token=facts["token"],
             frozen_s=facts["frozen_s"], downtime_s=facts["downtime_s"], phases=facts["phases"],
         )  # fmt: skip

@@ -52,7 +52,7 @@ def reap(records: Records, seconds: float, destroy: bool, dry_run: bool, say: Ca
         reaped.append({**facts, "how": how, "checkpoint": made})
         if not dry_run:
             words = {"name": row["name"], "how": how, "idle_s": row["idle_s"], "checkpoint": made}
-            records.events.emit("reaped", row["session"], **words)
+            records.note("reaped", row["session"], **words)
     return {"reaped": reaped, "failed": failed, "left": left, "dry_run": dry_run}
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Unreachable
-from cmdop_migrate.flows import agentlock, background, choose, contents, leases, tools
+from cmdop_migrate.flows import agentlock, background, choose, contents, leases, parkings, tools
 from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
@@ -35,7 +35,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record, new_session_id, session_name
-from cmdop_migrate.session import network
+from cmdop_migrate.session import launch, network
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.storage.base import Store
 
@@ -96,6 +96,8 @@ class _Restore:
             current = functools.partial(leases.last_checkpoint, host_leases)
             given = self.known.chosen if self.known else None
             chosen = given or choose.choose(self.records, store, ring, self.reference, current)
+            if chosen.record is not None and parkings.is_unwanted(chosen.record):
+                parkings.ask(self.records, host_leases, chosen.record)  # a kill was cut off: it is not brought back
             if self.wanted.fork is None:
                 choose.not_running(chosen)
         record = self._record(chosen)
@@ -108,17 +110,18 @@ class _Restore:
             record = self._unchanged(chosen, record)
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
+                forked, incarnation = self.wanted.fork is not None, None
                 with self.phases.phase("lease"):
-                    forked = self.wanted.fork is not None
                     lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
-                    agentlock.ensure(self.config)  # it may have left since we looked; now it stays: we have the lock
-                record = replace(record, token=lease.token)
-                incarnation = Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                 try:
+                    agentlock.ensure(self.config)  # it may have left since we looked; now it stays: we have the lock
+                    record = replace(record, token=lease.token)
+                    incarnation = Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
+                    launch.remove_files(str(directory), launch.OWN)  # what one that ended here had changed
                     with agentlock.attended(self.config):
                         incarnation.run()
                 except BaseException:
-                    if not incarnation.adopted:
+                    if incarnation is None or not incarnation.adopted:
                         leases.let_go(host_leases, lease) if forked else over.give_back(lease)
                     raise
             finally:

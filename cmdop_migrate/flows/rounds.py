@@ -16,9 +16,9 @@ from cmdop_migrate.criu import provide
 from cmdop_migrate.criu.pages import Target
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.images.earlier import Earlier
+from cmdop_migrate.session.launch import KEPT
 
 FEATURE = "mem_dirty_track"
-KEPT = "images.before"
 
 
 class Rounds:

@@ -89,7 +89,7 @@ def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agen
             leases.let_go(store, lease)
             raise
         phases.reach("started")
-        records.events.emit("started", session, name=started.name, token=started.token, pid=started.pid)
+        records.note("started", session, name=started.name, token=started.token, pid=started.pid)
         return started
     raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
 

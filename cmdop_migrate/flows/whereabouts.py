@@ -24,14 +24,13 @@ from cmdop_migrate import clock
 from cmdop_migrate.flows import moves
 from cmdop_migrate.model import Phase, Record
 from cmdop_migrate.session.inotify import Watch
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.session.records import DIED, Records
 
 RECENT = 5.0
 Stamp = tuple[int, int, int]
 State = Literal["moving", "parked", "exited"]
 SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session stands still here
 # As handover.note_moved and the holder's on_superseded write it down.
-DIED = "its holder died"
 _MOVED = re.compile(r"(?:moved to|superseded by token \d+ on) (?P<to>\S+)")
 
 

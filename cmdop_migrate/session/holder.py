@@ -68,7 +68,7 @@ class Holder(Keeper):
 
     def on_was_parked(self, checkpoint: str) -> Message:
         """The lease store says that our own parking took effect, whoever was to tell us and could not."""
-        self.parked, self.freezer = checkpoint, None
+        self.parked, self.freezer = None if self.unwanted else checkpoint, None
         cgroup.kill(self.cgroup)
         return {"re": "parked"}
 
@@ -157,7 +157,7 @@ class Holder(Keeper):
                 self.clients.drop(self.freezer)  # whoever dumps it finds that out, and gives up
                 self.let_go()
             self.end(number, grace)
-            self.committing = False  # a person's wish: it has ended, wherever it stood
+            self.unwanted, self.committing = self.unwanted or self.committing, False  # it has ended, wherever it stood
             return {"re": op}
         raise ValueError(f"unknown request {op!r}")
 

@@ -60,6 +60,7 @@ class Keeper(ABC):
         self.freezer: Client | None = None  # who has the session frozen, to dump it
         self.unread = b""  # taken out of the terminal while frozen
         self.committing = False  # the freezer may have parked it, or may have had when it left without a word
+        self.unwanted = False  # a person ended it just then
         self.handing: str | None = None  # the checkpoint that another host may have running: no thaw without the lease
         self.first_output: float | None = None  # CLOCK_BOOTTIME; of this incarnation
         self.parked: str | None = None
@@ -288,6 +289,8 @@ class Keeper(ABC):
         else:
             if self.committing:
                 ended.update(reason=wire.UNSURE, code=None)
+            if self.unwanted:
+                ended.update(reason=wire.UNWANTED)
             if self.superseded:
                 ended.update(reason=self.superseded, code=None if self.handing else code)
             self.record.update(phase="exited", exit=ended, pid=None)

@@ -14,7 +14,10 @@ from collections.abc import Callable
 from cmdop_migrate.session import cgroup, syscalls
 
 Order = dict[str, object]
-FILES = ("layers", "root", "host", "image", "images", "dump")  # of a session that is, or was about to be, here
+KEPT = "images.before"  # CRIU's images of a move's last round
+PASSING = ("image", "images", "dump", KEPT)  # a restore's and a checkpoint's: images, some of them in the clear
+OWN = ("layers", "root", "host")
+FILES = (*OWN, *PASSING)  # of a session that is, or was about to be, here
 
 
 class StartFailed(Exception):
@@ -221,13 +224,13 @@ def cut_cable(link: object) -> None:
             return
 
 
-def remove_files(directory: str) -> None:
+def remove_files(directory: str, names: tuple[str, ...] = FILES) -> None:
     """What a session that lives elsewhere, or in the store, needs no copy of here."""
     import shutil  # brings half the library along: not for a holder's whole life
 
-    for name in FILES:
+    for name in names:
         shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
 
 
-def has_files(directory: str) -> bool:
-    return any(os.path.exists(f"{directory}/{name}") for name in FILES)
+def has_files(directory: str, names: tuple[str, ...] = FILES) -> bool:
+    return any(os.path.exists(f"{directory}/{name}") for name in names)

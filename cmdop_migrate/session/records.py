@@ -33,6 +33,7 @@ from cmdop_migrate.session import cgroup, draining, files, launch
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
+DIED = "its holder died"
 
 
 def _try_lock(fd: int) -> bool:
@@ -47,7 +48,7 @@ class Records:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.events = Events(config.state_dir, config.host)
-        self._unsaved: dict[str, Record] = {}  # put right, but the disk is full
+        self._unsaved: dict[str, tuple[Record, Record]] = {}  # put right, but the disk is full: what it says, what is
 
     def prepare(self) -> None:
         """Makes this host's directories. BadConfig when they cannot be written."""
@@ -97,8 +98,14 @@ class Records:
 
     def load(self, session: str) -> Record | None:
         """None for a directory without a readable record: a start that was cut off, or damage."""
-        if session in self._unsaved:
-            return self._unsaved[session]
+        found = self._read(session)
+        before, after = self._unsaved.get(session, (None, None))
+        if found is not None and found == before:
+            return after
+        self._unsaved.pop(session, None)  # somebody has written it since, and knew better
+        return found
+
+    def _read(self, session: str) -> Record | None:
         try:
             return Record.from_json(json.loads((self.directory(session) / "session.json").read_bytes()))
         except (FileNotFoundError, NotADirectoryError):
@@ -106,6 +113,13 @@ class Records:
         except (KeyError, TypeError, ValueError) as error:
             _log.warning("record of session %s cannot be read: %s", session, error)
             return None
+
+    def note(self, event: str, session: str, **facts: object) -> None:
+        """An event of what is done and cannot be undone: where it cannot be written, the log alone has it."""
+        try:
+            self.events.emit(event, session, **facts)
+        except OSError as error:
+            _log.warning("session %s: %s: %s: %s", session, event, facts, error)
 
     def save(self, record: Record) -> None:
         files.replace_json(str(self.directory(record.session) / "session.json"), record.to_json())
@@ -209,7 +223,7 @@ class Records:
             self.name_is_free(record.name, but_for=record.session)
             fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))
-            launch.remove_files(str(self.directory(record.session)))
+            launch.remove_files(str(self.directory(record.session)), launch.PASSING)
             if self.load(record.session) is None:  # new on this host: its name is taken from now on
                 self.save(replace(record, phase="restoring"))
             return fd
@@ -245,9 +259,11 @@ class Records:
         if record is None or record.phase in ("starting", "live", "handing", "restoring"):
             self._sweep_unfinished(session)
         elif record.phase == "parked":
-            self._sweep_parked(session)
+            self._sweep_left(record, launch.FILES)
         elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
             self.forget_ended(session)
+        else:  # the files it changed are kept as long as it is listed
+            self._sweep_left(record, launch.PASSING)
 
     def _is_foreign(self, session: str) -> bool:
         """Written by another version of this program: not ours to judge, least of all to remove."""
@@ -270,45 +286,60 @@ class Records:
             self.socket(session).unlink(missing_ok=True)
             if record is not None and record.phase == "handing":
                 # Its checkpoint was whole before it was handed over, and is what is left of it here.
-                self._unsaved[session] = replace(record, phase="parked", pid=None)
                 launch.remove_files(str(self.directory(session)))
-                self.events.emit("holder_lost", session, name=record.name, token=record.token)
-                self.save(self._unsaved.pop(session))
+                self._lost(record, replace(record, phase="parked", pid=None))
                 return
             if record is None or record.phase != "live":
                 shutil.rmtree(self.directory(session), ignore_errors=True)
                 self.events.emit("start_undone", session)
                 return
-            ended = Exit(code=None, reason="its holder died", at=clock.walltime())
-            self._unsaved[session] = replace(record, phase="exited", exit=ended, pid=None)
-            self.events.emit("holder_lost", session, name=record.name, token=record.token)
-            self.save(self._unsaved.pop(session))
+            ended = Exit(code=None, reason=DIED, at=clock.walltime())
+            self._lost(record, replace(record, phase="exited", exit=ended, pid=None))
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
             os.close(fd)
 
-    def _sweep_parked(self, session: str) -> None:
-        """What a restore that was cut off has left beside the record."""
-        if not launch.has_files(str(self.directory(session))):
+    def _lost(self, record: Record, after: Record) -> None:
+        """On a full disk this process knows it all the same."""
+        self._unsaved[record.session] = (record, after)
+        self.events.emit("holder_lost", record.session, name=record.name, token=record.token)
+        self.save(after)
+        self._unsaved.pop(record.session, None)
+
+    def _sweep_left(self, record: Record, names: tuple[str, ...]) -> None:
+        """What a restore, or a checkpoint, that was cut off has left beside the record of one that does not run."""
+        directory = str(self.directory(record.session))
+        if not launch.has_files(directory, names):
             return
-        fd = self.take(session)
-        if fd is not None:
-            cgroup.remove(self.cgroup(session))
-            launch.remove_files(str(self.directory(session)))
+        fd = self.take(record.session)
+        if fd is None:
+            return  # it is just being restored, or its holder says goodbye
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Whoever captures it has the directory's lock: its holder is gone, but the last of it may get to the store.
+            if self.load(record.session) == record and _try_lock(folder):
+                cgroup.remove(self.cgroup(record.session))
+                launch.remove_files(directory, names)
+        finally:
+            os.close(folder)
             os.close(fd)
 
     def put_right(self, before: Record, after: Record) -> Record | None:
         """`after`, of a session that does not run here, for `before`. None when its holder is not gone yet, somebody
-        restores it, or another has its name by now: then nothing is changed."""
+        restores it, or, parked, another has its name by now: then nothing is changed. OSError on a full disk: then
+        this process knows it all the same."""
         with self.locked():
             fd = self.take(before.session)
             if fd is None:
                 return None
             try:
-                self.name_is_free(before.name, but_for=before.session)
+                if after.phase == "parked":
+                    self.name_is_free(before.name, but_for=before.session)
                 if self.load(before.session) != before:
                     return None
+                self._unsaved[before.session] = (self._read(before.session) or before, after)
                 self.save(after)
+                self._unsaved.pop(before.session, None)
                 if after.phase == "parked":
                     launch.remove_files(str(self.directory(after.session)))
                     self.events.emit("parked", after.session, name=after.name, code=None, reason="by its lease")

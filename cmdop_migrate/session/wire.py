@@ -23,6 +23,7 @@ MAX_PAYLOAD = 1 << 20
 MAX_ANSWER = 4 << 20  # in JSON a byte takes up to six
 OUTPUT_STEP = 32 << 10
 UNSURE = "it ended while it was being parked"  # its holder does not know whether it is
+UNWANTED = "killed; its lease has not heard of it yet"  # by a person; nobody is to bring it back, parked or not
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
 _TIMEVAL = struct.Struct("ll")

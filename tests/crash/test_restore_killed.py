@@ -120,6 +120,36 @@ def test_killed_while_memory_comes_it_never_runs_with_holes(parked: dict[str, Wi
     rows.append(("memory", "served", "worker", str(status), one.state, str(token + 1)))
 
 
+@pytest.mark.parametrize("step", ["restore", "pre-resume"])
+def test_killed_over_one_that_had_ended_nothing_stays_in_the_clear(host: Host, step: str) -> None:
+    """Worker and holder: nobody clears up after them but the next command. What the session is on record stays."""
+    one = Witness.start(host)
+    host.cm_json("checkpoint", one.name, "--leave-running")
+    gone(psutil.Process(host.holder(one.session)))
+    assert one.state == "exited"
+    with stopped(host, step, "restore", one.name) as (_, worker):
+        holder = psutil.Process(until(lambda: _only_holder(one), 10, "its holder is there"))
+        holder.suspend()
+        gone(worker)
+        gone(holder)
+        where = host.state / "sessions" / one.session
+        assert (where / "images").exists()
+    assert one.state == "exited" and one.record()["exit"]["reason"] == "its holder died"
+    assert not [name for name in ("image", "images", "dump") if (where / name).exists()] and not host.pids(one.session)
+    host.assert_clean(ended=True)
+    one.host.cm_json("restore", one.session)
+    one.assert_runs()
+
+
+def test_killed_once_it_runs_nothing_stays_in_the_clear(host: Host) -> None:
+    one = Witness.start(host)
+    host.cm_json("checkpoint", one.name)
+    with stopped(host, "adopted", "restore", one.name) as (_, worker):
+        gone(worker)
+    one.assert_runs()
+    assert not (host.state / "sessions" / one.session / "images").exists()
+
+
 def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, Witness]) -> None:
     one = parked["laid out"]
     with stopped(one.host, "files", "restore", one.name) as (cli, worker):

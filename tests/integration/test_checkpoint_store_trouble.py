@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.witness import LARGE, Witness, family, finished, stopped
-from tests.disks import tmpfs
+from tests.disks import fill, tmpfs
 from tests.hosts import Host, open_files, processes, until
 from tests.proxy import Proxy
 from tests.servers import S3Server, free_ports, seaweed
@@ -181,6 +181,75 @@ def test_a_disk_that_fills_half_way_thaws_and_leaves_nothing(host: Host) -> None
         assert status in (4, 6), answer
         one.assert_runs()
         (host.state / "ballast").unlink()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def crowd(host: Host) -> Path:
+    """Its disk is full, and the last page of its events as well: not one more is written. -> what takes up the room."""
+    events = host.state / "events.jsonl"
+    with events.open("a") as file:
+        file.write("x" * (4095 - events.stat().st_size % 4096) + "\n")
+    assert events.stat().st_size % 4096 == 0
+    return fill(host.state)
+
+
+def test_a_disk_that_is_full_once_it_runs_again_is_no_failure(host: Host, tmp_path: Path) -> None:
+    host.state.mkdir()
+    host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
+    with tmpfs(host.state, 220 << 20):
+        one = Witness.start(host)
+        host.cm_json("checkpoint", one.name)
+        with stopped(host, "hooks", "restore", one.name) as (cli, worker):
+            ballast = crowd(host)
+            worker.send_signal(signal.SIGCONT)
+            status, answer = finished(cli)
+        assert status == 0 and answer["session"] == one.session, answer
+        one.assert_runs()
+        ballast.unlink()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_path: Path) -> None:
+    """What cannot be put on record is true all the same, and put on record when there is room."""
+    host.state.mkdir()
+    host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
+    host.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{tmp_path}/lease.db"
+    with tmpfs(host.state, 220 << 20):
+        one = Witness.start(host)
+        with stopped(host, "park", "checkpoint", one.name) as (cli, _):
+            ballast = crowd(host)
+            cli.send_signal(signal.SIGCONT)
+            status, answer = finished(cli)
+        assert status == 0 and answer["session"] == one.session, answer
+        ballast.unlink()
+        until(lambda: one.state == "parked", 10, "the agent has asked its lease")
+        one.restore()
+        host.cm_json("kill", one.name, "--signal", "KILL")
+        host.close()
+
+
+def test_a_restore_that_is_refused_takes_nothing_from_a_session_that_ended(host: Host, tmp_path: Path) -> None:
+    """What it changed since its last checkpoint is here alone, until that one is back."""
+    host.state.mkdir()
+    host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
+    with tmpfs(host.state, 220 << 20):
+        one = Witness.start(host, size=64)
+        host.cm_json("checkpoint", one.name, "--leave-running")
+        os.kill(host.holder(one.session), signal.SIGKILL)
+        until(lambda: one.state == "exited", 10, "it is over")
+        precious = host.state / "sessions" / one.session / "layers/0/upper/precious"
+        precious.write_text("of two hours")
+        with (host.state / "ballast").open("wb") as ballast:
+            os.posix_fallocate(ballast.fileno(), 0, 160 << 20)
+        host.fails("restore", one.name, status=4, code="blocked")
+        assert precious.read_text() == "of two hours"
+        assert "/precious" in [file["path"] for file in host.cm_json("show", one.name)["files"]]
+        (host.state / "ballast").unlink()
+        one.host.cm_json("restore", one.session)
+        one.assert_counts()
+        assert not precious.exists()
         host.cm_json("kill", one.name, "--signal", "KILL")
         host.close()
 

@@ -231,6 +231,19 @@ def test_killed_and_run_again(world: World) -> None:
     a.assert_clean(ended=True)
 
 
+def test_a_test_that_is_cut_off_leaves_no_move_that_stands_still(tmp_path: Path) -> None:
+    """Whoever started the move is gone, and nobody is left to continue it: as when the suite is told to end."""
+    with pytest.raises(KeyboardInterrupt), several(tmp_path, "host-a", "host-b") as world:
+        a = world["host-a"]
+        fences.counter(a)
+        with draining(a, **{TEST_STOP: "migrate:begin ship"}) as drain:
+            (child,) = until(lambda: stopped(drain), 30, "a move stands still")
+            drain.kill()
+            drain.communicate()
+            raise KeyboardInterrupt
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
 def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
     """It is neither here nor away, until the agent has asked its lease."""
     a = world["host-a"]

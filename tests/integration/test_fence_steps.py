@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import time
@@ -13,7 +15,7 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.criu import ctty
 from cmdop_migrate.errors import Unexpected
-from cmdop_migrate.flows import incarnation, leases, restore
+from cmdop_migrate.flows import agentlock, incarnation, leases, restore
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.session.records import Records
 from tests import fences
@@ -23,6 +25,13 @@ from tests.hosts import Host, pair, until
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     with pair(tmp_path) as both:
+        yield both
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    """Whose sessions do not stand still so soon for want of an agent."""
+    with pair(tmp_path, ttl="15s") as both:
         yield both
 
 
@@ -133,12 +142,98 @@ def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: st
     if left == "agent":
         a.sessions()  # of one that was killed, this host hears by the next command
         until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
-    if (left, number) != ("nobody", signal.SIGKILL):  # else `ls` knows only that its holder died
-        assert [one["state"] for one in a.sessions()] == ["parked"]
+    assert [one["state"] for one in a.sessions()] == ["parked"]
     assert_one(hosts, session, None)
     assert [one["name"] for one in a.cm_json("restore", "--all")["restored"]] == ["w"]
     fences.counts_on(a, session)
     assert_one(hosts, session, a)
+
+
+@pytest.mark.parametrize("left", ["everybody", "nobody"])
+@pytest.mark.parametrize("step", ["committing", "park"])
+def test_killed_by_a_person_while_it_is_parked(patient: tuple[Host, Host], step: str, left: str) -> None:
+    """What was killed does not come back, parked or not; what is left of it is a copy."""
+    a, b = patient
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with contextlib.ExitStack() as stack:
+        if left == "nobody":
+            stack.enter_context(fences.halted(agent))
+        cli, standing = stack.enter_context(fences.stopped_at(a, step, "checkpoint", "w"))
+        assert a.cm_json("kill", "w")["exit"] == 137
+        assert fences.lease(a, session)["state"] == "free"
+        standing.resume()
+        out, _ = cli.communicate(timeout=30)
+    error = json.loads(out)["error"]
+    assert cli.returncode == (4 if step == "park" else 5) and "--fork" in error["hint"], error
+    assert [one["note"] for one in a.sessions()] == ["killed"]
+    for host in patient:
+        host.fails("restore", session, status=5, code="fenced")
+    assert a.cm_json("restore", "--all")["restored"] == []
+    assert [one["state"] for one in b.cm_json("ls", "--all-hosts")["sessions"]] == []
+    b.ok("restore", session_checkpoint(a), "--fork", "copy")
+    assert not a.pids(session) and not b.pids(session)
+    a.ok("kill", "w")
+    assert a.sessions() == []
+
+
+def session_checkpoint(host: Host) -> str:
+    (one,) = host.cm_json("checkpoints", "ls")["checkpoints"]
+    return str(one["checkpoint"])
+
+
+@pytest.mark.parametrize("then", ["restore", "kill", "agent"])
+def test_a_kill_that_was_cut_off_is_finished(patient: tuple[Host, Host], then: str) -> None:
+    """The session has ended, its lease does not know it yet: the next command, or the agent, goes on with it."""
+    a, _ = patient
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):
+        with fences.stopped_at(a, "park", "checkpoint", "w"):
+            fences.kill_at(a, "taken", "kill", "w")
+            assert fences.record(a, session)["exit"]["reason"].startswith("killed; ")
+            assert fences.lease(a, session)["state"] == "held"
+        if then == "restore":
+            assert "has ended" in a.fails("restore", "w", status=5, code="fenced")["message"]
+        elif then == "kill":
+            a.ok("kill", "w")
+    until(lambda: fences.lease(a, session)["state"] == "free", 10, "its lease is ended")
+    if then != "kill":
+        until(lambda: fences.record(a, session)["exit"]["reason"] == "killed", 10, "and its record says so")
+    a.fails("restore", session, status=5, code="fenced")
+
+
+def test_kill_of_one_whose_holder_hangs_while_it_is_parked(patient: tuple[Host, Host]) -> None:
+    """The holder is killed as well, and notes nothing: the wish is on record all the same."""
+    a, _ = patient
+    session = fences.counter(a)
+    with fences.stopped_at(a, "park", "checkpoint", "w"):
+        os.kill(a.holder(session), signal.SIGSTOP)
+        assert a.cm_json("kill", "w")["exit"] == 137
+    assert fences.lease(a, session)["state"] == "free"
+    assert [(one["state"], one["note"]) for one in a.sessions()] == [("exited", "killed")]
+    a.fails("restore", "w", status=5, code="fenced")
+
+
+def test_what_is_parked_is_not_forgotten_as_ended(patient: tuple[Host, Host]) -> None:
+    """By its record it has ended. Who wants to be rid of that learns that it is parked; who says it again means it."""
+    a, _ = patient
+    session = fences.counter(a)
+    agent = a.agent_pid()
+    assert agent is not None
+    with fences.halted(agent):
+        with fences.stopped_at(a, "park", "checkpoint", "w"):
+            os.kill(a.holder(session), signal.SIGKILL)
+            until(lambda: not a.holders(session), 10, "it ends")
+        assert [one["state"] for one in a.sessions()] == ["exited"]  # the agent hears nothing
+        done = a.cm("--json", "kill", "w")
+        assert done.returncode == 4 and "parked" in json.loads(done.stdout)["error"]["message"], done
+    assert [one["state"] for one in a.sessions()] == ["parked"]
+    assert_one(patient, session, None)
+    assert a.cm_json("kill", "w")["discarded"] is True
+    a.fails("restore", session, status=5, code="fenced")
 
 
 def test_holder_ended_while_nobody_knows_whether_it_is_parked(hosts: tuple[Host, Host]) -> None:
@@ -217,6 +312,28 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
     until(lambda: not a.holders(session), 10)
     a.ok("restore", "w")
     fences.counts_on(a, session)
+
+
+def test_a_lease_is_given_back_when_no_agent_can_be_had(
+    hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = hosts
+    session = fences.counter(a)
+    a.ok("checkpoint", "w")
+    for key, value in a.env().items():
+        monkeypatch.setenv(key, value)
+    records = Records(config.load())
+
+    def none(*_: object) -> None:
+        if records.is_held(session):  # it has begun
+            raise Unexpected("the agent ended at once", "See its log.")
+
+    monkeypatch.setattr(agentlock, "ensure", none)
+    with pytest.raises(Unexpected):
+        restore.restore(records, session, incarnation.Wanted())
+    until(lambda: fences.lease(a, session)["state"] == "parked", 10, "the lease is given back")
+    b.ok("restore", session)
+    fences.counts_on(b, session)
 
 
 @pytest.mark.parametrize("by", ["the time", "a person"])
