@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cmdop_migrate import beside
 from cmdop_migrate.errors import CheckpointNotFound, Fenced, SessionNotFound, Usage
 from cmdop_migrate.images import catalog
 from cmdop_migrate.images.keys import KeyRing
@@ -71,13 +72,23 @@ def _only_one(records: Records, store: Store, ring: KeyRing, current: Current) -
         names = ", ".join(record.name for record in here)
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
     known = {record.session for record in records.all()}
-    strangers = {entry.session for entry in catalog.listed(store)} - known
+    # A branch that has no checkpoint of its own is brought back by its name: it runs, or is over, as a rule.
+    strangers = {entry.session for entry in catalog.listed(store) if not entry.is_birth} - known
     if len(strangers) == 1:
         return choose(records, store, ring, strangers.pop(), current)
     if strangers:
         some = ", ".join(sorted(one[:12] for one in strangers)[:8])
         raise Usage(f"the store holds several sessions: {some}", "Name one. See: cmdop-migrate checkpoints ls")
     raise SessionNotFound("no session is parked", "See: cmdop-migrate checkpoints ls")
+
+
+def not_over(sessions: set[str], current: Current) -> set[str]:
+    """Of several that are called alike those that may be brought back by their leases, if there are any."""
+    if len(sessions) < 2:
+        return sessions
+    named = sorted(sessions)
+    found = beside.each(current, named, catalog.READERS, "leases")
+    return {one for one, last in zip(named, found, strict=True) if last.result() is not None} or sessions
 
 
 def _record(records: Records, reference: str) -> Record | None:
@@ -100,7 +111,7 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
     by_checkpoint = [one for one in entries if one.checkpoint.startswith(reference)]
     sessions = {one.session for one in entries if one.session.startswith(reference)}
     is_id = len(reference) >= SURE and (by_checkpoint or sessions)
-    named = set() if is_id else catalog.named(store, ring, entries, reference)
+    named = set() if is_id else not_over(catalog.named(store, ring, entries, reference), current)
     if named:  # `db` is the name of a session, and somebody else's checkpoint may begin so
         by_checkpoint, sessions = [], named
     if len(by_checkpoint) == 1 and not sessions:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from cmdop_migrate.errors import CheckpointNotFound, Fenced, ImageRefused, SessionNotFound
-from cmdop_migrate.flows import choose, leases, tools
+from cmdop_migrate.flows import births, choose, leases, tools
 from cmdop_migrate.images import catalog, retention
 from cmdop_migrate.images import verify as images_verify
 from cmdop_migrate.images.manifest import Manifest
@@ -94,9 +95,11 @@ def prune(
     """The leases tell what is needed, not what this host remembers: a session that ended here may run elsewhere.
 
     The checkpoint a lease names stays, and so does the newest one of every session that is not known to have ended:
-    one that is committed while we look is the newest."""
+    one that is committed while we look is the newest. What a branch was born with stays only as long as its lease, if
+    it is known, may stand there."""
     store, ring = tools.open_store(records.config), tools.open_keys(records.config)
-    kept = leases.survey(leases.open_store(records.config))
+    host_leases = leases.open_store(records.config)
+    kept = births.bury(records, host_leases, store, leases.survey(host_leases), dry_run)
     ended, needed = set(), {lease.checkpoint for lease in kept.values()}
     coming = {}
     for record in records.all():
@@ -124,6 +127,7 @@ def prune(
         also=also,
         dry_run=dry_run,
         needed=needed,
+        spent=lambda entry: births.is_spent(kept.get(entry.session), entry),
     )
     if done.checkpoints and not dry_run:
         records.events.emit("pruned", checkpoints=list(done.checkpoints), bytes=done.bytes)
@@ -162,5 +166,9 @@ def session_of(records: Records, reference: str, shortest: int = 1) -> str | Non
     by_id = len(reference) >= shortest
     found = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
     if len(reference) < choose.SURE or not found:
-        found = catalog.named(store, ring, entries, reference) or found
+        named = catalog.named(store, ring, entries, reference)
+        if len(named) > 1:
+            current = functools.partial(leases.last_checkpoint, leases.open_store(records.config))
+            named = choose.not_over(named, current)
+        found = named or found
     return found.pop() if len(found) == 1 else None

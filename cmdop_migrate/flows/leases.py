@@ -115,6 +115,7 @@ class Standing:
     state: str
     checkpoint: str | None
     token: int
+    renewals: int
 
     @property
     def is_over(self) -> bool:
@@ -129,8 +130,8 @@ def survey(leases: LeaseStore) -> dict[str, Standing]:
     for session, read in zip(sessions, beside.each(leases.inspect, sessions, ASKING, "leases"), strict=True):
         seen = read.result()
         if seen is not None:
-            record = seen.record
-            found[session] = Standing(record.host, record.instance, record.state, record.checkpoint, record.token)
+            one = seen.record
+            found[session] = Standing(one.host, one.instance, one.state, one.checkpoint, one.token, one.renewals)
     return found
 
 
@@ -236,7 +237,7 @@ class TakeOver:
     def _take_unknown(self, who: tuple[str, str, str, float]) -> Held:
         """No lease store knows it: this one is new, or not the one its old host used. The images' store decides then,
         once and for all, and only for a session that was parked."""
-        if self._manifest.facts.get("live"):
+        if self._manifest.facts.get("live") or self._manifest.is_birth:
             raise Fenced(
                 f"session {self._name!r} ran on when this checkpoint was made, and the lease store does not know it",
                 "Use the lease store of the host it ran on, or restore a copy: --fork NAME",

@@ -26,14 +26,12 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Unreachable
-from cmdop_migrate.flows import agentlock, background, choose, contents, leases, parkings, tools
+from cmdop_migrate.flows import agentlock, background, births, choose, contents, leases, parkings, tools
 from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
-from cmdop_migrate.lease.rules import Lost
-from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record, new_session_id, session_name
 from cmdop_migrate.session import launch, network
 from cmdop_migrate.session.records import Records
@@ -110,19 +108,26 @@ class _Restore:
             record = self._unchanged(chosen, record)
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
             try:
-                forked, incarnation = self.wanted.fork is not None, None
                 with self.phases.phase("lease"):
-                    lease = self._fork_lease(host_leases, record, chosen) if forked else over.take(self.say)
+                    born: Manifest | None = None
+                    if self.wanted.fork is None:
+                        lease = over.take(self.say)
+                    else:
+                        lease, born = births.begin(
+                            self.records, host_leases, store, ring, record, chosen.manifest, self.phases.reach
+                        )
+                        record = replace(record, checkpoint=born.checkpoint)
+                record = replace(record, token=lease.token)
+                incarnation: Incarnation | None = None
                 try:
                     agentlock.ensure(self.config)  # it may have left since we looked; now it stays: we have the lock
-                    record = replace(record, token=lease.token)
                     incarnation = Incarnation(self, criu, image, record, directory, lock, host_leases, lease)
                     launch.remove_files(str(directory), launch.OWN)  # what one that ended here had changed
                     with agentlock.attended(self.config):
                         incarnation.run()
                 except BaseException:
                     if incarnation is None or not incarnation.adopted:
-                        leases.let_go(host_leases, lease) if forked else over.give_back(lease)
+                        births.undo(host_leases, store, lease, born) if born is not None else over.give_back(lease)
                     raise
             finally:
                 image.close()
@@ -131,13 +136,6 @@ class _Restore:
         finally:
             os.close(lock)
             self.records.sweep()
-
-    def _fork_lease(self, host_leases: LeaseStore, record: Record, chosen: choose.Chosen) -> Held:
-        lease = leases.take_new(host_leases, self.records, record.session)
-        begun = host_leases.commit_checkpoint(lease, chosen.manifest.checkpoint)  # what it may be brought back from
-        if isinstance(begun, Lost):
-            raise leases.fenced(record.name, begun)
-        return begun
 
     def _unchanged(self, chosen: choose.Chosen, record: Record) -> Record:
         """With the session's lock held: another may have restored it, and it may have ended, since we looked."""

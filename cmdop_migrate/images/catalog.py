@@ -29,6 +29,11 @@ class Listed:
     def name(self) -> str:
         return layout.manifest_name(self.session, self.checkpoint)
 
+    @property
+    def is_birth(self) -> bool:
+        """A branch began with it: another session's checkpoint under this one's name."""
+        return layout.is_birth(self.session, self.checkpoint)
+
 
 def listed(store: Store, session: str | None = None) -> Iterator[Listed]:
     prefix = layout.MANIFESTS if session is None else f"{layout.MANIFESTS}{session}/"

@@ -7,7 +7,8 @@
     doomed/<run>                    packs that one prune run means to delete
     store-id                        which store this is, whatever its address: written once, by who first asks
 
-Ids are lowercase hex. A pack id is random and never used twice.
+Ids are lowercase hex. A checkpoint's is random, but that of a branch's first one ends with its session's. A pack id is
+random and never used twice.
 """
 
 from __future__ import annotations
@@ -45,6 +46,15 @@ PAGE_TABLES = "pages/"  # blobs with this prefix are page tables
 def new_id() -> str:
     """For checkpoints, packs and prune runs."""
     return secrets.token_hex(PACK_ID_BYTES)
+
+
+def birth_id(session: str) -> str:
+    """For the checkpoint that a branch is born with (birth.py): told from all others by how it ends."""
+    return new_id()[: ID_DIGITS - len(session)] + session
+
+
+def is_birth(session: str, checkpoint: str) -> bool:
+    return len(checkpoint) == ID_DIGITS and checkpoint.endswith(session)
 
 
 def checked_id(text: str, what: str = "id") -> str:

@@ -67,6 +67,11 @@ class Manifest:
     def name(self) -> str:
         return layout.manifest_name(self.session, self.checkpoint)
 
+    @property
+    def is_birth(self) -> bool:
+        """A branch began with it: what it holds is another session's (birth.py)."""
+        return layout.is_birth(self.session, self.checkpoint)
+
 
 def encode(manifest: Manifest, key: MasterKey) -> bytes:
     body = _canonical(

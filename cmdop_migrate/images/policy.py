@@ -17,8 +17,19 @@ class Keep:
     within: float | None = None
 
 
-def to_drop(entries: Iterable[Listed], keep: Keep, now: float, parked: Callable[[str], bool]) -> list[Listed]:
-    """What may go. Ages are by the store's clock. The newest of a parked session never goes: it *is* the session."""
+def nothing(_entry: Listed) -> bool:
+    return False
+
+
+def to_drop(
+    entries: Iterable[Listed],
+    keep: Keep,
+    now: float,
+    parked: Callable[[str], bool],
+    spent: Callable[[Listed], bool] = nothing,
+) -> list[Listed]:
+    """What may go. Ages are by the store's clock. The newest of a parked session never goes: it *is* the session. What
+    is `spent` goes whatever the rules keep: it is a copy that nobody needs any more."""
     if keep.last is None and keep.within is None:
         return []
     sessions: dict[str, list[Listed]] = defaultdict(list)
@@ -33,6 +44,6 @@ def to_drop(entries: Iterable[Listed], keep: Keep, now: float, parked: Callable[
             kept = kept or (keep.within is not None and now - entry.modified <= keep.within)
             # Several may carry the newest second: none of them is dropped.
             kept = kept or (entry.modified == newest and parked(session))
-            if not kept:
+            if not kept or spent(entry):
                 dropped.append(entry)
     return dropped

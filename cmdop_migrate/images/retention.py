@@ -17,6 +17,7 @@ other's. With U an upload and R a prune run:
   that takes longer than half of that time stops deleting. A pack that is needed again is simply not taken over.
 - A mark that was not refreshed for `stale_after` is removed, before manifests are read. Its upload, if it lives after
   all, misses it after publishing and checks its packs: doomed first, then presence (uploads.py).
+- A branch's first manifest is published as an upload is, though it sends no pack: birth.py.
 - A manifest that cannot be read blocks all deleting of packs: what it needs is not known.
 
 Killed anywhere, a run leaves valid manifests with all their packs, and a tombstone that costs nothing but space.
@@ -34,7 +35,7 @@ from cmdop_migrate.images import catalog, index, layout, tombstones
 from cmdop_migrate.images.catalog import Listed
 from cmdop_migrate.images.keys import KeyRing
 from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.policy import Keep, to_drop
+from cmdop_migrate.images.policy import Keep, nothing, to_drop
 from cmdop_migrate.images.tombstones import Tombstone
 from cmdop_migrate.images.uploads import STALE_AFTER
 from cmdop_migrate.storage.base import Store
@@ -63,13 +64,14 @@ def prune(
     also: Collection[str] = (),
     dry_run: bool = False,
     needed: Collection[str | None] = (),
+    spent: Callable[[Listed], bool] = nothing,
 ) -> Pruned:
-    """Drop what `keep` does not keep, then the packs that are left over. `also` names checkpoints to drop whatever the
-    rules say: the way to get rid of a damaged one. `needed` stay whatever the rules say. A dry run only says which
-    checkpoints would go."""
+    """Drop what `keep` does not keep, and what is `spent`, then the packs that are left over. `also` names checkpoints
+    to drop whatever the rules say: the way to get rid of a damaged one. `needed` stay whatever the rules say. A dry run
+    only says which checkpoints would go."""
     run = _Run(store, ring, stale_after)
     if dry_run:
-        dropped = _chosen(store, keep, _clock(store), parked, also, needed)
+        dropped = _chosen(store, keep, _clock(store), parked, also, needed, spent)
         return Pruned(tuple(entry.checkpoint for entry in dropped), 0, 0, 0, ())
     try:
         now = run.raise_flag({})
@@ -77,7 +79,7 @@ def prune(
         # A full disk: what is dropped makes room for the flag. It is put before any pack goes, or none does.
         _logger.warning("checkpoints are dropped first: %s", error.message)
         now = _clock(store)
-    dropped = _chosen(store, keep, now, parked, also, needed)
+    dropped = _chosen(store, keep, now, parked, also, needed, spent)
     store.delete([entry.name for entry in dropped])
     return run.sweep(tuple(entry.checkpoint for entry in dropped))
 
@@ -94,9 +96,10 @@ def _chosen(
     parked: Callable[[str], bool],
     also: Collection[str],
     needed: Collection[str | None],
+    spent: Callable[[Listed], bool],
 ) -> list[Listed]:
     entries = list(catalog.listed(store))
-    chosen = [entry for entry in to_drop(entries, keep, now, parked) if entry.checkpoint not in needed]
+    chosen = [entry for entry in to_drop(entries, keep, now, parked, spent) if entry.checkpoint not in needed]
     return chosen + [entry for entry in entries if entry.checkpoint in also and entry not in chosen]
 
 

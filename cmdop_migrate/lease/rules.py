@@ -22,6 +22,7 @@ class AnyCheckpoint(Enum):
 
 
 ANY: Final = AnyCheckpoint.ANY
+FIRST_TOKEN: Final = 1
 
 
 class Why(StrEnum):
@@ -189,6 +190,20 @@ def release(record: LeaseRecord | None, claim: Claim, keep_checkpoint: bool, non
     if lost is not None or record is None:
         return lost or Lost(claim.session, Why.GONE, None)
     return Grant(replace(record, state="free", checkpoint=record.checkpoint if keep_checkpoint else None, nonce=nonce))
+
+
+def bury(record: LeaseRecord | None, session: str, birth: str, most: int, nonce: str) -> Grant | Already | Lost:
+    """End a branch that never ran. Its first lease stands at the checkpoint it was to begin with, `birth`, or not even
+    there yet, and was renewed `most` times at most: whoever was to run it renews once more before that, and is refused
+    from now on."""
+    if record is None:
+        return Lost(session, Why.GONE, None)
+    if record.state == "free" and record.checkpoint is None:
+        return Already(record)
+    unborn = record.state == "held" and record.token == FIRST_TOKEN and record.checkpoint in (None, birth)
+    if not unborn or record.renewals > most:
+        return Lost(session, Why.HELD, record)
+    return Grant(replace(record, state="free", checkpoint=None, nonce=nonce))
 
 
 def break_held(record: LeaseRecord | None, wanted: Wanted, nonce: str) -> Grant | Already | Lost:

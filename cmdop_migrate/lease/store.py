@@ -160,6 +160,18 @@ class LeaseStore:
         claim = _claim(lease)
         return self._as_ended(lease, lambda record, nonce: rules.release(record, claim, keep_checkpoint, nonce))
 
+    def bury(self, session: str, birth: str, most: int) -> bool:
+        """Whether a branch that never ran is over, and will not run: rules.bury says which that is."""
+        cell = self.register.read(check_session(session))
+        for _ in range(TRIES):
+            decision = rules.bury(_parsed(cell, session), session, birth, most, _nonce())
+            if not isinstance(decision, Grant):
+                return isinstance(decision, Already)
+            version, cell = self._swap(decision.record, cell.version if cell else None)
+            if version is not None:
+                return True
+        raise self._too_busy(session)
+
     def inspect(self, session: str, observation: Observation | None = None) -> Seen | None:
         """The lease as it stands, or None when there never was one. Changes nothing."""
         cell = self.register.read(check_session(session))

@@ -127,6 +127,26 @@ def test_breaking() -> None:
     assert isinstance(rules.renew(broken, MINE, NEW), Lost), "the old holder is told"
 
 
+def test_burying_a_branch_that_never_ran() -> None:
+    unborn = replace(HELD, token=1, renewals=1, checkpoint="birth")
+    over = Grant(replace(unborn, state="free", checkpoint=None, nonce=NEW))
+    assert rules.bury(unborn, "s", "birth", 1, NEW) == over
+    assert rules.bury(replace(unborn, renewals=0, checkpoint=None), "s", "birth", 1, NEW) == Grant(
+        replace(over.record, renewals=0)
+    )
+    assert isinstance(rules.renew(over.record, replace(MINE, token=1), NEW), Lost), "who comes late does not run it"
+    assert rules.bury(over.record, "s", "birth", 1, NEW) == Already(over.record)
+    assert rules.bury(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
+    for other in (
+        replace(unborn, renewals=2),  # it may run
+        replace(unborn, token=2),  # it was brought back
+        replace(unborn, state="parked"),
+        replace(unborn, state="free"),  # its holder died
+        replace(unborn, checkpoint="c9"),  # it made one of its own
+    ):
+        assert rules.bury(other, "s", "birth", 1, NEW) == Lost("s", Why.HELD, other)
+
+
 @given(st.floats(margins.TTL_MIN, margins.TTL_MAX))
 def test_the_holder_stands_still_before_a_contender_may_ask(ttl: float) -> None:
     stands_still_after = (fresh_for(ttl) + freeze_allowance(ttl)) / (1 - RHO)  # real seconds, on the slowest clock
