@@ -13,7 +13,7 @@ from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.lease.base import Register
 from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.storage.registry import s3_place
+from cmdop_migrate.storage.registry import s3_place, shown
 
 if TYPE_CHECKING:
     from cmdop_migrate.lease.etcdhttp import EtcdPlace
@@ -47,7 +47,7 @@ def open_register(url: str, proven: bool = False, on_proof: Callable[[], None] =
         from cmdop_migrate.lease.etcd import EtcdRegister
 
         return EtcdRegister(place_of_etcd)
-    raise BadConfig(f"not a lease store: {_shown(url)!r}", _HINT)
+    raise BadConfig(f"not a lease store: {shown(url)!r}", _HINT)
 
 
 def sibling(url: str, name: str) -> str:
@@ -77,19 +77,21 @@ def etcd_place(url: str) -> EtcdPlace:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise BadConfig(f"not the address of an etcd: {_shown(url)!r} ({error})", _HINT) from error
+        raise BadConfig(f"not the address of an etcd: {shown(url)!r} ({error})", _HINT) from error
     endpoints = tuple(_member(text, url) for text in parts.netloc.split(","))
     prefix = parts.path.strip("/") or "cmdop-migrate"
     if parts.fragment or not _PREFIX.fullmatch(prefix):
-        raise BadConfig(f"not a prefix of keys: {prefix!r} in {url!r}", "Use letters, digits, '.', '_', '-' and '/'.")
+        raise BadConfig(
+            f"not a prefix of keys: {prefix!r} in {shown(url)!r}", "Use letters, digits, '.', '_', '-' and '/'."
+        )
     options = dict(pairs)
     if len(options) != len(pairs) or set(options) - set(_ETCD_OPTIONS):
-        raise BadConfig(f"unknown or doubled option in {url!r}", f"Valid options: {', '.join(_ETCD_OPTIONS)}.")
+        raise BadConfig(f"unknown or doubled option in {shown(url)!r}", f"Valid options: {', '.join(_ETCD_OPTIONS)}.")
     for name, file in options.items():
         if not os.path.isfile(file):
-            raise BadConfig(f"no such file: {name}={file} in {url!r}", "Name a PEM file.")
+            raise BadConfig(f"no such file: {name}={file} in {shown(url)!r}", "Name a PEM file.")
     if ("cert" in options) != ("key" in options):
-        raise BadConfig(f"cert= and key= go together, in {url!r}", _HINT)
+        raise BadConfig(f"cert= and key= go together, in {shown(url)!r}", _HINT)
     return EtcdPlace(url, endpoints, prefix, **options)
 
 
@@ -99,10 +101,5 @@ def _member(text: str, url: str) -> tuple[str, int]:
     found = _MEMBER.fullmatch(text)
     port = int(found["port"] or PORT) if found else 0
     if found is None or not 0 < port < 65536:
-        raise BadConfig(f"not host:port: {_shown('//' + text)[2:]!r} in {_shown(url)!r}", _HINT)
+        raise BadConfig(f"not host:port, or several, in {shown(url)!r}", _HINT)
     return found["host"].strip("[]"), port
-
-
-def _shown(url: str) -> str:
-    """The address without what may be a password."""
-    return re.sub(r"//[^/@]*@", "//…@", url)

@@ -32,7 +32,7 @@ def open_store(url: str) -> Store:
         from cmdop_migrate.storage.s3 import S3Store
 
         return S3Store(place)
-    raise BadConfig(f"not a store: {_shown(url)!r}", _HINT)
+    raise BadConfig(f"not a store: {shown(url)!r}", _HINT)
 
 
 def open_reliable(url: str) -> Store:
@@ -55,28 +55,28 @@ def s3_place(url: str) -> S3Place:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise BadConfig(f"not the address of a bucket: {_shown(url)!r} ({error})", _HINT) from error
+        raise BadConfig(f"not the address of a bucket: {shown(url)!r} ({error})", _HINT) from error
     if "@" in parts.netloc:
         hint = "Give them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE: addresses end up in logs."
-        raise BadConfig(f"credentials in the address of a store: {_shown(url)!r}", hint)
+        raise BadConfig(f"credentials in the address of a store: {shown(url)!r}", hint)
     prefix = parts.path.strip("/")
     if not _BUCKET.fullmatch(parts.netloc):
-        raise BadConfig(f"no name of a bucket in {_shown(url)!r}", _HINT)
+        raise BadConfig(f"no name of a bucket in {shown(url)!r}", _HINT)
     if parts.fragment or (prefix and not _PREFIX.fullmatch(prefix)):
         hint = "Use letters, digits, '.', '_', '-' and '/'."
-        raise BadConfig(f"not a prefix of names: {prefix!r} in {_shown(url)!r}", hint)
+        raise BadConfig(f"not a prefix of names: {prefix!r} in {shown(url)!r}", hint)
     options = dict(pairs)
     for key, value in pairs:
         if key not in _OPTIONS:
-            where = _shown(url.partition("?")[0])  # somebody may take a secret for an option
+            where = shown(url.partition("?")[0])  # somebody may take a secret for an option
             raise BadConfig(f"unknown option {key!r} in {where!r}", f"Valid options: {', '.join(_OPTIONS)}.")
         if not value or [other for other, _ in pairs].count(key) > 1:
-            raise BadConfig(f"option {key!r} must be given once, with a value, in {_shown(url)!r}", _HINT)
+            raise BadConfig(f"option {key!r} must be given once, with a value, in {shown(url)!r}", _HINT)
     if "endpoint" in options:
         _check_endpoint(options["endpoint"])
     if "ca" in options and not os.path.isfile(options["ca"]):
         hint = "Name the PEM file of the server's authority."
-        raise BadConfig(f"no such file: ca={options['ca']} in {_shown(url)!r}", hint)
+        raise BadConfig(f"no such file: ca={options['ca']} in {shown(url)!r}", hint)
     from cmdop_migrate.storage.s3client import S3Place
 
     return S3Place(url, parts.netloc, prefix, **options)
@@ -89,9 +89,9 @@ def _check_endpoint(endpoint: str) -> None:
     except ValueError:
         usable = False
     if not usable or parts.query or parts.fragment or "@" in parts.netloc:
-        raise BadConfig(f"not an endpoint: {_shown(endpoint)!r}", "Write it like endpoint=http://host:port.")
+        raise BadConfig(f"not an endpoint: {shown(endpoint)!r}", "Write it like endpoint=http://host:port.")
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """The address without what may be a password, wherever it stands: an endpoint may be spelt with %40 and %2F."""
     return re.sub(r"(?i)(//|%2f%2f).*(?=@|%40)", r"\1…", url)

@@ -267,6 +267,7 @@ def test_etcd_keeps_a_lease_alive_as_long_as_its_holder_may_run(ttl: float) -> N
         "etcd://host:0/x",
         "etcd://host:1,,host:2/x",
         "etcd://user:secret@host:1/x",
+        "etcd://user:se/secret@host:1/x",
         "etcd://host:1/a b",
         "etcd://host:1/x?ca=/not/there",
         "etcd://host:1/x?what=1",
