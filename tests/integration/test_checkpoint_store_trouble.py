@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -157,7 +158,7 @@ def test_killed_while_criu_waits_for_a_store_that_hangs_nothing_stays(host: Host
 
 def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
     host.state.mkdir()
-    with tmpfs(host.state, 96 << 20):
+    with tmpfs(host.state, 96 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
         before = host.events()
         error = host.fails("checkpoint", one.name, status=4, code="blocked")
@@ -165,13 +166,12 @@ def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
         assert host.events() == before
         one.assert_runs()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def test_a_disk_that_fills_half_way_thaws_and_leaves_nothing(host: Host) -> None:
     """Somebody else takes the room that was there when it was asked for."""
     host.state.mkdir()
-    with tmpfs(host.state, 220 << 20):
+    with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
         with stopped(host, "dump", "checkpoint", one.name) as (cli, _), (host.state / "ballast").open("wb") as ballast:
             room = shutil.disk_usage(host.state).free
@@ -182,7 +182,6 @@ def test_a_disk_that_fills_half_way_thaws_and_leaves_nothing(host: Host) -> None
         one.assert_runs()
         (host.state / "ballast").unlink()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def crowd(host: Host) -> Path:
@@ -197,7 +196,7 @@ def crowd(host: Host) -> Path:
 def test_a_disk_that_is_full_once_it_runs_again_is_no_failure(host: Host, tmp_path: Path) -> None:
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
-    with tmpfs(host.state, 220 << 20):
+    with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host)
         host.cm_json("checkpoint", one.name)
         with stopped(host, "hooks", "restore", one.name) as (cli, worker):
@@ -208,7 +207,6 @@ def test_a_disk_that_is_full_once_it_runs_again_is_no_failure(host: Host, tmp_pa
         one.assert_runs()
         ballast.unlink()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_path: Path) -> None:
@@ -216,7 +214,7 @@ def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
     host.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{tmp_path}/lease.db"
-    with tmpfs(host.state, 220 << 20):
+    with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host)
         with stopped(host, "park", "checkpoint", one.name) as (cli, _):
             ballast = crowd(host)
@@ -227,14 +225,13 @@ def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_
         until(lambda: one.state == "parked", 10, "the agent has asked its lease")
         one.restore()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def test_a_restore_that_is_refused_takes_nothing_from_a_session_that_ended(host: Host, tmp_path: Path) -> None:
     """What it changed since its last checkpoint is here alone, until that one is back."""
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
-    with tmpfs(host.state, 220 << 20):
+    with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
         host.cm_json("checkpoint", one.name, "--leave-running")
         os.kill(host.holder(one.session), signal.SIGKILL)
@@ -251,13 +248,12 @@ def test_a_restore_that_is_refused_takes_nothing_from_a_session_that_ended(host:
         one.assert_counts()
         assert not precious.exists()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def test_restore_on_a_full_disk_is_refused_and_leaves_it_parked(host: Host, tmp_path: Path) -> None:
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
-    with tmpfs(host.state, 220 << 20):
+    with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
         host.cm_json("checkpoint", one.name)
         with (host.state / "ballast").open("wb") as ballast:
@@ -269,7 +265,6 @@ def test_restore_on_a_full_disk_is_refused_and_leaves_it_parked(host: Host, tmp_
         (host.state / "ballast").unlink()
         one.restore()
         host.cm_json("kill", one.name, "--signal", "KILL")
-        host.close()
 
 
 def test_more_memory_than_dev_shm_has_room(host: Host) -> None:
