@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import getpass
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +24,16 @@ RECENT = 60.0
 
 
 def _needs_agent(record: Record) -> bool:
-    """It lives here, or its lease is yet to be asked whether it is parked, or told that it has ended. Of one whose
-    holder died the lease is asked as soon as that was found out."""
+    """It lives here, or its lease is yet to be asked whether it is parked, or told that it has ended."""
     if record.exit is None:
         return record.phase in ("live", "handing")
-    has_just_died = record.exit.reason == DIED and clock.walltime() - record.exit.at < RECENT
-    return has_just_died or record.exit.reason in (UNSURE, UNWANTED)
+    return record.exit.reason in (UNSURE, UNWANTED)
+
+
+def _has_just_died(record: Record) -> bool:
+    """Its holder noted nothing: it may be parked, and an agent asks its lease as soon as it starts."""
+    exited = record.exit
+    return exited is not None and exited.reason == DIED and clock.walltime() - exited.at < RECENT
 
 
 class App:
@@ -56,13 +61,15 @@ class App:
     def _keep_agent(self, records: Records) -> None:
         """Sessions whose agent died stand still before long, or nobody asks whether they are parked: whoever comes by
         first starts another."""
-        if any(map(_needs_agent, records.all())):
+        kept = records.all()
+        needed = any(map(_needs_agent, kept))
+        if needed or any(map(_has_just_died, kept)):
             from cmdop_migrate.flows import agentlock
 
             try:
                 agentlock.ensure(self.config)
-            except CmdopError as error:
-                log.get("cli").warning("no agent: %s", error.message)
+            except CmdopError as error:  # where nothing lives that is nobody's trouble
+                log.get("cli").log(logging.WARNING if needed else logging.INFO, "no agent: %s", error.message)
 
     def records(self, keeping: bool = True) -> Records:
         """This host's sessions, stale ones put right first; with an agent, unless not `keeping`."""

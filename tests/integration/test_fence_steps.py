@@ -71,9 +71,9 @@ def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str
     assert_one(hosts, session, None)
 
 
-def test_checkpoint_killed_between_commit_and_park(hosts: tuple[Host, Host]) -> None:
+def test_checkpoint_killed_between_commit_and_park(patient: tuple[Host, Host]) -> None:
     """From the commit on another host may have it: here it takes not one more step, whoever was to see to that."""
-    a, b = hosts
+    a, b = patient
     session = fences.counter(a)
     agent = a.agent_pid()
     assert agent is not None
@@ -84,7 +84,7 @@ def test_checkpoint_killed_between_commit_and_park(hosts: tuple[Host, Host]) -> 
         assert fences.counts_on(b, session) >= stood
         assert fences.stands_still(a, session) == stood
     until(lambda: fences.record(a, session)["phase"] != "live", 10, "it ends at A")
-    assert_one(hosts, session, b)
+    assert_one(patient, session, b)
     a.assert_clean(ended=True)
 
 
@@ -101,9 +101,9 @@ def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(host
 
 
 @pytest.mark.parametrize("how", ["kill", "shutdown"])
-def test_ended_by_somebody_between_commit_and_park(hosts: tuple[Host, Host], tmp_path: Path, how: str) -> None:
+def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], tmp_path: Path, how: str) -> None:
     """Another host may have it by then: here it ends without another step, not even to say goodbye."""
-    a, b = hosts
+    a, b = patient
     (shared := tmp_path / "shared").mkdir()
     script = f"trap 'echo bye >> {shared}/said; exit' TERM; echo ready; while :; do sleep 0.05; done"
     session = a.start("bash", "-c", script, name="w", options=("--share", str(shared)))["session"]
@@ -118,7 +118,7 @@ def test_ended_by_somebody_between_commit_and_park(hosts: tuple[Host, Host], tmp
             os.kill(a.holder(session), signal.SIGTERM)
         until(lambda: not a.pids(session), 10, "it ends at A")
         assert not (shared / "said").exists()
-    assert_one(hosts, session, b)
+    assert_one(patient, session, b)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -236,9 +236,9 @@ def test_what_is_parked_is_not_forgotten_as_ended(patient: tuple[Host, Host]) ->
     a.fails("restore", session, status=5, code="fenced")
 
 
-def test_holder_ended_while_nobody_knows_whether_it_is_parked(hosts: tuple[Host, Host]) -> None:
+def test_holder_ended_while_nobody_knows_whether_it_is_parked(patient: tuple[Host, Host]) -> None:
     """The command is gone, too: the session stood still until somebody would ask its lease."""
-    a, _ = hosts
+    a, _ = patient
     session = fences.counter(a)
     agent = a.agent_pid()
     assert agent is not None
@@ -248,7 +248,7 @@ def test_holder_ended_while_nobody_knows_whether_it_is_parked(hosts: tuple[Host,
         os.kill(a.holder(session), signal.SIGTERM)
         until(lambda: not a.holders(session), 10, "it ends")
     until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
-    assert_one(hosts, session, None)
+    assert_one(patient, session, None)
 
 
 def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
