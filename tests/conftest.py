@@ -40,7 +40,17 @@ signal.signal(signal.SIGTERM, told_to_end)
 LONG = ("lab", "crash", "modes", "integration", "contract")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run tests marked `heavy`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the tests longest level first, and deselect those marked `heavy` unless `--all` is given."""
+    if not config.getoption("--all"):
+        heavy = [item for item in items if item.get_closest_marker("heavy")]
+        config.hook.pytest_deselected(items=heavy)
+        items[:] = [item for item in items if not item.get_closest_marker("heavy")]
+
     def place(item: pytest.Item) -> int:
         level = item.path.relative_to(Path(__file__).parent).parts[0]
         return LONG.index(level) if level in LONG else len(LONG)
