@@ -179,7 +179,9 @@ class Evacuation:
         load = self.waiting.pop(planned.load.session)
         entry = Entry(load.session, load.name, "going", planned.target, planned.why)
         self._note(entry)
-        words = ["checkpoint", load.session, "--tag", "drain", "--deadline", f"{deadline:.1f}s"]
+        words = ["checkpoint", load.session, "--tag", "drain"]
+        if math.isfinite(deadline):
+            words += ["--deadline", f"{deadline:.1f}s"]
         if planned.target is not None:
             words = ["migrate", load.session, "--to", planned.target]
             self.targets[planned.target] = self.targets[planned.target].plus(load)
