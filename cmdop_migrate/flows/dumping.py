@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import pages, request, runner
+from cmdop_migrate.criu import irmap, pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -39,25 +39,11 @@ class Dump:
     def run(
         self,
         writer: Callable[[], ImageWriter],
-        watches: Iterable[str],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched],
     ) -> None:
         """`stand_still` freezes the session, and says what it has; what it raises is raised here, and nothing was
-        dumped. `writer` is not asked for before that. `watches`: the files it watched then."""
-        announced = set(watches)
-        try:
-            self._once(writer, announced, rounds, stand_still)
-        except _Watches as more:  # since we told CRIU; it stands still now
-            self._once(writer, announced | more.paths, rounds, lambda: None)
-
-    def _once(
-        self,
-        writer: Callable[[], ImageWriter],
-        watches: set[str],
-        rounds: Rounds | None,
-        stand_still: Callable[[], Touched | None],
-    ) -> None:
+        dumped. `writer` is not asked for before that."""
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
@@ -71,9 +57,7 @@ class Dump:
         def on_notify(note: runner.Notification) -> None:
             if note.script != READY:
                 return
-            found = stand_still()
-            if found is not None and (more := set(found.watches) - watches):
-                raise _Watches(more)
+            irmap.write(self._images, stand_still().watched.paths)
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
@@ -94,7 +78,6 @@ class Dump:
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self._record, ""),
-                irmap_scan_paths=tuple(sorted(watches, key=len, reverse=True)),  # inner ones first
             )
             try:
                 runner.run(
@@ -116,13 +99,8 @@ class Dump:
                 raise own or error from error
             finally:
                 theirs.close()
+                irmap.remove(self._images)
         if failed:
             raise failed[0]
         if receiver.ident is None:
             raise CriuFailed("the dump failed: CRIU never said that it begins", "See: cmdop-migrate doctor")
-
-
-class _Watches(Exception):
-    def __init__(self, paths: set[str]) -> None:
-        super().__init__()
-        self.paths = paths

@@ -23,14 +23,13 @@ _DELETED = " (deleted)"
 @dataclass
 class Touched:
     """`mapped`, `opened`: paths of the host. `written`: (layer, path in its upper) of files a process may change
-    through memory, without any time stamp telling. `watches`: what processes watch by inotify, as the session calls
-    it; `unseen`: processes that watch something no path was found for."""
+    through memory, without any time stamp telling. `watched`: what processes watch, and what of it
+    CRIU cannot carry."""
 
     mapped: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
     written: set[tuple[int, bytes]] = field(default_factory=set)
-    watches: set[str] = field(default_factory=set)
-    unseen: set[int] = field(default_factory=set)
+    watched: watches.Watched = field(default_factory=watches.Watched)
 
 
 class Layers:
@@ -68,18 +67,21 @@ class Layers:
         return os.path.lexists(self.uppers[number] / below)
 
 
-def look(pids: Iterable[int], layers: Layers) -> Touched:
-    """Everything the processes hold now. One that ends meanwhile is passed over."""
+def look(pids: Iterable[int], layers: Layers, before: Touched | None = None) -> Touched:
+    """Everything the processes hold now. One that ends meanwhile is passed over. `before`: what an earlier look found;
+    with it, the search for watched files is short."""
+    pids = list(pids)
     touched = Touched()
     for pid in pids:
         try:
             _maps(pid, layers, touched)
             _fds(pid, layers, touched)
-            watched = watches.find(pid, layers.uppers)
-            touched.watches |= watched.paths
-            touched.unseen |= {pid} if watched.missing else set()
         except (FileNotFoundError, ProcessLookupError):
             continue
+    if before is None:
+        touched.watched = watches.find(pids, layers.uppers)
+    else:
+        touched.watched = watches.find(pids, layers.uppers, before.watched.paths.values(), watches.AGAIN)
     return touched
 
 
