@@ -16,6 +16,7 @@ from cmdop_migrate.criu.messages import read_varint
 
 NAME = "files.img"
 _REGULAR, _PATH, _SIZE, _MODE = 3, 6, 8, 10
+_REMAPS, _REMAP_TYPE, _LINKED = "remap-fpath.img", 3, 0
 
 
 def open_as_found(images: Path, paths: Collection[str]) -> None:
@@ -37,6 +38,22 @@ def executables(image: bytes) -> set[bytes]:
             if _PATH in held and _MODE in held and read_varint(held[_MODE], 0)[0] & 0o111:
                 found.add(held[_PATH])
     return found
+
+
+def has_link_remaps(images: Path) -> bool:
+    """Tell whether a dump made temporary hard links (`link_remap.N`) beside files that were unlinked while open.
+
+    CRIU makes one where another hard link keeps the file alive, and removes it when it lets the tree go on: the link
+    is there only until `post-dump` is answered. Raises Malformed."""
+    try:
+        image = (images / _REMAPS).read_bytes()
+    except FileNotFoundError:
+        return False
+    for message in records(image):
+        kind = {number: read_varint(value, 0)[0] for number, _, value in fields(message)}.get(_REMAP_TYPE, _LINKED)
+        if kind == _LINKED:
+            return True
+    return False
 
 
 def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:

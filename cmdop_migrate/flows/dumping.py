@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import irmap, pages, request, runner
+from cmdop_migrate.criu import irmap, openfiles, pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -23,6 +23,7 @@ from cmdop_migrate.session.touched import Touched
 
 CRIU_TIMEOUT = 600.0
 READY = "pre-dump"  # CRIU's word for it: nothing of the session was looked at yet
+DUMPED = "post-dump"  # all images are written, the temporary links are still there
 
 
 class Dump:
@@ -41,9 +42,11 @@ class Dump:
         writer: Callable[[], ImageWriter],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched],
+        on_link_remaps: Callable[[], None],
     ) -> None:
-        """`stand_still` freezes the session, and says what it has; what it raises is raised here, and nothing was
-        dumped. `writer` is not asked for before that."""
+        """Dump the session. `stand_still` freezes it and returns what it has open; what it raises is raised here, and
+        nothing was dumped. `writer` is not called before that. `on_link_remaps` is called while CRIU keeps temporary
+        links in the session's files, and only if it made any (openfiles.has_link_remaps)."""
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
@@ -55,6 +58,8 @@ class Dump:
                 failed.append(error)
 
         def on_notify(note: runner.Notification) -> None:
+            if note.script == DUMPED and openfiles.has_link_remaps(self._images):
+                on_link_remaps()
             if note.script != READY:
                 return
             irmap.write(self._images, stand_still().watched.paths)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cmdop_migrate.criu import pagemap, reservations
+from cmdop_migrate.criu import pagemap
 from cmdop_migrate.criu.pages import LAZY, PAGE, PARENT, PRESENT, Buffer, ProtocolError, Target
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows.rounds import StillMemory
@@ -93,9 +93,7 @@ class Source:
         return self.reader(target).read(vaddr, nr_pages)
 
     def lay_out(self, images: Path, lazy: bool) -> int:
-        """Writes the pagemaps, and the pages that cannot or shall not come later; -> pages laid out. Also edits the
-        memory maps that CRIU could not make (criu/reservations.py)."""
-        reservations.unreserve(images)
+        """Writes the pagemaps, and the pages that cannot or shall not come later; -> pages laid out."""
         eager = 0
         for number, name in enumerate(sorted(self._image.targets), 1):
             target = target_of(name)

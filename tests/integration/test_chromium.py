@@ -43,11 +43,21 @@ with connect(address, open_timeout=60) as page:
         print("value", json.dumps(answer["result"]["result"].get("value")), flush=True)
 """
 FLAGS = (
-    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-extensions --no-proxy-server --remote-debugging-port=0"
-).split()
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+    "--no-proxy-server",
+    "--remote-debugging-port=0",
+)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(browsers.program() is None, reason="no Chromium: scripts/setup --test")
 def test_headless_chromium_keeps_its_page_through_two_rounds(host: Host, tmp_path: Path) -> None:
     found = browsers.program()
