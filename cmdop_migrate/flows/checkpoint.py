@@ -224,7 +224,7 @@ class _Checkpoint:
 
             def capture_again() -> None:
                 """With the links that CRIU removes when it has its answer: the first walk may have missed them."""
-                capture(self._look())
+                capture(self._look(before))
                 files[-1].result()
 
             def stand_still() -> touched.Touched:
@@ -237,7 +237,7 @@ class _Checkpoint:
                     self.progress("freezing")
                     frozen.update(self._freeze())
                 self.is_ours = True
-                found = self._look(before)
+                found = dumpable.check_watches(self._look(before))
                 carrier.add(found)
                 with self.phases.phase("reset"):
                     closed.extend(connections.external(self.group, self.record.link is not None))

@@ -34,5 +34,5 @@ def check(group: str, record: Record) -> None:
 def check_watches(found: Touched) -> Touched:
     """Return what was found, or raise Blocked where a process watches what CRIU would fail with or lose."""
     for lost in found.watched.lost:
-        raise Blocked(str(lost), "The session was not stopped. Restart that program, or end it, then try again.")
+        raise Blocked(str(lost), "The session goes on. Restart that program, or end it, then try again.")
     return found

@@ -78,13 +78,15 @@ def find(pids: Iterable[int], uppers: Collection[Path], known: Iterable[str] = (
 
     `known`: paths to try first. A process that ends meanwhile is left out.
     """
+    pids = list(pids)
     marks = {pid: one for pid in pids if (one := _marks(pid)) != Marks()}
+    deleted = _deleted(pids) if marks else frozenset[Key]()
     watched = Watched(lost=[_lost(pid, Cause.FILE_SYSTEM) for pid, one in marks.items() if one.others])
     known = list(known)
     until = time.monotonic() + seconds
     for namespace in _namespaces(marks):
         try:
-            _search(namespace, marks, uppers, known, until, watched)
+            _search(namespace, marks, deleted, uppers, known, until, watched)
         except (FileNotFoundError, ProcessLookupError):
             continue
     return watched
@@ -93,20 +95,22 @@ def find(pids: Iterable[int], uppers: Collection[Path], known: Iterable[str] = (
 def _search(
     pids: list[int],
     marks: dict[int, Marks],
+    deleted: frozenset[Key],
     uppers: Collection[Path],
     known: list[str],
     until: float,
     watched: Watched,
 ) -> None:
-    """Find what these processes, which share their mounts, watch."""
-    wanted = {key for pid in pids for key in marks[pid].keys}
+    """Find what these processes, which share their mounts, watch. What is deleted is not searched for."""
+    wanted = {key for pid in pids for key in marks[pid].keys} - deleted
     top = next((pid for pid in pids if os.readlink(f"/proc/{pid}/root") == "/"), pids[0])
     root, mounts = f"/proc/{top}/root", _read_mounts(top)
     exhausted = _look_at(_candidates(pids, root, uppers, known, {ino for _, ino in wanted}), root, wanted, mounts,
                          until, watched)  # fmt: skip
     for pid in pids:
-        left = _marks(pid).keys & wanted  # less what is not watched any more
-        if left & _deleted(pid):
+        now = _marks(pid).keys  # a watch may have ended meanwhile
+        left = now & wanted
+        if now & deleted:
             watched.lost.append(_lost(pid, Cause.DELETED))
         elif any(mounts.kinds.get(device) == "overlay" or exhausted for device, _ in _on_searched(left, mounts)):
             watched.lost.append(_lost(pid, Cause.NOT_FOUND))
@@ -211,17 +215,21 @@ def parse(info: str) -> Marks:
     return Marks(frozenset(keys), others)
 
 
-def _deleted(pid: int) -> set[Key]:
-    """Read which deleted files a process has open."""
+def _deleted(pids: Iterable[int]) -> frozenset[Key]:
+    """Return the files without any name left that these processes keep alive: open, or as a working directory."""
     found: set[Key] = set()
-    try:
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            if os.readlink(f"/proc/{pid}/fd/{fd}").endswith(" (deleted)"):
-                info = os.stat(f"/proc/{pid}/fd/{fd}")
-                found.add((os.major(info.st_dev) << 20 | os.minor(info.st_dev), info.st_ino))
-    except OSError:
-        return found
-    return found
+    for pid in pids:
+        try:
+            places = [f"/proc/{pid}/fd/{name}" for name in os.listdir(f"/proc/{pid}/fd")] + [f"/proc/{pid}/cwd"]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for place in places:
+            try:
+                if os.readlink(place).endswith(" (deleted)") and (info := os.stat(place)).st_nlink == 0:
+                    found.add((os.major(info.st_dev) << 20 | os.minor(info.st_dev), info.st_ino))
+            except OSError:
+                continue
+    return frozenset(found)
 
 
 def _candidates(

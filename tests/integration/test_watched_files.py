@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.flows import talk
 from tests.hosts import Host
-from tests.programs import Program
+from tests.programs import WITHIN, Program
 
 # `watch WORD…` in the way named by its first argument; `edit PATH` appends to a file and says whether that was heard.
 WATCHER = r"""
@@ -23,7 +24,7 @@ if sys.argv[1] == "inotify":
     fd = done(libc.inotify_init1(os.O_NONBLOCK))
     add = lambda path: done(libc.inotify_add_watch(fd, os.fsencode(path), MODIFY | CREATE))
 else:
-    fd = done(libc.fanotify_init(os.O_NONBLOCK and 0x2, os.O_RDONLY))
+    fd = done(libc.fanotify_init(0x2, os.O_RDONLY))
     kind = {"inode": INODE, "mount": MOUNT, "filesystem": FILESYSTEM}[sys.argv[1]]
     mark = libc.fanotify_mark
     mark.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p]
@@ -37,10 +38,9 @@ for line in sys.stdin:
                 add(path)
             print("it", "watches", flush=True)
         elif word == "tree":       # as a development server does: every directory
-            for a in range(40):
+            for a in range(20):
                 for b in range(50):
                     os.makedirs(f"{rest}/{a}/{b}")
-                    open(f"{rest}/{a}/{b}/file", "w").close()
             for place, _, _ in os.walk(rest):
                 add(place)
             print("it", "watches", flush=True)
@@ -66,7 +66,6 @@ for line in sys.stdin:
 @pytest.fixture
 def of_the_host(tmp_path: Path) -> Path:
     """A regular file of the host's, which the session finds in its lower layer."""
-    place = tmp_path / "host file"
     place = tmp_path / "project" / "src"
     place.mkdir(parents=True)
     (place / "main.js").write_text("1\n")
@@ -92,20 +91,20 @@ def test_edits_of_watched_files_are_heard_after_two_rounds_and_in_a_fork(
                 program.through(still=False)
         host.cm_json("fork", "p", "branch")
         host.cm_json("send", "branch", f"edit {files[0]}", "--enter")
-        host.wait_for("branch", f"heard {files[0]} True", "--since", str(program.seq))
+        found = talk.wait(program.records, "branch", f"heard {files[0]} True", WITHIN, program.seq)
+        assert "matched" in found, talk.output(program.records, "branch", None)
         program.type(f"edit {files[1]}\n")
         program.see(f"heard {files[1]} True")
         host.cm("kill", "--signal", "KILL", "branch")
 
 
-def test_two_thousand_watched_directories_are_carried(host: Host) -> None:
+def test_a_thousand_watched_directories_are_carried(host: Host) -> None:
     with Program(host, sys.executable, "-c", WATCHER, "inotify", options=("--cwd", "/srv")) as program:
         program.type("tree /srv/app\n")
         program.see("it watches", 60)
-        for number in range(2):
-            program.through(still=False)
-            program.type(f"edit /srv/app/39/49/new{number}\n")
-            program.see(f"heard /srv/app/39/49/new{number} True")
+        program.through(still=False)
+        program.type("edit /srv/app/19/49/new\n")
+        program.see("heard /srv/app/19/49/new True")
 
 
 @pytest.mark.parametrize(
