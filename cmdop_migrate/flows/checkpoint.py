@@ -46,6 +46,7 @@ from cmdop_migrate.flows import (
     filecapture,
     hooks,
     leases,
+    mounts,
     opening,
     parkings,
     proof,
@@ -192,6 +193,7 @@ class _Checkpoint:
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
         dumpable.check(self.group, self.record)
+        mounts.check_in_place(self.record)
         self._check_room()
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         return criu, dumpable.check_watches(self._look())

@@ -23,7 +23,9 @@ from cmdop_migrate.session.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSU
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-OVERLAY_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
+# redirect_dir: without it a directory of the host cannot be renamed (EXDEV). Sessions from before were mounted with
+# "off"; an upper layer of theirs has no redirects, and is the same with either.
+OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,index=off"
 # One device number for all files of a view, whatever layer they are on: else CRIU never finds what is watched. Where
 # the kernel lacks it, watches on files are refused at a checkpoint.
 ONE_DEVICE = ",xino=on"

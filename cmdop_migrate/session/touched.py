@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmdop_migrate.session import watches
+from cmdop_migrate.session import redirects, watches
 from cmdop_migrate.session.hostlayer import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
@@ -22,12 +22,14 @@ _DELETED = " (deleted)"
 
 @dataclass
 class Touched:
-    """`mapped`, `opened`: paths of the host. `written`: (layer, path in its upper) of files a process may change
+    """`mapped`, `opened`: paths of the host; `renamed`: what the session calls those of them that are in a directory
+    it has renamed. `written`: (layer, path in its upper) of files a process may change
     through memory, without any time stamp telling. `watched`: what processes watch, and what of it
     CRIU cannot carry."""
 
     mapped: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
+    renamed: dict[str, str] = field(default_factory=dict)
     written: set[tuple[int, bytes]] = field(default_factory=set)
     watched: watches.Watched = field(default_factory=watches.Watched)
 
@@ -37,6 +39,7 @@ class Layers:
 
     def __init__(self, points: Iterable[str], uppers: Iterable[Path]) -> None:
         self.points, self.uppers = list(points), list(uppers)
+        self._lower = [redirects.LowerNames(upper) for upper in self.uppers]
 
     def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
         """-> (layer, path below its mount point). `inside` is the point of the mount it is on, when known; else the
@@ -45,7 +48,7 @@ class Layers:
             point = self.points[number]
             if inside is not None and point != inside:
                 continue
-            if self.is_own(number, below) or os.path.lexists(os.path.join(point, below)):
+            if self.is_own(number, below) or os.path.lexists(self.host_path(number, below)):
                 return number, below
         return None
 
@@ -65,6 +68,10 @@ class Layers:
 
     def is_own(self, number: int, below: str) -> bool:
         return os.path.lexists(self.uppers[number] / below)
+
+    def host_path(self, number: int, below: str) -> str:
+        """Return where the host has a file that is not the session's own."""
+        return os.path.join(self.points[number], self._lower[number].find(below))
 
 
 def look(pids: Iterable[int], layers: Layers, before: Touched | None = None) -> Touched:
@@ -97,7 +104,7 @@ def _maps(pid: int, layers: Layers, touched: Touched) -> None:
             touched.written |= {(number, os.fsencode(below)) for number, below in layers.own(path)}
         found = layers.find(path) if _is_file(path) else None
         if found is not None and not layers.is_own(*found):
-            touched.mapped.add(_host_path(layers, found))
+            touched.mapped.add(_host_path(layers, found, touched))
 
 
 def _fds(pid: int, layers: Layers, touched: Touched) -> None:
@@ -111,15 +118,18 @@ def _fds(pid: int, layers: Layers, touched: Touched) -> None:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if found is not None and not layers.is_own(*found):
-            touched.opened.add(_host_path(layers, found))
+            touched.opened.add(_host_path(layers, found, touched))
 
 
 def _is_file(path: str) -> bool:
     return path.startswith("/") and not path.endswith(_DELETED) and not path.startswith(_NOT_FILES)
 
 
-def _host_path(layers: Layers, found: tuple[int, str]) -> str:
-    return os.path.join(layers.points[found[0]], found[1])
+def _host_path(layers: Layers, found: tuple[int, str], touched: Touched) -> str:
+    path, shown = layers.host_path(*found), os.path.join(layers.points[found[0]], found[1])
+    if path != shown:
+        touched.renamed[path] = shown
+    return path
 
 
 def _mount_id(pid: int, fd: str) -> str:
