@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import pages, request, runner
+from cmdop_migrate.criu import devtty, pages, request, runner, stopsignals
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -35,6 +35,7 @@ class Dump:
     def __init__(self, criu: Criu, config: Config, record: Record, group: str, images: Path, channel: Channel) -> None:
         self._criu, self._config, self._record = criu, config, record
         self._group, self._images, self._channel = group, images, channel
+        self._stops = stopsignals.Exchange()
 
     def run(
         self,
@@ -47,9 +48,14 @@ class Dump:
         dumped. `writer` is not asked for before that. `watches`: the files it watched then."""
         announced = set(watches)
         try:
-            self._once(writer, announced, rounds, stand_still)
-        except _Watches as more:  # since we told CRIU; it stands still now
-            self._once(writer, announced | more.paths, rounds, lambda: None)
+            try:
+                self._once(writer, announced, rounds, stand_still)
+            except _Watches as more:  # since we told CRIU; it stands still now
+                self._once(writer, announced | more.paths, rounds, lambda: None)
+            devtty.resolve(self._images, cgroup.pids(self._group))
+            self._stops.write(self._images)
+        finally:
+            self._stops.undo()  # however the dump ended: it is frozen still
 
     def _once(
         self,
@@ -74,6 +80,7 @@ class Dump:
             found = stand_still()
             if found is not None and (more := set(found.watches) - watches):
                 raise _Watches(more)
+            self._stops.make(cgroup.pids(self._group))
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
@@ -94,6 +101,7 @@ class Dump:
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self._record, ""),
+                external=devtty.external(cgroup.pids(self._group)),
                 irmap_scan_paths=tuple(sorted(watches, key=len, reverse=True)),  # inner ones first
             )
             try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, userfault
+from cmdop_migrate.criu import logs, openfiles, request, runner, sessiontty, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
@@ -283,18 +283,13 @@ class Incarnation:
         self, sock: socket.socket, starter: Starter, criu: int, pager: Pager | None, waiting: set[int]
     ) -> None:
         masters: list[int] = []
-        own_terminal = ctty.is_possible()
-        terminal: list[ctty.Terminal] = []
-        worker: list[int] = []
+        terminals = sessiontty.Restoration(self.images)
 
         def on_notify(notification: runner.Notification) -> bool:
             masters.extend(notification.fds)
             if notification.pid:
                 self.pid = notification.pid
-            if notification.script == "setup-namespaces" and own_terminal:
-                terminal.append(ctty.Terminal.begin(self.pid))
-            if notification.script == "post-resume" and own_terminal:
-                worker.append(ctty.let_parent_end(self.pid))
+            terminals.on_notify(notification.script, self.pid)
             if notification.script == "pre-resume":
                 self._before_first_instruction(starter, masters, pager, waiting)
             return True
@@ -308,7 +303,7 @@ class Incarnation:
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=shared_mounts(self.record, str(self.directory / "root")),
                 lazy_pages=pager is not None,
-                sibling=not own_terminal,
+                sibling=not terminals.is_possible,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT, criu)
         except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
@@ -319,8 +314,7 @@ class Incarnation:
             raise self._failure("the restore failed", response.errmsg)
         for fd in response.fds:
             os.close(fd)
-        if worker:
-            ctty.die_with_parent(self.pid, worker[0])
+        terminals.finish(self.pid)
 
     def _failure(self, what: str, message: str = "") -> CriuFailed:
         error = logs.failure(what, self.images / "restore.log", message)
