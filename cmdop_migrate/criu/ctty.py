@@ -187,9 +187,10 @@ def is_possible() -> bool:
 
 
 def let_parent_end(pid: int, lent: range = range(0)) -> int:
-    """The restored root shall outlive the one who is its parent now -> that one. Nothing happens if it has ended.
+    """Let the restored process 1 outlive its present parent -> that parent's pid, 0 if process 1 has ended.
 
-    `lent`: descriptors that are not its own; it closes them."""
+    `lent` are descriptors that are not the session's own: process 1 closes them first. If this command is killed in
+    between, process 1 ends with its parent."""
     try:
         parent = psutil.Process(pid).ppid()
         _set_parent_death(pid, 0, lent)
@@ -212,13 +213,16 @@ def die_with_parent(pid: int, before: int, within: float = 5.0) -> None:
 def _set_parent_death(pid: int, number: int, lent: range = range(0)) -> None:
     task = Task(pid)
     task.seize()
-    regs = task.next()  # the entry of a call of its own: ours goes first
+    regs = task.next()  # the entry of a call of its own: ours go first
     before = Regs.from_buffer_copy(regs)
-    regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10 = _PRCTL, _PR_SET_PDEATHSIG, number, 0, 0
+    if lent:
+        regs.orig_rax, regs.rdi, regs.rsi, regs.rdx = _CLOSE_RANGE, lent.start, lent.stop - 1, 0
+    else:
+        regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10 = _PRCTL, _PR_SET_PDEATHSIG, number, 0, 0
     task.set(regs)
     task.next()
     if lent:
-        task.must(_CLOSE_RANGE, lent.start, lent.stop - 1, 0)
+        task.call(_PRCTL, _PR_SET_PDEATHSIG, number, 0, 0)
     before.rax, before.orig_rax, before.rip = before.orig_rax, 2**64 - 1, before.rip - 2
     task.set(before)
     task.let_go()

@@ -2,11 +2,11 @@
 
 CRIU dumps a descriptor of /dev/tty (5:0) only where the terminal's master is in
 the same process, which is never so. Such a descriptor is one of /dev/pts/N in
-all but its name. So CRIU is told that these terminals are somebody else's
-(`external`), and keeps its hands off them; and after the dump, while the
-session is frozen, the images are changed: each becomes a descriptor of the
-terminal that it is. Flags, and which processes share a description, stay as
-CRIU wrote them. Nothing is changed in the session itself.
+all but its name. So CRIU is told that /dev/tty is an external terminal, and
+writes it into the images as such. After the dump, while the session is still
+frozen, the images are changed: each of these descriptors becomes one of the
+terminal it refers to. Flags, and which processes share a description, stay as
+CRIU wrote them. Nothing is changed in the session itself, however the dump ends.
 """
 
 from __future__ import annotations
@@ -71,20 +71,19 @@ class _Resolution:
             tty = entry.inner(File.TTY) if entry.number(File.TYPE) == TTY_FILE else None
             if tty is None or tty.number(File.TTY_INFO) not in self._strange:
                 continue
-            process, fd = self._holders[tty.number(File.TTY_ID)]
+            process, fd = self._holders.get(tty.number(File.TTY_ID), (0, 0))
             pid = self._pids.get(process, 0)
             index = _index(pid, fd)
-            kept = self._strange[tty.number(File.TTY_INFO)]
             tty.set(File.TTY_REGULAR, self._add_path(index, pid))
             tty.set(File.TTY_INFO, slave_id(index))
             entry.set(File.TTY, tty)
-            self._describe(index, kept, pid)
+            self._describe(index, pid)
         self._info.records = [one for one in self._info.records if one.number(Info.TYPE) != EXTERNAL]
         self._info.save()
         self._files.save()
 
     def _add_path(self, index: int, pid: int) -> int:
-        """Add the name that it is to be opened by, like another descriptor of that terminal has one -> its number."""
+        """Add the path that it is to be opened by, made from another descriptor's of the terminal -> its number."""
         paths = {
             tty.number(File.TTY_INFO): tty.number(File.TTY_REGULAR)
             for tty in (one.inner(File.TTY) for one in self._files.records if one.number(File.TYPE) == TTY_FILE)
@@ -95,11 +94,11 @@ class _Resolution:
         model = next((one for one in regulars if one.number(File.ID) == number), None)
         regular = model.inner(File.REGULAR) if model is not None else None
         if model is None or regular is None:
-            raise _lost(pid)
+            raise _only(pid, index)
         name = (regular.content(File.REGULAR_NAME) or b"").rpartition(b"/")[0] + b"/%d" % index
         regular.set(File.REGULAR_ID, self._next)
         regular.set(File.REGULAR_NAME, name)
-        regular.remove(File.REGULAR_SIZE, File.REGULAR_MODE)  # CRIU compares what is there
+        regular.remove(File.REGULAR_SIZE, File.REGULAR_MODE)  # of the other path; without them CRIU compares nothing
         made = model.copy()
         made.set(File.ID, self._next)
         made.set(File.REGULAR, regular)
@@ -107,12 +106,15 @@ class _Resolution:
         self._next += 1
         return made.number(File.ID)
 
-    def _describe(self, index: int, kept: Message, pid: int) -> None:
-        """Add the terminal's attributes if all descriptors of it are of /dev/tty."""
+    def _describe(self, index: int, pid: int) -> None:
+        """Add the terminal's attributes if all descriptors of it are of /dev/tty: its master has the same ones."""
         by_id = {one.number(Info.ID): one for one in self._info.records}
         if slave_id(index) in by_id:
             return
-        made, master = kept.copy(), by_id[slave_id(index) + 1]
+        master = by_id.get(slave_id(index) + 1)
+        if master is None:
+            raise _only(pid, index)
+        made = master.copy()
         owner = os.stat(f"/proc/{pid}/root/dev/pts/{index}")
         name = Message()
         name.set(1, index)
@@ -121,7 +123,8 @@ class _Resolution:
             (Info.ID, slave_id(index)),
             (Info.TYPE, PTY),
             (Info.RDEV, owner.st_rdev),
-            (Info.DEV, master.number(Info.DEV)),
+            (Info.LOCKED, 0),
+            (Info.PACKETS, 0),
             (Info.UID, owner.st_uid),
             (Info.GID, owner.st_gid),
         ):
@@ -146,8 +149,15 @@ def _index(pid: int, fd: int) -> int:
 
 def _lost(pid: int) -> Blocked:
     return Blocked(
-        f"process {pid} of the session has /dev/tty open, but that terminal is not there any more",
+        f"process {pid} of the session has /dev/tty open, but that terminal has been closed",
         "The session goes on. End that process, then checkpoint again.",
+    )
+
+
+def _only(pid: int, index: int) -> Blocked:
+    return Blocked(
+        f"process {pid} of the session has /dev/tty open, and no process has that terminal open as /dev/pts/{index}",
+        "The session goes on. Start the program from a shell instead of replacing the shell by it (exec).",
     )
 
 

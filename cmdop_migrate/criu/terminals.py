@@ -23,7 +23,8 @@ PTY, EXTERNAL = 1, 5  # among its types of terminals
 class Info:
     """Field numbers of a tty_info_entry."""
 
-    ID, TYPE, LOCKED, SESSION, GROUP, RDEV, TERMIOS, PTY, DEV, UID, GID = 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15
+    ID, TYPE, LOCKED, EXCLUSIVE, PACKETS, SESSION, GROUP, RDEV = 1, 2, 3, 4, 5, 6, 7, 8
+    TERMIOS, PTY, DEV, UID, GID = 9, 12, 13, 14, 15
 
 
 class File:
@@ -40,6 +41,8 @@ class _Process:
 
 
 _FILES_ID = 2  # of a task_kobj_ids_entry
+_TRIES = 32  # masters that CRIU opens at most to have one with a given number
+_FEW = 200  # descriptors: no usual limit is below
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,17 @@ class Terminal:
     index: int  # its name is /dev/pts/INDEX
     leader: int  # the session leader, as the tree numbers its processes
     foreground: int  # the foreground process group
+    is_own: bool = False  # the session's own, whose master is the holder's
+    is_open: bool = True  # there are descriptors of its slave
 
 
 @dataclass(frozen=True)
 class Terminals:
-    """What has to be known to restore them. `lent`: the descriptors that process 1 holds for that only."""
+    """What has to be known to restore the terminals of a session."""
 
     terminals: tuple[Terminal, ...] = ()
-    lent: range = range(0)
+    lent: range = range(0)  # descriptors that process 1 has for that only
+    first_free: int = 0  # number above all descriptors of process 1
 
 
 def slave_id(index: int) -> int:
@@ -70,24 +76,39 @@ def prepare(images: Path, lend: bool) -> Terminals:
         return Terminals()
     info = ImageFile(images / INFO)
     processes = ImageFile(images / "pstree.img").records
-    _name_living_groups(info, processes)
+    files = [one for one in map(_tty, ImageFile(images / FILES).records) if one is not None]
+    opened = {one.number(File.TTY_INFO) for one in files}
+    _correct_owners(info, processes)
     members = Counter(one.number(_Process.SESSION) for one in processes)
     masters = {one.number(Info.ID) >> 1 for one in info.records if _is_pty(one) and one.number(Info.ID) & 1}
     found, inner = [], []
     for index, entry in sorted(_owned(info).items()):
         leader = entry.number(Info.SESSION)
-        one = Terminal(index, leader, entry.number(Info.GROUP))
-        if index not in masters:
+        one = Terminal(index, leader, entry.number(Info.GROUP), index not in masters, slave_id(index) in opened)
+        if one.is_own:
             found.append(one)
-        elif lend and leader != INIT and members[leader] > 1:
-            inner.append(one)  # with one member only CRIU does all that is needed
-    lent = _lend(images, [one.index for one in inner])
-    return Terminals((*found, *(inner if lent else ())), lent)
+        elif lend and leader != INIT and (members[leader] > 1 or index >= _TRIES or not one.is_open):
+            inner.append(one)  # else CRIU does all that is needed
+            if not one.is_open:  # CRIU would wait for ever for one to open the slave
+                entry.set(Info.SESSION, 0)
+                entry.set(Info.GROUP, 0)
+                info.save()
+    table = descriptor_tables(images).get(INIT)
+    if table is None:
+        return Terminals(tuple(found))
+    lent = _lend(table, [one.index for one in inner], files)
+    return Terminals((*found, *inner), lent, max(_numbers(ImageFile(table)), default=-1) + 1)
 
 
 def _is_pty(entry: Message) -> bool:
     """Not one that was hung up: CRIU keeps no attributes of such a terminal."""
     return entry.number(Info.TYPE) == PTY and entry.content(Info.TERMIOS) is not None
+
+
+def is_slave_without_master(entry: Message, info: ImageFile) -> bool:
+    """Whether it is the session's own terminal: its master is the holder's, outside of the tree."""
+    number = entry.number(Info.ID)
+    return _is_pty(entry) and not number & 1 and all(one.number(Info.ID) != number + 1 for one in info.records)
 
 
 def _owned(info: ImageFile) -> dict[int, Message]:
@@ -96,16 +117,16 @@ def _owned(info: ImageFile) -> dict[int, Message]:
     return {one.number(Info.ID) >> 1: one for one in entries if one.number(Info.SESSION)}
 
 
-def _name_living_groups(info: ImageFile, processes: list[Message]) -> None:
-    """Make the leader's group the foreground group where that has ended: TIOCSPGRP would refuse it, and CRIU give up.
+def _correct_owners(info: ImageFile, processes: list[Message]) -> None:
+    """Change sessions and foreground groups that CRIU could not restore.
 
-    The session's own terminal (it has no master in the tree) always belongs to a session: CRIU refuses it otherwise."""
+    - The foreground group has ended, so that TIOCSPGRP would refuse it: the leader's group takes its place.
+    - The session's own terminal has no session, which CRIU refuses: it is given to process 1."""
     groups = {(one.number(_Process.SESSION), one.number(_Process.GROUP)) for one in processes}
-    masters = {one.number(Info.ID) >> 1 for one in info.records if one.number(Info.ID) & 1}
     changed = False
     for entry in (one for one in info.records if _is_pty(one)):
         session = entry.number(Info.SESSION)
-        if not session and entry.number(Info.ID) >> 1 not in masters:
+        if not session and is_slave_without_master(entry, info):
             session, changed = INIT, True
             entry.set(Info.SESSION, INIT)
         if session and (session, entry.number(Info.GROUP)) not in groups:
@@ -115,26 +136,37 @@ def _name_living_groups(info: ImageFile, processes: list[Message]) -> None:
         info.save()
 
 
-def _lend(images: Path, indexes: list[int]) -> range:
-    """Let process 1 have a descriptor of each of these masters -> their numbers. Of the processes that have a file,
-    CRIU has the one with the lowest pid open it."""
-    table = descriptor_tables(images).get(INIT)
-    if not indexes or table is None:
+def _numbers(table: ImageFile) -> set[int]:
+    return {one.number(File.FD) for one in table.records}
+
+
+def _lend(table: Path, indexes: list[int], files: list[Message]) -> range:
+    """Give process 1 a descriptor of each of these masters -> their numbers. Of the processes that have a file open,
+    CRIU makes the one with the lowest pid open it."""
+    if not indexes:
         return range(0)
-    wanted = {slave_id(index) + 1 for index in indexes}
-    names = [_tty(one) for one in ImageFile(images / FILES).records]
-    ids = [one.number(File.TTY_ID) for one in names if one is not None and one.number(File.TTY_INFO) in wanted]
-    if len(ids) != len(indexes):
-        return range(0)
+    by_info = {one.number(File.TTY_INFO): one.number(File.TTY_ID) for one in files}
+    ids = [by_info[slave_id(index) + 1] for index in sorted(indexes)]  # in the order in which the kernel gives them
     held = ImageFile(table)
-    first = max((one.number(File.FD) for one in held.records), default=-1) + 1
+    first = _free_numbers(_numbers(held), len(ids))
     for fd, number in enumerate(ids, first):
         entry = Message()
         for field, value in ((File.FD_ID, number), (File.FD_FLAGS, 1), (File.FD_TYPE, TTY_FILE), (File.FD, fd)):
             entry.set(field, value)
         held.records.append(entry)
+    held.records.sort(key=lambda one: one.number(File.FD))
     held.save()
     return range(first, first + len(ids))
+
+
+def _free_numbers(used: set[int], count: int) -> int:
+    """-> the first of `count` numbers in a row that process 1 does not use: above all that it uses, so that what it
+    opens gets the numbers it expects; or, where it uses many, in a gap, as its limit (RLIMIT_NOFILE) may be near."""
+    above = max(used, default=-1) + 1
+    if above + count <= _FEW:
+        return above
+    gaps = (first for first in range(3, above) if used.isdisjoint(range(first, first + count)))
+    return next(gaps, above)
 
 
 def _tty(entry: Message) -> Message | None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import devtty, openfiles, pages, request, runner, stopsignals
+from cmdop_migrate.criu import devtty, openfiles, pages, request, runner, ttyowner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
-from cmdop_migrate.flows import memory, tools
+from cmdop_migrate.flows import memory, stopsignals, tools
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.rounds import Rounds, StillMemory
 from cmdop_migrate.images.writer import ImageWriter
@@ -36,7 +36,7 @@ class Dump:
     def __init__(self, criu: Criu, config: Config, record: Record, group: str, images: Path, channel: Channel) -> None:
         self._criu, self._config, self._record = criu, config, record
         self._group, self._images, self._channel = group, images, channel
-        self._stops = stopsignals.Exchange()
+        self._stops = stopsignals.Exchange(images.parent, group)
 
     def run(
         self,
@@ -56,10 +56,11 @@ class Dump:
                 self._once(writer, announced, rounds, stand_still, on_link_remaps)
             except _Watches as more:  # since we told CRIU; it stands still now
                 self._once(writer, announced | more.paths, rounds, lambda: None, on_link_remaps)
+            ttyowner.write(self._images, cgroup.pids(self._group))
             devtty.resolve(self._images, cgroup.pids(self._group))
             self._stops.write(self._images)
         finally:
-            self._stops.undo()  # whether or not the dump succeeded; the session is still frozen
+            self._stops.undo()  # also when the dump failed
 
     def _once(
         self,
@@ -87,7 +88,7 @@ class Dump:
             found = stand_still()
             if found is not None and (more := set(found.watches) - watches):
                 raise _Watches(more)
-            self._stops.make(cgroup.pids(self._group))
+            self._stops.make()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()

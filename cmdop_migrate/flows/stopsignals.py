@@ -3,10 +3,13 @@
 CRIU refuses a process that its terminal has stopped (SIGTTIN, SIGTTOU: `cat &`,
 `vim f &`). In a frozen cgroup SIGCONT and SIGSTOP, sent one after the other,
 leave it stopped by SIGSTOP: it does not run in between, and when it is thawed
-it stops before its first instruction. Its parent hears of the stop once more.
+it stops before its first instruction. Its parent is notified of the stop once
+more.
 
-Killed between the two signals, we leave the process continued, as `bg` would;
-it is stopped again when it next turns to its terminal.
+The signals are put back however the dump ends; if this command is killed, by the
+session's holder (`session/stopped_jobs.py`). Killed in the microseconds between
+SIGCONT and SIGSTOP, the command leaves a process continued, as `bg` would; the
+holder stops it again.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cmdop_migrate import log
 from cmdop_migrate.criu.ctty import Ended, Task
 from cmdop_migrate.criu.imagerecords import ImageFile
+from cmdop_migrate.errors import Blocked
+from cmdop_migrate.session import cgroup, stopped_jobs
 
-_log = log.get("criu")
+_log = log.get("checkpoint")
 REFUSED = (signal.SIGTTIN, signal.SIGTTOU)
 _TASK, _STOP_SIGNAL = 3, 21  # in a core_entry, and in the task_core_entry there
 _WALL = 0x40000000
@@ -29,34 +34,47 @@ WITHIN = 5.0
 
 
 class Exchange:
-    """The processes of one session whose stop signals are exchanged, and what these were."""
+    """The processes of one session whose stop signals are exchanged, and what these were.
 
-    def __init__(self) -> None:
-        self._before: dict[int, int] = {}  # pid: signal
-        self._numbers: dict[int, int] = {}  # the same, by the session's own pids
+    `directory` is that of the session, `group` its cgroup."""
 
-    def make(self, pids: Iterable[int]) -> None:
-        """Exchange the signals of those of these frozen processes that CRIU would refuse."""
-        for pid in pids:
+    def __init__(self, directory: Path, group: str) -> None:
+        self._directory, self._group = str(directory), group
+        self._numbers: dict[int, int] = {}  # signals, by the session's own pids
+
+    def make(self) -> None:
+        """Exchange the signals of those processes that CRIU would refuse; the session is frozen. Raises Blocked when
+        the disk is full."""
+        before = {}
+        for pid in cgroup.pids(self._group):
             status = _status(pid)
             if _is_stopped(status) and (number := _stop_signal(pid)) in REFUSED:
-                self._before[pid] = number
+                before[pid] = number
                 self._numbers[int(status["NSpid"].split()[-1])] = number
-                _stop_by(pid, signal.SIGSTOP)
+        if not before:
+            return
+        try:
+            stopped_jobs.write(self._directory, before)
+        except OSError as error:
+            raise Blocked(
+                f"{self._directory} cannot be written: {error.strerror}",
+                "The session goes on. Free some space where state_dir is, then checkpoint again.",
+            ) from error
+        for pid in before:
+            stopped_jobs.stop_by(pid, signal.SIGSTOP)
 
     def write(self, images: Path) -> None:
         """Put the true signals into the images of the dump: a restored process is stopped by the one it was."""
         write(images, self._numbers)
 
     def undo(self) -> None:
-        """Give the processes, which are frozen still, their own signals again. They are as when these stopped them: a
-        stopped process cannot block or handle a signal meanwhile."""
-        for pid, number in self._before.items():
-            _stop_by(pid, number)
-        self._before = {}
+        """Stop the processes by their own signals again, unless the holder has done so already. The signals have the
+        effect they had: a stopped process has not blocked or handled them meanwhile."""
+        stopped_jobs.put_back(self._directory, self._group)
 
 
 def write(images: Path, numbers: Mapping[int, int]) -> None:
+    """Write the signals, by the session's own pids, into the images. Raises Malformed."""
     for process, number in numbers.items():
         image = ImageFile(images / f"core-{process}.img")
         task = image.records[0].inner(_TASK)
@@ -66,17 +84,9 @@ def write(images: Path, numbers: Mapping[int, int]) -> None:
             image.save()
 
 
-def _stop_by(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-
-
 def _stop_signal(pid: int) -> int:
-    """-> the signal that has stopped it; only a tracer is told. A stopped process stays stopped while it is traced, and
-    after that. 0 when it is not stopped, or is traced by somebody else: CRIU will say so."""
+    """-> the signal that has stopped it, which only a tracer is told. A stopped process stays stopped while and after
+    it is traced. 0 when it is not stopped, or another process traces it, which CRIU will report."""
     task = Task(pid)
     try:
         task.attach()
