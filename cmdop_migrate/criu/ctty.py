@@ -1,13 +1,7 @@
-"""The controlling terminal, for every process of a restored session.
+"""Trace a task and make system calls in it (x86-64), as `criu/sessiontty.py` does with the tasks of a restore.
 
-A process has one only by inheriting it when it is forked; CRIU gives it to the
-session's leader when all its children exist already. They would lack it for
-ever: no job control in any shell, no /dev/tty. So the leader is stopped before
-it forks the first, and is made to open the terminal there. What CRIU later
-opens as the terminal's master is that one.
-
-CRIU cannot be asked to do it, so this traces its root task (pid 1, the leader)
-from before it makes its mounts until it has opened the terminal. CRIU must not
+The task that becomes process 1 of a restored session is traced by us from
+before it makes its mounts until it has opened its terminals. CRIU must not
 trace it as well, as it does with `rst_sibling`: the root is then the worker's
 child, and comes to the holder, a subreaper, when the worker ends. Its wish to
 die with its parent waits that long (`let_parent_end`, `die_with_parent`).
@@ -19,29 +13,20 @@ import ctypes
 import os
 import platform
 import signal
-import threading
 import time
-from collections.abc import Callable
 
 import psutil
 
-from cmdop_migrate import log
-
-_log = log.get("criu")
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_SEIZE, _SYSCALL, _GETREGS, _SETREGS, _DETACH, _INTERRUPT, _GETEVENTMSG = 0x4206, 24, 12, 13, 17, 0x4207, 0x4201
+_SEIZE, _CONT, _SYSCALL, _GETREGS, _SETREGS, _DETACH, _INTERRUPT, _GETEVENTMSG = (
+    *(0x4206, 7, 24, 12, 13, 17, 0x4207, 0x4201),
+)
 _O_TRACESYSGOOD, _O_TRACEFORKS = 1, 2 | 4 | 8
 _FORKED = (1, 2, 3)  # events: fork, vfork, clone
 _WALL = 0x40000000
-_CLOSE, _IOCTL, _OPENAT, _FCNTL, _PRCTL = 3, 16, 257, 72, 157
-_FORKS = (56, 57, 58, 435)
+_PRCTL, _CLOSE_RANGE = 157, 436
 _PR_SET_PDEATHSIG = 1
-_TIOCSPTLCK, _TIOCSCTTY = 0x40045431, 0x540E
-_F_DUPFD_CLOEXEC = 1030
-_HIGH = 400  # above what a session's first process has open, below where CRIU keeps its own
-_AT_FDCWD = -100
-_MASTER, _SLAVE = b"/dev/pts/ptmx", b"/dev/pts/0"
 _REGISTERS = (
     *(
         "r15",
@@ -63,10 +48,9 @@ _REGISTERS = (
     ),
     *("rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
 )
-STEPS = 200_000  # system calls; some hundreds are usual
 
 
-class _Regs(ctypes.Structure):
+class Regs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in _REGISTERS]
 
 
@@ -74,57 +58,70 @@ class Ended(Exception):
     """The traced task is gone, or does what was not expected of it."""
 
 
-class _Task:
-    """One traced task, standing at a system call."""
+class Task:
+    """One traced task, stopped at a system call."""
 
-    def __init__(self, pid: int, on_fork: Callable[[_Task], None] | None = None) -> None:
-        self.pid, self.on_fork = pid, on_fork
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
         self.inside = False  # between entry and exit of a call
 
-    def seize(self) -> None:
-        self._ptrace(_SEIZE, 0, _O_TRACESYSGOOD | (_O_TRACEFORKS if self.on_fork else 0))
-        self._ptrace(_INTERRUPT, 0, 0)
-        self._stop()
+    def seize(self, follow: bool = False) -> None:
+        """Trace and stop it. With `follow` its children are traced from their first moment, and so are theirs."""
+        self.attach(_O_TRACESYSGOOD | (_O_TRACEFORKS if follow else 0))
+        self.interrupt()
+        self.wait()
+
+    def attach(self, options: int = 0) -> None:
+        """Trace it without stopping it; the tracer of a stopped task is told at once by which signal it was stopped."""
+        self._ptrace(_SEIZE, 0, options)
 
     def _ptrace(self, what: int, address: int, data: int) -> None:
         if _libc.ptrace(what, self.pid, ctypes.c_void_p(address), ctypes.c_void_p(data)) != 0:
             raise Ended(f"ptrace {what:#x}: {os.strerror(ctypes.get_errno())}")
 
-    def _stop(self) -> int:
+    def wait(self) -> int:
+        """Wait until it has stopped -> its status. Raises Ended when it has ended."""
         _, status = os.waitpid(self.pid, _WALL)
         if not os.WIFSTOPPED(status):
             raise Ended("the task ended")
         return status
 
-    def next(self) -> _Regs:
+    def next(self) -> Regs:
         """On to the next entry or exit of a system call; signals pass on their way."""
         deliver = 0
         while True:
-            self._ptrace(_SYSCALL, 0, deliver)
-            status = self._stop()
-            number = os.WSTOPSIG(status)
-            if number == signal.SIGTRAP | 0x80:
+            self.resume(deliver, at_calls=True)
+            status = self.wait()
+            if is_at_call(status):
                 self.inside = not self.inside
                 return self.registers()
-            if self.on_fork is not None and status >> 16 in _FORKED:
-                self._follow(self.on_fork)
-            deliver = 0 if status >> 16 else number
+            if has_forked(status):
+                self.on_fork(self.child())
+            deliver = passing_signal(status)
 
-    def _follow(self, on_fork: Callable[[_Task], None]) -> None:
-        """The child is traced from its first moment: `on_fork` has it before it goes its own way."""
+    def on_fork(self, child: int) -> None:
+        """Called when it has forked while traced with `follow`; `child` is traced, and about to stop."""
+
+    def resume(self, deliver: int = 0, at_calls: bool = False) -> None:
+        """Let it run, with this signal; with `at_calls` to the next entry or exit of a system call."""
+        self._ptrace(_SYSCALL if at_calls else _CONT, 0, deliver)
+
+    def interrupt(self) -> None:
+        """Have it stop soon."""
+        self._ptrace(_INTERRUPT, 0, 0)
+
+    def child(self) -> int:
+        """-> the process it has just forked."""
         number = ctypes.c_ulong()
         self._ptrace(_GETEVENTMSG, 0, ctypes.addressof(number))
-        child = _Task(number.value)
-        child._stop()
-        on_fork(child)
-        child.let_go()
+        return number.value
 
-    def registers(self) -> _Regs:
-        regs = _Regs()
+    def registers(self) -> Regs:
+        regs = Regs()
         self._ptrace(_GETREGS, 0, ctypes.addressof(regs))
         return regs
 
-    def set(self, regs: _Regs) -> None:
+    def set(self, regs: Regs) -> None:
         self._ptrace(_SETREGS, 0, ctypes.addressof(regs))
 
     def call(self, number: int, *arguments: int) -> int:
@@ -148,7 +145,8 @@ class _Task:
 
     def put(self, data: bytes) -> int:
         """-> the address of `data` in the task, below its stack, until the next call of its own."""
-        address = (self.registers().rsp - 4096) & ~15
+        address = (self.registers().rsp - 512) & ~15  # the 128 bytes below the stack pointer are the program's
+        assert len(data) < 384
         with open(f"/proc/{self.pid}/mem", "r+b", buffering=0) as memory:
             memory.seek(address)
             memory.write(data)
@@ -159,8 +157,28 @@ class _Task:
             memory.seek(address)
             return memory.read(256).partition(b"\0")[0]
 
-    def let_go(self) -> None:
-        self._ptrace(_DETACH, 0, 0)
+    def number(self, address: int) -> int:
+        """-> the 32-bit number at this address."""
+        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(address)
+            return int.from_bytes(memory.read(4), "little")
+
+    def let_go(self, deliver: int = 0) -> None:
+        self._ptrace(_DETACH, 0, deliver)
+
+
+def is_at_call(status: int) -> bool:
+    """Whether a task with this status is at the entry or exit of a system call."""
+    return os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP | 0x80
+
+
+def has_forked(status: int) -> bool:
+    return status >> 16 in _FORKED
+
+
+def passing_signal(status: int) -> int:
+    """-> the signal that a task with this status is about to receive; 0 when it stopped for another reason."""
+    return 0 if status >> 16 or is_at_call(status) else os.WSTOPSIG(status)
 
 
 def is_possible() -> bool:
@@ -168,11 +186,14 @@ def is_possible() -> bool:
     return platform.machine() == "x86_64"
 
 
-def let_parent_end(pid: int) -> int:
-    """The restored root shall outlive the one who is its parent now -> that one. Nothing happens if it has ended."""
+def let_parent_end(pid: int, lent: range = range(0)) -> int:
+    """Let the restored process 1 outlive its present parent -> that parent's pid, 0 if process 1 has ended.
+
+    `lent` are descriptors that are not the session's own: process 1 closes them first. If this command is killed in
+    between, process 1 ends with its parent."""
     try:
         parent = psutil.Process(pid).ppid()
-        _set_parent_death(pid, 0)
+        _set_parent_death(pid, 0, lent)
     except (psutil.NoSuchProcess, Ended):
         return 0
     return parent
@@ -189,121 +210,19 @@ def die_with_parent(pid: int, before: int, within: float = 5.0) -> None:
         return  # it has ended, as its holder will say
 
 
-def _set_parent_death(pid: int, number: int) -> None:
-    task = _Task(pid)
+def _set_parent_death(pid: int, number: int, lent: range = range(0)) -> None:
+    task = Task(pid)
     task.seize()
-    regs = task.next()  # the entry of a call of its own: ours goes first
-    before = _Regs.from_buffer_copy(regs)
-    regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10 = _PRCTL, _PR_SET_PDEATHSIG, number, 0, 0
+    regs = task.next()  # the entry of a call of its own: ours go first
+    before = Regs.from_buffer_copy(regs)
+    if lent:
+        regs.orig_rax, regs.rdi, regs.rsi, regs.rdx = _CLOSE_RANGE, lent.start, lent.stop - 1, 0
+    else:
+        regs.orig_rax, regs.rdi, regs.rsi, regs.rdx, regs.r10 = _PRCTL, _PR_SET_PDEATHSIG, number, 0, 0
     task.set(regs)
     task.next()
+    if lent:
+        task.call(_PRCTL, _PR_SET_PDEATHSIG, number, 0, 0)
     before.rax, before.orig_rax, before.rip = before.orig_rax, 2**64 - 1, before.rip - 2
     task.set(before)
     task.let_go()
-
-
-class Terminal(threading.Thread):
-    """Sees to it in a thread of its own: only the one that began to trace may go on."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(name="ctty", daemon=True)
-        self.pid = pid
-        self.given = False
-        self._opened: list[int] = []  # master, slave: in the leader, until CRIU has its own
-        self._seized = threading.Event()
-
-    @classmethod
-    def begin(cls, pid: int) -> Terminal:
-        """Call it when CRIU says `setup-namespaces`; the root task runs on when CRIU has the answer."""
-        terminal = cls(pid)
-        terminal.start()
-        terminal._seized.wait(10)
-        return terminal
-
-    def run(self) -> None:
-        task = _Task(self.pid, self._on_fork)
-        try:
-            task.seize()
-        except (Ended, OSError) as error:
-            _log.warning("the session's terminal stays with its first process alone: %s", error)
-            return
-        finally:
-            self._seized.set()
-        try:
-            self._give(task)
-            self.given = True
-        except (Ended, OSError) as error:
-            _log.warning("the session's terminal stays with its first process alone: %s", error)
-        try:
-            task.let_go()
-        except Ended:
-            return  # with the restore: CRIU says why
-
-    def _give(self, task: _Task) -> None:
-        regs = _until_forks(task)
-        before = _Regs.from_buffer_copy(regs)
-        regs.orig_rax = 2**64 - 1  # the fork waits
-        task.set(regs)
-        task.next()
-        try:
-            self._open(task, self._opened)
-        except Ended:
-            self._on_fork(task)
-            raise
-        finally:
-            before.rax, before.orig_rax, before.rip = before.orig_rax, 2**64 - 1, before.rip - 2
-            task.set(before)
-        master, slave = self._opened
-        regs = _until_opens(task, b"ptmx")
-        regs.orig_rax = 2**64 - 1  # not another one
-        task.set(regs)
-        regs = task.next()
-        regs.rax = master
-        task.set(regs)
-        _until_opens(task, _SLAVE.lstrip(b"/"))
-        task.next()
-        task.must(_CLOSE, slave)
-
-    def _on_fork(self, task: _Task) -> None:
-        for fd in self._opened:
-            task.call(_CLOSE, fd)
-
-    def _open(self, task: _Task, opened: list[int]) -> None:
-        master = task.put(_MASTER + b"\0" + _SLAVE + b"\0" + bytes(8))
-        slave = master + len(_MASTER) + 1
-        zero = slave + len(_SLAVE) + 1
-        flags = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
-        opened.append(_high(task, task.must(_OPENAT, _AT_FDCWD, master, flags, 0)))
-        task.must(_IOCTL, opened[0], _TIOCSPTLCK, zero)
-        opened.append(_high(task, task.must(_OPENAT, _AT_FDCWD, slave, flags, 0)))
-        task.must(_IOCTL, opened[1], _TIOCSCTTY, 0)
-
-
-def _until_forks(task: _Task) -> _Regs:
-    """To the entry of the fork of its first child in the session's own mounts; the helpers CRIU runs before have the
-    host's terminals."""
-    host = os.stat("/dev/pts").st_dev
-    for _ in range(STEPS):
-        regs = task.next()
-        if task.inside and regs.orig_rax in _FORKS:
-            try:
-                if os.stat(f"/proc/{task.pid}/root/dev/pts").st_dev != host:
-                    return regs
-            except FileNotFoundError:
-                continue
-    raise Ended("it forks no child")
-
-
-def _until_opens(task: _Task, end: bytes) -> _Regs:
-    """To the entry of the call that opens a file whose path ends so."""
-    for _ in range(STEPS):
-        regs = task.next()
-        if task.inside and regs.orig_rax == _OPENAT and task.text(regs.rsi).endswith(end):
-            return regs
-    raise Ended(f"it does not open {end!r}")
-
-
-def _high(task: _Task, fd: int) -> int:
-    copy = task.must(_FCNTL, fd, _F_DUPFD_CLOEXEC, _HIGH)
-    task.must(_CLOSE, fd)
-    return copy

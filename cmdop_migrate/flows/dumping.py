@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import irmap, openfiles, pages, request, runner
+from cmdop_migrate.criu import devtty, irmap, openfiles, pages, request, runner, ttyowner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
-from cmdop_migrate.flows import memory, tools
+from cmdop_migrate.flows import memory, stopsignals, tools
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.rounds import Rounds, StillMemory
 from cmdop_migrate.images.writer import ImageWriter
@@ -36,6 +36,7 @@ class Dump:
     def __init__(self, criu: Criu, config: Config, record: Record, group: str, images: Path, channel: Channel) -> None:
         self._criu, self._config, self._record = criu, config, record
         self._group, self._images, self._channel = group, images, channel
+        self._stops = stopsignals.Exchange(images.parent, group)
 
     def run(
         self,
@@ -47,6 +48,21 @@ class Dump:
         """Dump the session. `stand_still` freezes it and returns what it has open; what it raises is raised here, and
         nothing was dumped. `writer` is not called before that. `on_link_remaps` is called while CRIU keeps temporary
         links in the session's files, and only if it made any (openfiles.has_link_remaps)."""
+        try:
+            self._dump(writer, rounds, stand_still, on_link_remaps)
+            ttyowner.write(self._images, cgroup.pids(self._group))
+            devtty.resolve(self._images, cgroup.pids(self._group))
+            self._stops.write(self._images)
+        finally:
+            self._stops.undo()  # also when the dump failed
+
+    def _dump(
+        self,
+        writer: Callable[[], ImageWriter],
+        rounds: Rounds | None,
+        stand_still: Callable[[], Touched],
+        on_link_remaps: Callable[[], None],
+    ) -> None:
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
@@ -63,6 +79,7 @@ class Dump:
             if note.script != READY:
                 return
             irmap.write(self._images, stand_still().watched.paths)
+            self._stops.make()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
@@ -83,6 +100,7 @@ class Dump:
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self._record, ""),
+                external=devtty.external(cgroup.pids(self._group)),
             )
             try:
                 runner.run(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cmdop_migrate.criu import ctty, logs, openfiles, request, reservations, runner
+from cmdop_migrate.criu import logs, openfiles, request, reservations, runner, sessiontty
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CriuFailed
@@ -146,18 +146,13 @@ class Remake:
     ) -> None:
         """Have CRIU make the tree. `waiting` lists the processes whose memory comes from the pager."""
         masters: list[int] = []
-        own_terminal = ctty.is_possible()
-        terminal: list[ctty.Terminal] = []
-        worker: list[int] = []
+        terminals = sessiontty.Restoration(self.images)
 
         def on_notify(notification: runner.Notification) -> bool:
             masters.extend(notification.fds)
             if notification.pid:
                 self.pid = notification.pid
-            if notification.script == "setup-namespaces" and own_terminal:
-                terminal.append(ctty.Terminal.begin(self.pid))
-            if notification.script == "post-resume" and own_terminal:
-                worker.append(ctty.let_parent_end(self.pid))
+            terminals.on_notify(notification.script, self.pid)
             if notification.script == "pre-resume":
                 self._before_first_instruction(starter, masters, pager, waiting)
             return True
@@ -171,7 +166,7 @@ class Remake:
                 veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
                 shared=self._mounts(),
                 lazy_pages=pager is not None,
-                sibling=not own_terminal,
+                sibling=not terminals.is_possible,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, self.timeout, criu)
         except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
@@ -182,8 +177,7 @@ class Remake:
             raise self._failure("the restore failed", response.errmsg)
         for fd in response.fds:
             os.close(fd)
-        if worker:
-            ctty.die_with_parent(self.pid, worker[0])
+        terminals.finish(self.pid)
 
     def _failure(self, what: str, message: str = "") -> CriuFailed:
         error = logs.failure(what, self.images / "restore.log", message)

@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 
-from cmdop_migrate.session import cgroup, files, launch, wire
+from cmdop_migrate.session import cgroup, files, launch, stopped_jobs, wire
 from cmdop_migrate.session.clients import Client
 from cmdop_migrate.session.keeper import Keeper, Message, complain
 
@@ -260,6 +260,7 @@ class Holder(Keeper):
         except (OSError, termios.error) as error:  # what was typed ahead is lost; the session is not
             complain(f"{self.record['session']}: what was typed ahead cannot be given back: {error}")
         self.unread = b""
+        stopped_jobs.put_back(self.dir, self.cgroup)  # does nothing unless a dump was killed
         self.idle.pass_over()
         if self.deadman.may_run() and not self.writers.turn.frozen:
             cgroup.thaw(self.cgroup)
