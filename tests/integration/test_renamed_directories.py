@@ -161,15 +161,14 @@ def test_a_rename_above_a_shared_directory_is_refused_until_it_is_undone(host: H
 
 
 def test_a_renamed_directory_comes_back_on_another_host(tmp_path: Path, project: Path) -> None:
-    with pair(tmp_path) as (a, b):
-        with Driver(a, project) as driver:
-            driver.do("rename src lib", "renamed")
-            driver.do("append lib/util more", "appended")
-            driver.do("open lib/deep/main", "one")
-            driver.park()
-            b.cm_json("restore", "p")
-            b.cm_json("send", "p", "next lib/deep/main", "--enter")
-            b.wait_for("p", "<nextlib/deep/main=two>")
-            b.cm_json("send", "p", "read lib/util", "--enter")
-            b.wait_for("p", "<readlib/util=util;more;>")
-            b.cm("kill", "--signal", "KILL", "p")
+    with pair(tmp_path) as (a, b), Driver(a, project) as driver:
+        driver.do("rename src lib", "renamed")
+        driver.do("append lib/util more", "appended")
+        driver.do("open lib/deep/main", "one")
+        driver.park()
+        b.cm_json("restore", "p")
+        b.cm_json("send", "p", "next lib/deep/main", "--enter")
+        b.wait_for("p", "<nextlib/deep/main=two>")
+        b.cm_json("send", "p", "read lib/util", "--enter")
+        b.wait_for("p", "<readlib/util=util;more;>")
+        b.cm("kill", "--signal", "KILL", "p")
