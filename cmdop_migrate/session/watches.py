@@ -9,6 +9,7 @@ session still runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -18,12 +19,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from cmdop_migrate.session.hostlayer import is_under
+
 _USUAL = ("etc", "tmp", "home", "root", "srv", "run", "dev/shm", "var/log", "var/spool", "var/lib", "usr/share", "opt")
 _SKIPPED = frozenset({"proc", "sys"})  # at the root: CRIU finds what is watched there by its handle
 _LATE = frozenset({"node_modules", ".git", ".venv", "venv", "site-packages", "__pycache__", ".cache", "target"})
 _SEARCHED = frozenset({"overlay", "tmpfs"})  # what is not found on these CRIU does not find either
 _NOTIFIERS = ("anon_inode:inotify", "anon_inode:[fanotify]")
 SECONDS = 5.0
+_TURN = 512  # paths of one deep directory, before the next one has its turn
 AGAIN = 1.0  # once most are known, and the session is frozen
 
 Key = tuple[int, int]  # device, as fdinfo writes it, and inode number
@@ -126,11 +130,12 @@ def _look_at(
         if number % 64 == 0 and time.monotonic() > until:
             return False
         try:
-            info = os.stat(path, follow_symlinks=False)
+            # /proc/PID/root is a link itself; with a slash it is the directory.
+            info = os.stat(path if path != root else f"{root}/", follow_symlinks=False)
         except OSError:
             continue
         key = os.major(info.st_dev) << 20 | os.minor(info.st_dev), info.st_ino
-        inside = path.removeprefix(root) or "/"
+        inside = path.removeprefix(root).rstrip("/") or "/"
         # The device of its mount too: on one that layers lie on, another file may have the same numbers.
         if key in wanted and _device(inside, mounts.devices) == key[0]:
             watched.paths[key] = inside
@@ -258,9 +263,33 @@ def _candidates(
     for upper in uppers:
         # What is there is looked at in the session: numbers differ.
         yield from (root + path.removeprefix(str(upper)) for path in _below(str(upper), None, deep=True))
-    for place in here:
-        yield from _below(place, numbers, deep=True)
-    yield from _below(root, numbers, deep=True)
+    depths = [*here, *(target for place in here for target in _link_targets(place, root)), root]
+    yield from _in_turn([_below(place, numbers, deep=True) for place in depths])
+
+
+def _link_targets(place: str, root: str) -> Iterator[str]:
+    """Yield where the symbolic links in a directory point to, if that is elsewhere: modules are often linked."""
+    try:
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    target = os.path.join(place.removeprefix(root) or "/", os.readlink(entry.path))
+                    found = root + os.path.normpath(target)
+                    if not is_under(found, place) and not is_under(place, found):
+                        yield found
+    except OSError:
+        return
+
+
+def _in_turn(sources: list[Iterator[str]]) -> Iterator[str]:
+    """Yield some paths of each source in turn, so that a large directory does not use up the time for the others."""
+    waiting = deque(sources)
+    while waiting:
+        source = waiting.popleft()
+        some = list(itertools.islice(source, _TURN))
+        yield from some
+        if some:
+            waiting.append(source)
 
 
 def _below(top: str, numbers: set[int] | None, deep: bool) -> Iterator[str]:
@@ -283,4 +312,4 @@ def _below(top: str, numbers: set[int] | None, deep: bool) -> Iterator[str]:
 
 
 def _is_root(place: str) -> bool:
-    return place.startswith("/proc/") and place.endswith("/root")
+    return re.fullmatch(r"/proc/\d+/root/?", place) is not None

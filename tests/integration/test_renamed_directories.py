@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.flows import talk
-from tests.hosts import Host
+from tests.hosts import Host, pair
 from tests.programs import WITHIN, Program
 
 # One command a line; os.rename, unlike mv, does not copy where the kernel refuses to rename.
@@ -141,10 +141,10 @@ def test_what_is_hidden_stays_hidden_where_its_parent_is_renamed(host: Host, pro
     with Driver(host, project, "--cwd", "/") as driver:
         assert host.state.name in os.listdir(parent)
         driver.do(f"rename {parent} {parent}2", "renamed")
-        for _ in range(2):
-            driver.do(f"list {parent}2/{host.state.name}", ".Errno 2. No such file or directory.*")
-            driver.do(f"read {parent}2/project/src/util", "util;")
-            driver.through(still=False)
+        driver.do(f"list {parent}2/{host.state.name}", ".Errno 2. No such file or directory.*")
+        driver.through(still=False)
+        driver.do(f"list {parent}2/{host.state.name}", ".Errno 2. No such file or directory.*")
+        driver.do(f"read {parent}2/project/src/util", "util;")
 
 
 def test_a_rename_above_a_shared_directory_is_refused_until_it_is_undone(host: Host, project: Path) -> None:
@@ -158,3 +158,17 @@ def test_a_rename_above_a_shared_directory_is_refused_until_it_is_undone(host: H
         driver.do("rename lib src", "renamed")
         driver.through(still=False)
         driver.do("next src/shared/file", "two")
+
+
+def test_a_renamed_directory_comes_back_on_another_host(tmp_path: Path, project: Path) -> None:
+    with pair(tmp_path) as (a, b), Driver(a, project) as driver:
+        driver.do("rename src lib", "renamed")
+        driver.do("append lib/util more", "appended")
+        driver.do("open lib/deep/main", "one")
+        driver.park()
+        b.cm_json("restore", "p")
+        b.cm_json("send", "p", "next lib/deep/main", "--enter")
+        b.wait_for("p", "<nextlib/deep/main=two>")
+        b.cm_json("send", "p", "read lib/util", "--enter")
+        b.wait_for("p", "<readlib/util=util;more;>")
+        b.cm("kill", "--signal", "KILL", "p")

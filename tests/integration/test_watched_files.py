@@ -98,6 +98,22 @@ def test_edits_of_watched_files_are_heard_after_two_rounds_and_in_a_fork(
         host.cm("kill", "--signal", "KILL", "branch")
 
 
+def test_watches_on_the_root_and_on_linked_directories_are_carried(host: Host, of_the_host: Path) -> None:
+    """As webpack has them: every directory up to the root, and modules that are linked from elsewhere."""
+    elsewhere = of_the_host.parent.parent.parent / "elsewhere" / "1" / "2" / "3"
+    elsewhere.mkdir(parents=True)
+    (of_the_host.parent / "modules").symlink_to(elsewhere.parent.parent.parent)
+    with Program(host, sys.executable, "-c", WATCHER, "inotify", options=("--cwd", str(of_the_host.parent))) as program:
+        program.type(f"watch / /etc modules/1/2/3 {of_the_host.parent}\n")
+        program.see("it watches")
+        for number in range(2):
+            for place in ("/", "/etc/", "modules/1/2/3/"):
+                program.type(f"edit {place}new{number}\n")
+                program.see(f"heard {place}new{number} True")
+            if not number:
+                program.through(still=False)
+
+
 def test_a_thousand_watched_directories_are_carried(host: Host) -> None:
     with Program(host, sys.executable, "-c", WATCHER, "inotify", options=("--cwd", "/srv")) as program:
         program.type("tree /srv/app\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from pathlib import Path
@@ -79,3 +80,23 @@ def test_criu_is_told_device_inode_and_path(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     irmap.write(tmp_path, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_the_root_and_the_targets_of_links_are_candidates(tmp_path: Path) -> None:
+    for place in ("here/inner", "far/modules/a", "near/b"):
+        (tmp_path / place).mkdir(parents=True)
+    for number in range(5):
+        (tmp_path / "here" / f"file{number}").touch()
+    (tmp_path / "here" / "absolute").symlink_to("/far/modules")
+    (tmp_path / "here" / "relative").symlink_to("../near")
+    (tmp_path / "here" / "inside").symlink_to("inner")
+    (tmp_path / "here" / "above").symlink_to("..")
+    found = set(watches._link_targets(f"{tmp_path}/here", str(tmp_path)))
+    assert found == {f"{tmp_path}/far/modules", f"{tmp_path}/near"}
+
+
+def test_a_large_directory_does_not_starve_the_others() -> None:
+    endless = (f"/large/{number}" for number in itertools.count())
+    found = list(itertools.islice(watches._in_turn([endless, iter(["/a", "/b"]), iter(["/c"])]), 2000))
+    assert {"/a", "/b", "/c"} <= set(found)
+    assert list(watches._in_turn([iter("ab"), iter(""), iter("c")])) == ["a", "b", "c"]
