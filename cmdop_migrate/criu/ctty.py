@@ -17,6 +17,8 @@ import time
 
 import psutil
 
+from cmdop_migrate.errors import TimedOut
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _SEIZE, _CONT, _SYSCALL, _GETREGS, _SETREGS, _DETACH, _INTERRUPT, _GETEVENTMSG = (
@@ -50,6 +52,9 @@ _REGISTERS = (
 )
 
 
+STUCK = 20.0  # seconds until a task that runs has come to its next system call, on any machine
+
+
 class Regs(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in _REGISTERS]
 
@@ -61,8 +66,10 @@ class Ended(Exception):
 class Task:
     """One traced task, stopped at a system call."""
 
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
+    def __init__(self, pid: int, within: float | None = None) -> None:
+        """`within`: seconds that each wait for it may take, TimedOut is raised after that. A task in a frozen cgroup
+        never gets to its next system call."""
+        self.pid, self.within = pid, within
         self.inside = False  # between entry and exit of a call
 
     def seize(self, follow: bool = False) -> None:
@@ -80,8 +87,8 @@ class Task:
             raise Ended(f"ptrace {what:#x}: {os.strerror(ctypes.get_errno())}")
 
     def wait(self) -> int:
-        """Wait until it has stopped -> its status. Raises Ended when it has ended."""
-        _, status = os.waitpid(self.pid, _WALL)
+        """Wait until it has stopped -> its status. Raises Ended when it has ended, TimedOut."""
+        status = _wait(self.pid, self.within)
         if not os.WIFSTOPPED(status):
             raise Ended("the task ended")
         return status
@@ -167,6 +174,20 @@ class Task:
         self._ptrace(_DETACH, 0, deliver)
 
 
+def _wait(pid: int, within: float | None) -> int:
+    """Return the status of a traced task that has stopped or ended; TimedOut when neither happens `within` seconds."""
+    if within is None:
+        return os.waitpid(pid, _WALL)[1]
+    until = time.monotonic() + within
+    while True:
+        found, status = os.waitpid(pid, _WALL | os.WNOHANG)
+        if found:
+            return status
+        if time.monotonic() > until:
+            raise TimedOut(f"process {pid} of the restored session does not run", "It is parked: restore it again.")
+        time.sleep(0.0002)
+
+
 def is_at_call(status: int) -> bool:
     """Whether a task with this status is at the entry or exit of a system call."""
     return os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP | 0x80
@@ -211,7 +232,7 @@ def die_with_parent(pid: int, before: int, within: float = 5.0) -> None:
 
 
 def _set_parent_death(pid: int, number: int, lent: range = range(0)) -> None:
-    task = Task(pid)
+    task = Task(pid, within=STUCK)
     task.seize()
     regs = task.next()  # the entry of a call of its own: ours go first
     before = Regs.from_buffer_copy(regs)

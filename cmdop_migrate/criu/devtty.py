@@ -12,6 +12,7 @@ CRIU wrote them. Nothing is changed in the session itself, however the dump ends
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import stat
@@ -64,6 +65,7 @@ class _Resolution:
         self._info, self._strange, self._files = info, strange, ImageFile(images / FILES)
         self._holders = _holders(images)
         self._pids = {_number_inside(pid): pid for pid in pids}
+        self._closed: int | None = None  # the index that stands for terminals that have been closed
         self._next = max(one.number(File.ID) for one in self._files.records) + 1
 
     def run(self) -> None:
@@ -74,6 +76,8 @@ class _Resolution:
             process, fd = self._holders.get(tty.number(File.TTY_ID), (0, 0))
             pid = self._pids.get(process, 0)
             index = _index(pid, fd)
+            if index is None:
+                index = self._add_closed()
             tty.set(File.TTY_REGULAR, self._add_path(index, pid))
             tty.set(File.TTY_INFO, slave_id(index))
             entry.set(File.TTY, tty)
@@ -82,14 +86,31 @@ class _Resolution:
         self._info.save()
         self._files.save()
 
+    def _add_closed(self) -> int:
+        """Add a terminal that has been closed, as CRIU describes one: without attributes -> its index."""
+        if self._closed is None:
+            used = {one.number(Info.ID) >> 1 for one in self._info.records if one.number(Info.TYPE) == PTY}
+            self._closed = index = next(one for one in range(1, len(used) + 2) if one not in used)
+            made, name = Message(), Message()
+            name.set(1, index)
+            made.set(Info.PTY, name)
+            for field in (Info.LOCKED, Info.EXCLUSIVE, Info.PACKETS, Info.SESSION, Info.GROUP, Info.UID, Info.GID):
+                made.set(field, 0)
+            made.set(Info.ID, slave_id(index))
+            made.set(Info.TYPE, PTY)
+            made.set(Info.RDEV, os.makedev(_SLAVES, index))
+            self._info.records.append(made)
+        return self._closed
+
     def _add_path(self, index: int, pid: int) -> int:
         """Add the path that it is to be opened by, made from another descriptor's of the terminal -> its number."""
         paths = {
             tty.number(File.TTY_INFO): tty.number(File.TTY_REGULAR)
             for tty in (one.inner(File.TTY) for one in self._files.records if one.number(File.TYPE) == TTY_FILE)
-            if tty is not None
+            if tty is not None and tty.number(File.TTY_REGULAR)
         }
-        number = paths.get(slave_id(index), paths.get(slave_id(index) + 1))
+        any_path = next(iter(paths.values()), 0) if index == self._closed else 0
+        number = paths.get(slave_id(index), paths.get(slave_id(index) + 1, any_path))
         regulars = [one for one in self._files.records if one.content(File.REGULAR) is not None]
         model = next((one for one in regulars if one.number(File.ID) == number), None)
         regular = model.inner(File.REGULAR) if model is not None else None
@@ -132,24 +153,26 @@ class _Resolution:
         self._info.records.append(made)
 
 
-def _index(pid: int, fd: int) -> int:
-    """-> N, where this descriptor of /dev/tty is one of /dev/pts/N."""
+def _index(pid: int, fd: int) -> int | None:
+    """-> N, where this descriptor of /dev/tty is one of /dev/pts/N; None when that terminal has been closed."""
     try:
         copy = _copy(pid, fd)
         try:
             (device,) = struct.unpack("I", fcntl.ioctl(copy, _TIOCGDEV, bytes(4)))
         finally:
             os.close(copy)
-    except OSError:  # its terminal was hung up
-        raise _lost(pid) from None
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return None
+        raise _unknown(pid) from None
     if os.major(device) != _SLAVES:
-        raise _lost(pid)
+        raise _unknown(pid)
     return os.minor(device)
 
 
-def _lost(pid: int) -> Blocked:
+def _unknown(pid: int) -> Blocked:
     return Blocked(
-        f"process {pid} of the session has /dev/tty open, but that terminal has been closed",
+        f"process {pid} of the session has /dev/tty open, but which terminal that is cannot be found out",
         "The session goes on. End that process, then checkpoint again.",
     )
 

@@ -123,8 +123,8 @@ class Opening:
         """Hand CRIU a master instead of a new one: the one that it wants, if that is known. Otherwise the lowest first,
         like the kernel: CRIU tries until it has the one it wants, and closes the others; but not more than 32."""
         left = [index for index in sorted(self._masters) if index not in self._taken and index not in self._offered]
-        if not left:
-            return
+        if not left or (self._wanted >= 0 and self._wanted not in self._known):
+            return  # the kernel gives it a new one
         left.sort(key=lambda index: index != self._wanted)
         root, before = self._root, Regs.from_buffer_copy(regs)
         regs.orig_rax = NO_CALL

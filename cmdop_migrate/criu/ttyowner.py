@@ -32,7 +32,7 @@ def write(images: Path, pids: Iterable[int]) -> None:
     if not (images / INFO).exists():
         return
     info = ImageFile(images / INFO)
-    processes = [process for process in map(_read, pids) if process is not None]
+    processes = [process for process in map(_read, sorted(pids)) if process is not None]
     changed = False
     for entry in info.records:
         if not is_slave_without_master(entry, info):

@@ -25,11 +25,11 @@ def command_lines(program: Program) -> str:
     return "\n".join(found)
 
 
-def rounds(program: Program, allowed: Sequence[str] = ()) -> Iterator[str]:
-    """Copy it while it runs on, then park and restore it twice; after each of the three the caller has a turn."""
+def rounds(program: Program, allowed: Sequence[str] = (), parks: int = 1) -> Iterator[str]:
+    """Copy the session while it runs on, then park and restore it; after each the caller has a turn."""
     program.host.cm_json("checkpoint", program.name, "--leave-running")
     yield "a"
-    for word in ("b", "c"):
+    for word in "bcd"[:parks]:
         program.through(allowed=allowed)
         yield word
 
@@ -40,7 +40,7 @@ def test_less_reads_keys_after_restore(host: Host) -> None:
     with Program(host, "less", str(host.dir / "lines")) as less:
         less.see("line 20")
         at = 20
-        for _ in rounds(less, RENAMED):
+        for _ in rounds(less, RENAMED, parks=2):
             at += 500
             less.type(f"{at}g")
             less.see(f"line {at}")
@@ -95,7 +95,7 @@ def test_jobs_stopped_by_the_terminal(host: Host) -> None:
         until(lambda: "sleep 1007" in command_lines(bash))
         bash.type("\x1a")
         until(lambda: len(stopped(bash)) == 4)
-        for _ in rounds(bash, ["ShdPnd"]):  # CRIU stops once more what is stopped; SIGCONT clears that
+        for _ in rounds(bash, ["ShdPnd"], parks=2):  # CRIU stops once more what is stopped; SIGCONT clears that
             assert len(stopped(bash)) == 4
             bash.type("jobs -l\n")
             bash.see(r"\[1\].* Stopped \(tty input\) +cat\r\n\[2\].* Stopped \(tty output\) +head")
@@ -159,7 +159,7 @@ for at in range(3):
 def test_descriptors_of_dev_tty_keep_flags_and_sharing(host: Host) -> None:
     with Program(host, sys.executable, "-c", DEVTTY) as program:
         program.see("ready")
-        for at, word in enumerate(rounds(program, RENAMED)):
+        for at, word in enumerate(rounds(program, RENAMED, parks=2)):
             program.type(f"{word}\n")
             program.see(rf"{word} nothing 0\r\n")
             program.see(rf"done {at}")
@@ -185,8 +185,8 @@ TMUX, SCREEN, BASH = "tmux -f /dev/null new-session 'bash --norc'", "screen -c /
     ("program", "inner"),
     [
         (TMUX, "bash --norc"),
-        (TMUX, "su"),
-        (TMUX, "sudo -i"),
+        pytest.param(TMUX, "su", marks=pytest.mark.heavy),
+        pytest.param(TMUX, "sudo -i", marks=pytest.mark.heavy),
         (SCREEN, "bash --norc"),
         (BASH, "sudo -i"),
         (BASH, "setsid -wc bash --norc"),  # another leader has the session's own terminal, as with dumb-init
@@ -221,6 +221,7 @@ def test_shell_in_a_shell_keeps_job_control(host: Host, program: str, inner: str
             until(lambda: stopped(shell) == [])
 
 
+@pytest.mark.heavy
 def test_many_windows_of_tmux_each_with_a_shell_in_a_shell(host: Host) -> None:
     """Also with gaps in the numbers of the terminals, and more of them than CRIU tries numbers (32)."""
     need("tmux")
@@ -267,6 +268,39 @@ def test_terminal_whose_slaves_are_all_closed(host: Host) -> None:
             program.see(f"got:{word}")
 
 
+# The program outlives its window, and asks the closed terminal whenever it is told to.
+OUTLIVES = """
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+tty = os.open("/dev/tty", os.O_RDWR)
+os.mkfifo("/root/asked"), os.mkfifo("/root/answered")
+os.write(tty, b"open\\n")
+null = os.open("/dev/null", os.O_RDWR)
+[os.dup2(null, fd) for fd in range(3)]
+while word := open("/root/asked").read():
+    try:
+        found = os.read(tty, 9)
+        os.write(tty, b"x")
+    except OSError as error:
+        found = error.strerror.encode()
+    open("/root/answered", "w").write(word.strip() + ":" + str(found) + chr(10))
+"""
+
+
+def test_dev_tty_of_a_terminal_that_was_closed(host: Host) -> None:
+    need("tmux")
+    (host.dir / "outlives.py").write_text(OUTLIVES)
+    with Program(host, "tmux", "-f", "/dev/null", "new-session", "bash --norc") as tmux:
+        tmux.see("bash-")
+        tmux.type(f"tmux new-window -d '{sys.executable} {host.dir}/outlives.py'\n")
+        until(lambda: tmux.path("/root/answered").exists())
+        tmux.type("tmux kill-window -t 1; echo killed=$((0))\n")
+        tmux.see("killed=0")
+        for word in rounds(tmux, RENAMED):
+            tmux.type(f"clear; echo {word} > /root/asked; cat /root/answered\n")
+            tmux.see(f"{word}:.*Input/output error")
+
+
 def test_process_one_with_many_descriptors_beside_an_inner_terminal(host: Host) -> None:
     need("tmux")
     script = f"for fd in {{10..520}}; do eval exec $fd\\< /dev/null; done; {TMUX}"
@@ -281,8 +315,7 @@ def test_process_one_with_many_descriptors_beside_an_inner_terminal(host: Host) 
             until(lambda: "sleep 1004" not in command_lines(tmux))
 
 
-def test_a_job_stopped_in_an_inner_terminal_with_dev_tty_open(host: Host) -> None:
-    """The terminal of a program that has no other descriptor of it than /dev/tty."""
+def test_inner_terminal_that_is_open_as_dev_tty_only(host: Host) -> None:
     need("tmux")
     script = "exec 3<> /dev/tty 0< /dev/null > /dev/null 2>&1; echo ready >&3; while read -u 3 key; do echo got:$key >&3; done"
     with Program(host, "tmux", "-f", "/dev/null", "new-session", f"bash -c '{script}'") as tmux:
