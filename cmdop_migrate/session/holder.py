@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 
-from cmdop_migrate.session import cgroup, files, launch, wire
+from cmdop_migrate.session import cgroup, files, launch, trash, wire
 from cmdop_migrate.session.clients import Client
 from cmdop_migrate.session.keeper import Keeper, Message, complain
 
@@ -379,3 +379,5 @@ def main() -> None:
         control.close()
     holder.loop()
     holder.finish()
+    os.close(lock)  # whoever restores it here need not wait until its files are removed
+    trash.remove_later(trash.of_session(holder.dir))

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from cmdop_migrate.session import cgroup, syscalls
+from cmdop_migrate.session import cgroup, syscalls, trash
 
 Order = dict[str, object]
 KEPT = "images.before"  # CRIU's images of a move's last round
@@ -229,7 +229,9 @@ def remove_files(directory: str, names: tuple[str, ...] = FILES) -> None:
     import shutil  # brings half the library along: not for a holder's whole life
 
     for name in names:
-        shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
+        # What a session changed may be 100,000 files: removed later. Images are few, and may hold memory in the clear.
+        if name not in OWN or not trash.set_aside(trash.of_session(directory), f"{directory}/{name}"):
+            shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
 
 
 def has_files(directory: str, names: tuple[str, ...] = FILES) -> bool:
