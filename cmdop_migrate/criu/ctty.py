@@ -26,6 +26,7 @@ from collections.abc import Callable
 import psutil
 
 from cmdop_migrate import log
+from cmdop_migrate.errors import TimedOut
 
 _log = log.get("criu")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,6 +65,7 @@ _REGISTERS = (
     *("rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
 )
 STEPS = 200_000  # system calls; some hundreds are usual
+STUCK = 20.0  # seconds until a task that runs has come to its next system call, on any machine
 
 
 class _Regs(ctypes.Structure):
@@ -77,8 +79,10 @@ class Ended(Exception):
 class _Task:
     """One traced task, standing at a system call."""
 
-    def __init__(self, pid: int, on_fork: Callable[[_Task], None] | None = None) -> None:
-        self.pid, self.on_fork = pid, on_fork
+    def __init__(self, pid: int, on_fork: Callable[[_Task], None] | None = None, within: float | None = None) -> None:
+        """`within`: seconds that each wait for it may take; TimedOut after that. One whose cgroup is frozen never gets
+        to its next system call."""
+        self.pid, self.on_fork, self.within = pid, on_fork, within
         self.inside = False  # between entry and exit of a call
 
     def seize(self) -> None:
@@ -91,7 +95,7 @@ class _Task:
             raise Ended(f"ptrace {what:#x}: {os.strerror(ctypes.get_errno())}")
 
     def _stop(self) -> int:
-        _, status = os.waitpid(self.pid, _WALL)
+        status = _wait(self.pid, self.within)
         if not os.WIFSTOPPED(status):
             raise Ended("the task ended")
         return status
@@ -163,6 +167,20 @@ class _Task:
         self._ptrace(_DETACH, 0, 0)
 
 
+def _wait(pid: int, within: float | None) -> int:
+    """Return the status of a traced task that has stopped or ended; TimedOut when neither happens `within` seconds."""
+    if within is None:
+        return os.waitpid(pid, _WALL)[1]
+    until = time.monotonic() + within
+    while True:
+        found, status = os.waitpid(pid, _WALL | os.WNOHANG)
+        if found:
+            return status
+        if time.monotonic() > until:
+            raise TimedOut(f"process {pid} of the restored session does not run", "It is parked: restore it again.")
+        time.sleep(0.0002)
+
+
 def is_possible() -> bool:
     """Whether this machine is of a kind whose registers we know."""
     return platform.machine() == "x86_64"
@@ -190,7 +208,7 @@ def die_with_parent(pid: int, before: int, within: float = 5.0) -> None:
 
 
 def _set_parent_death(pid: int, number: int) -> None:
-    task = _Task(pid)
+    task = _Task(pid, within=STUCK)
     task.seize()
     regs = task.next()  # the entry of a call of its own: ours goes first
     before = _Regs.from_buffer_copy(regs)

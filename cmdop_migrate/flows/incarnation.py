@@ -19,7 +19,7 @@ from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, decoders, descriptors, hooks, leases, memory, talk, tools
+from cmdop_migrate.flows import adoption, carry, contents, decoders, descriptors, hooks, leases, memory, talk, tools
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
@@ -37,7 +37,6 @@ CRIU_TIMEOUT = 600.0
 HOLDER_TIMEOUT = 5.0
 FILES = 1 << 16
 MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
-RESTORERS = "restorers"  # a cgroup beside that of the holders
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -92,6 +91,7 @@ class Incarnation:
         self.records, self.config, self.phases = parent.records, parent.records.config, parent.phases
         self.images = directory / "images"
         self.group = self.records.cgroup(record.session)
+        self.deadline = adoption.Deadline(record.name, self.group)
         self.terminal = contents.terminal(image)
         self.outside = [one.to_json() for one in contents.outside(image)]
         self.before: Link | None = contents.record(image.manifest).link
@@ -166,7 +166,7 @@ class Incarnation:
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
             starter = self.starter = self._run(holder, pager, source.waiting())
-            self._leave_surroundings()
+            adoption.leave_surroundings(self.group)
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self.image.bring_rest()
@@ -187,13 +187,6 @@ class Incarnation:
             self.records.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
-
-    def _leave_surroundings(self) -> None:
-        """The session ends with us from here on: whoever ends all that a unit has started must not find us there."""
-        group = os.path.join(os.path.dirname(self.group), RESTORERS)
-        with contextlib.suppress(OSError):
-            cgroup.create(group)
-            cgroup.join(group)
 
     def _decoders(self, source: memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
         """What is still in the store comes through one process, which knows what is on its way."""
@@ -247,8 +240,7 @@ class Incarnation:
 
     def _abandon(self, starter: Starter) -> None:
         """Nothing of it runs when this returns: the holder sees to that; should it have been killed, we do."""
-        starter.abandon()
-        cgroup.remove(self.group)
+        self.deadline.abandon(starter)
 
     def _run(self, holder: _Holder, pager: Pager | None, waiting: set[int]) -> Starter:
         """`waiting`: the processes that have memory to come from the pager."""
@@ -261,14 +253,17 @@ class Incarnation:
             self.phases.reach("resumed")
             if pager is None:  # else it is still read; who is killed after this leaves none of it beside the session
                 self._clean()
+            self.deadline.resume()
             starter.control.send(b"resumed")
             starter.expect()
+            self.deadline.end()
         except (BrokenPipeError, ConnectionResetError) as error:
             self._abandon(starter)
             words = "the session's holder was killed while it was being restored"
             raise Unexpected(words, "It is parked as before: restore it again.") from error
         except BaseException:
             self._abandon(starter)  # before the pager lets go of its memory
+            self.deadline.check()  # if that is why, it is what is told
             raise
         finally:
             holder.worker.close()
@@ -355,10 +350,12 @@ class Incarnation:
             "staged": self.terminal["staged"],
             "streams": self.terminal["streams"],
         }
+        self.deadline.begin(renewed.fresh_until)
         self.runs_from = clock.boottime()
         fds = [masters[0]] if pager is None else [masters[0], pager.keep.fileno()]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()
+        self.deadline.check()
 
     def _tell_hooks(self, done: bool = False) -> None:
         """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""

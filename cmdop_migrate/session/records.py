@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
-from cmdop_migrate.session import cgroup, draining, files, launch, trash
+from cmdop_migrate.session import cgroup, draining, files, launch, orphans, trash
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
@@ -251,6 +251,7 @@ class Records:
                 except OSError as error:
                     # A full disk must not keep the commands that would free it from running.
                     _log.warning("session %s could not be put right: %s", session, error)
+            orphans.end(self)
         if not trash.is_empty(self._trash):  # a process that removed it was killed, or sessions were forgotten just now
             trash.remove_later(self._trash)
 
