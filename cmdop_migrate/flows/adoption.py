@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 
 from cmdop_migrate import clock, log
@@ -31,11 +32,12 @@ class Deadline:
         self._resumed = False
         self.missed = False
 
-    def begin(self, until: float) -> None:
-        """Start to watch, before the holder is asked to take over. `until`: on CLOCK_BOOTTIME."""
-        threading.Thread(target=self._watch, args=(until,), name="deadline", daemon=True).start()
+    def begin(self, until: float, starter: Starter) -> None:
+        """Start to watch, before the holder is asked to take over. `until`: on CLOCK_BOOTTIME. A wait for the holder's
+        answer ends at that time as well."""
+        threading.Thread(target=self._watch, args=(until, starter), name="deadline", daemon=True).start()
 
-    def _watch(self, until: float) -> None:
+    def _watch(self, until: float, starter: Starter) -> None:
         while (left := until - clock.boottime()) > 0:
             if self._over.wait(min(left, 1.0)):  # in steps: the machine may sleep meanwhile
                 return
@@ -49,9 +51,11 @@ class Deadline:
             self.missed = True
             _log.warning("session %s: its lease ran out before its holder had it: ended", self._name)
             cgroup.kill(self._group)
+            with contextlib.suppress(OSError):
+                starter.control.shutdown(socket.SHUT_RDWR)
 
     def check(self) -> None:
-        """TimedOut when the time was over: then the copy was killed."""
+        """Raise TimedOut when the deadline has passed, and the copy was killed."""
         if self.missed:
             raise TimedOut(
                 f"the lease of session {self._name!r} ran out before its holder had taken it over",
@@ -59,14 +63,14 @@ class Deadline:
             )
 
     def resume(self) -> None:
-        """The holder is about to hear that the session runs. From here on it is late, not lost: the session is frozen
-        at its time, as its holder would do, and goes on when that renews. TimedOut as `check`."""
+        """Note that the holder is about to hear that the session runs. From here on the deadline freezes the session
+        instead of ending it, as its holder would do; it resumes when the lease is renewed. TimedOut as `check`."""
         with self._lock:
             self.check()
             self._resumed = True
 
     def end(self) -> None:
-        """The holder has it, or nobody is to have it."""
+        """Stop watching: the holder has the session, or the restore is given up."""
         with self._lock:
             self._over.set()
 

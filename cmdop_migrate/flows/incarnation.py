@@ -233,7 +233,7 @@ class Incarnation(Remake):
             "staged": self.terminal["staged"],
             "streams": self.terminal["streams"],
         }
-        self.deadline.begin(renewed.fresh_until)
+        self.deadline.begin(renewed.fresh_until, starter)
         self.runs_from = clock.boottime()
         fds = [masters[0]] if pager is None else [masters[0], pager.keep.fileno()]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)

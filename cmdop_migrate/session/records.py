@@ -245,13 +245,14 @@ class Records:
         if not self.config.sessions_dir.exists():
             return
         with self.locked():
+            orphans.end_stopped_holders(self)
             for session in self.ids():
                 try:
                     self._sweep_one(session)
                 except OSError as error:
                     # A full disk must not keep the commands that would free it from running.
                     _log.warning("session %s could not be put right: %s", session, error)
-            orphans.end(self)
+            orphans.end_trees(self)
         if not trash.is_empty(self._trash):  # a process that removed it was killed, or sessions were forgotten just now
             trash.remove_later(self._trash)
 

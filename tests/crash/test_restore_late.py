@@ -1,5 +1,5 @@
-"""A holder that is stopped past its lease deadline while its session is restored: no copy runs past it, no command
-hangs, and the checkpoint stands. And processes that no record knows are ended by the next command."""
+"""Stop a holder past its lease deadline while its session is restored: no copy runs past it, no command hangs, and the
+checkpoint stays. And the next command ends processes that no record describes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cmdop_migrate.clock import boottime
 from cmdop_migrate.session import cgroup
 from tests.crash.witness import Witness, finished, gone, stopped
 from tests.hosts import Host, a_host, until
+from tests.readies import lives
 
 TTL = 2.0
 
@@ -29,7 +30,7 @@ def quick(tmp_path: Path) -> Iterator[Host]:
 
 @contextlib.contextmanager
 def late_holder(one: Witness, step: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
-    """A restore that goes on from `step` with a stopped holder: (its command, that holder)."""
+    """Continue a restore from `step` with a stopped holder; yield its command and that holder."""
     with stopped(one.host, step, "restore", one.name) as (cli, worker):
         (pid,) = until(lambda: one.host.holders(one.session), 10, "its holder is there")
         holder = psutil.Process(pid)
@@ -65,7 +66,7 @@ def test_holder_stopped_before_it_takes_over(quick: Host, continued: bool) -> No
 
 
 def test_holder_stopped_while_the_session_is_resumed(quick: Host) -> None:
-    """It runs already, and nobody else keeps its time: frozen at its deadline, it goes on with its lease."""
+    """The session runs already: it is frozen at its deadline and resumes when its lease is renewed."""
     one = Witness.start(quick)
     quick.cm_json("checkpoint", one.name)
     group = quick.group(one.session)
@@ -79,24 +80,49 @@ def test_holder_stopped_while_the_session_is_resumed(quick: Host) -> None:
     one.assert_runs()
 
 
-def test_command_and_worker_killed_while_the_holder_is_stopped(quick: Host) -> None:
+@pytest.mark.parametrize("step", ["pre-resume", "resumed"])
+def test_next_command_ends_a_stopped_holder_whose_command_was_killed(quick: Host, step: str) -> None:
     one = Witness.start(quick)
     quick.cm_json("checkpoint", one.name)
-    with stopped(quick, "resumed", "restore", one.name) as (cli, worker):
+    with stopped(quick, step, "restore", one.name) as (cli, worker):
         (pid,) = until(lambda: quick.holders(one.session), 10, "its holder is there")
         holder = psutil.Process(pid)
         holder.suspend()
         gone(cli)
         gone(worker)
-        sleep_past(TTL)
-        gone(holder)
-    one.assert_parked()
+        one.assert_parked()  # by a command
+        assert not lives(holder)
     quick.assert_clean(ended=True)
     one.restore()
 
 
+def test_next_command_ends_the_stopped_holder_of_a_trial(quick: Host) -> None:
+    one = Witness.start(quick)
+    known = set(quick.holders(one.session))
+    with stopped(quick, "prove:complete", "checkpoint", one.name) as (cli, worker):
+        (pid,) = until(lambda: set(holder_pids(quick)) - known, 10, "the trial has a holder")
+        holder = psutil.Process(pid)
+        holder.suspend()
+        gone(cli)
+        gone(worker)
+        quick.ok("ls")
+        assert not lives(holder)
+    one.assert_runs()
+    assert set(holder_pids(quick)) == known
+    assert os.listdir(quick.state / "sessions") == [one.session]
+
+
+def holder_pids(host: Host) -> list[int]:
+    found = []
+    for pid in cgroup.pids(host.group("holders")):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any("session.holder" in word for word in psutil.Process(pid).cmdline()):
+                found.append(pid)
+    return found
+
+
 @pytest.mark.parametrize("known", [True, False])
-def test_processes_that_nobody_keeps_are_ended_by_the_next_command(host: Host, known: bool) -> None:
+def test_next_command_ends_processes_without_a_record(host: Host, known: bool) -> None:
     session = host.start("true", name="t")["session"]
     until(lambda: host.sessions()[0]["state"] == "exited", 10, "it has ended")
     group = host.group(session if known else "0" * 24)
