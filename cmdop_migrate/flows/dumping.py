@@ -13,6 +13,7 @@ from cmdop_migrate.criu import openfiles, pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
+from cmdop_migrate.flows.guards import DumpGuard
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.rounds import Rounds, StillMemory
 from cmdop_migrate.images.writer import ImageWriter
@@ -81,6 +82,7 @@ class Dump:
             found = stand_still()
             if found is not None and (more := set(found.watches) - watches):
                 raise _Watches(more)
+            guard.snapshot()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
@@ -91,6 +93,7 @@ class Dump:
         directory = os.open(self._images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, directory)
+            guard = stack.enter_context(DumpGuard(self._group, self._channel))
             spec = request.DumpSpec(
                 pid=self._record.pid or 0,
                 images_dir_fd=directory,
@@ -112,6 +115,8 @@ class Dump:
                     pass_fds=(theirs.fileno(), self._channel.fileno()),
                     on_notify=on_notify,
                     on_cancel=theirs.close,
+                    on_spawn=guard.start,
+                    on_stuck=guard.end,
                     timeout=CRIU_TIMEOUT,
                 )
             except CmdopError as error:
@@ -123,6 +128,7 @@ class Dump:
                 raise own or error from error
             finally:
                 theirs.close()
+            guard.mend_images(self._images)
         if failed:
             raise failed[0]
         if receiver.ident is None:
