@@ -30,7 +30,9 @@ _MESSAGE = 1 << 16
 _MAX_FDS = 16
 _GRACE = 2.0  # seconds a worker gets to finish by itself
 _CURE = 30.0  # and to give back the tasks it has in its hands
-_ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+# CRIU gets SIGCHLD whenever a task that it traces stops, and only wants to hear that one died, which the task's socket
+# tells as well. Unblocked, each one would stop CRIU until its own tracer, the dump guard, continues it.
+_NOT_HEARD = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD}
 _NEVER = "-1000"  # for the kernel, which looks for somebody to kill when it is out of memory
 # CRIU only logs a `no` at these and lets the tasks run all the same.
 _TOO_LATE_TO_REFUSE = ("pre-resume", "post-resume")
@@ -212,7 +214,7 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
     Whoever wants to end it is to ask us: at the wrong moment, with CRIU's first instructions in a process, its death is
     that process's. So it does not hear what a terminal or a service manager sends to all of us, nor does the kernel
     choose it when memory runs out."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_HEARD)
     try:
         worker = subprocess.Popen(
             [*criu, "swrk", str(theirs.fileno())],

@@ -44,11 +44,18 @@ class Guard:
             return
         try:
             ptrace.seize(self._criu, ptrace.O_TRACEEXIT)
+            began = time.monotonic()
             self._snapshot = putback.Snapshot.take(self._group)
         except (OSError, ptrace.Stuck) as error:
             self._tell({"guarded": False, "why": str(error)})
         else:
-            self._tell({"guarded": True, "blocked_trap": self._snapshot.blocked_trap()})
+            self._tell(
+                {
+                    "guarded": True,
+                    "blocked_trap": self._snapshot.blocked_trap(),
+                    "took_s": round(time.monotonic() - began, 6),
+                }
+            )
         with contextlib.suppress(OSError):
             self._watch()
 

@@ -83,7 +83,17 @@ class Snapshot:
                     with contextlib.suppress(OSError):
                         ptrace.set_mask(thread, known.mask)
                 raise
+        snapshot._settle()
         return snapshot
+
+    def _settle(self) -> None:
+        """Wait until the threads of stopped processes are stopped again. CRIU takes one that is on its way there for
+        one that runs, and then waits for it in vain."""
+        until = time.monotonic() + STOPS_WITHIN
+        for thread, known in self.threads.items():
+            if known.pid in self.processes and self.processes[known.pid].stopped:
+                while _state(thread) not in ("T", "X", "Z") and time.monotonic() < until:
+                    time.sleep(ptrace.LOOK_EVERY)
 
     def blocked_trap(self) -> list[int]:
         """Return the threads that blocked SIGTRAP by themselves, as their own pid namespace counts them."""
@@ -240,6 +250,13 @@ def _threads(group: str) -> list[int]:
 def _status(thread: int) -> dict[str, str]:
     with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as status:
         return {key: value.strip() for key, _, value in (line.partition(":") for line in status)}
+
+
+def _state(thread: int) -> str:
+    try:
+        return _status(thread)["State"][0]
+    except (OSError, KeyError):
+        return "X"  # it has ended
 
 
 def _process_of(thread: int) -> int:
