@@ -30,7 +30,9 @@ _MESSAGE = 1 << 16
 _MAX_FDS = 16
 _GRACE = 2.0  # seconds a worker gets to finish by itself
 _CURE = 30.0  # and to give back the tasks it has in its hands
-_ENDINGS = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT}
+# CRIU gets SIGCHLD whenever a task that it traces stops, and only wants to hear that one died, which the task's socket
+# tells as well. Unblocked, each one would stop CRIU until its own tracer, the dump guard, continues it.
+_NOT_HEARD = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD}
 _NEVER = "-1000"  # for the kernel, which looks for somebody to kill when it is out of memory
 # CRIU only logs a `no` at these and lets the tasks run all the same.
 _TOO_LATE_TO_REFUSE = ("pre-resume", "post-resume")
@@ -212,7 +214,7 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
     Whoever wants to end it is to ask us: at the wrong moment, with CRIU's first instructions in a process, its death is
     that process's. So it does not hear what a terminal or a service manager sends to all of us, nor does the kernel
     choose it when memory runs out."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_HEARD)
     try:
         worker = subprocess.Popen(
             [*criu, "swrk", str(theirs.fileno())],
@@ -229,15 +231,18 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
     return worker
 
 
-def end(process: subprocess.Popen[bytes], patience: float = _GRACE) -> None:
-    """Make sure it is gone: `patience` seconds to finish by itself, SIGKILL. What it had forked to try out the kernel
-    goes with it: one that is killed leaves such a child stopped for ever."""
+def end(process: subprocess.Popen[bytes], patience: float = _GRACE, on_stuck: Callable[[], None] | None = None) -> None:
+    """Make sure it is gone: `patience` seconds to finish by itself, SIGKILL. `on_stuck` is called when it is still
+    there some time after that: a process that traces it keeps it. What it had forked to try out the kernel goes with
+    it: one that is killed leaves such a child stopped for ever."""
     if process.returncode is not None:
         return
     death = os.pidfd_open(process.pid)
     try:
         if not select.select([death], [], [], patience)[0]:
             process.kill()
+            if not select.select([death], [], [], _CURE)[0] and on_stuck is not None:
+                on_stuck()
             select.select([death], [], [])
     finally:
         os.close(death)
@@ -255,6 +260,8 @@ def run(
     pass_fds: Sequence[int] = (),
     on_notify: OnNotify | None = None,
     on_cancel: Callable[[], None] | None = None,
+    on_spawn: Callable[[int], None] | None = None,
+    on_stuck: Callable[[], None] | None = None,
     timeout: float | None = None,
 ) -> Response:
     """One worker from start to end, in this process. Raises CriuFailed (with cause, fix and the tail of the log at
@@ -262,6 +269,7 @@ def run(
 
     `on_cancel` runs first when the conversation is cut short (time-out, Ctrl-C): closing the page-server socket there
     lets CRIU fail by itself and let go of the tasks. It is given time for that: killed, it may take one with it.
+    `on_spawn` gets the worker's pid before the request is sent; `on_stuck` as in `end`.
     Always give a `timeout`: CRIU waits for ever on some damaged images.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -269,17 +277,19 @@ def run(
         with theirs:
             worker = spawn(criu, theirs, pass_fds)
         try:
+            if on_spawn is not None:
+                on_spawn(worker.pid)
             response = converse(ours, request, on_notify, timeout, worker.pid)
         except HungUp:
-            end(worker)
+            end(worker, on_stuck=on_stuck)
             raise logs.failure(f"{what}: CRIU died ({_how(worker.returncode)})", log_path) from None
         except BaseException:
             ours.close()
             if on_cancel is not None:
                 on_cancel()
-            end(worker, 0 if on_cancel is None else _CURE)
+            end(worker, 0 if on_cancel is None else _CURE, on_stuck)
             raise
-        end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE)
+        end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE, on_stuck)
     _LOG.debug("%s: success=%s phases=%s", what, response.success, response.phases)
     if not response.success:
         raise logs.failure(what, log_path, response.errmsg)

@@ -61,7 +61,7 @@ from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import affinity, cgroup, connections, launch, syscalls, touched, tree
+from cmdop_migrate.session import affinity, cgroup, connections, launch, syscalls, touched, trash, tree
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -204,7 +204,7 @@ class _Checkpoint:
         self.files_bytes = sum(one.data_bytes for one in sizes)
         self.files_count = sum(one.files for one in sizes)
         needed = tree.rss(self.group) + self.files_bytes + (64 << 20)
-        free = shutil.disk_usage(self.config.state_dir).free
+        free = trash.make_room(str(self.config.state_dir), needed)
         if free < needed:
             message = f"not enough disk at {self.config.state_dir}: {units.show_size(free)} free"
             raise Blocked(f"{message}, up to {units.show_size(needed)} needed", "Free some, then checkpoint again.")

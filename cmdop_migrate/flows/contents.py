@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from cmdop_migrate.images.layout import PACK_SIZE
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.model import Record, session_name
-from cmdop_migrate.session import streams
+from cmdop_migrate.session import streams, trash
 from cmdop_migrate.session.connections import Connection
 from cmdop_migrate.session.inputs import LINE_LIMIT, QUEUE_LIMIT
 from cmdop_migrate.session.journal import OLD
@@ -145,7 +144,7 @@ def check_room(state_dir: Path, manifest: Manifest) -> None:
         needed = stored + files + SPARE
     except (KeyError, TypeError, ValueError) as error:
         raise ImageRefused(f"the image does not say its true size: {error!r:.80}", _HINT) from error
-    free = shutil.disk_usage(state_dir).free
+    free = trash.make_room(str(state_dir), needed)
     if free < needed:
         message = f"not enough disk at {state_dir}: {units.show_size(free)} free, {units.show_size(needed)} needed"
         raise Blocked(message, "Free some, then restore again: the checkpoint is intact.")

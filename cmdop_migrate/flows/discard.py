@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 from cmdop_migrate.errors import SessionNotFound
-from cmdop_migrate.flows import collect, leases
+from cmdop_migrate.flows import claims, collect, leases
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.records import Records
 
@@ -39,7 +39,7 @@ def in_store(records: Records, reference: str, unknown: SessionNotFound) -> dict
 
 
 def _discard(records: Records, session: str, name: str, above: int) -> dict[str, Any]:
-    lock = records.claim_dead(session, name)
+    lock = claims.to_discard(records, session, name)
     try:
         before, after = leases.end(leases.open_store(records.config), records, session, name, above)
         records.note("discarded", session, name=name, token=after.token, checkpoint=before)

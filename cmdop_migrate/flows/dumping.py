@@ -13,6 +13,7 @@ from cmdop_migrate.criu import devtty, irmap, openfiles, pages, request, runner,
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, stopsignals, tools
+from cmdop_migrate.flows.guards import DumpGuard
 from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.rounds import Rounds, StillMemory
 from cmdop_migrate.images.writer import ImageWriter
@@ -80,6 +81,7 @@ class Dump:
                 return
             irmap.write(self._images, stand_still().watched.paths)
             self._stops.make()
+            guard.snapshot()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
@@ -90,6 +92,7 @@ class Dump:
         directory = os.open(self._images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, directory)
+            guard = stack.enter_context(DumpGuard(self._group, self._channel))
             spec = request.DumpSpec(
                 pid=self._record.pid or 0,
                 images_dir_fd=directory,
@@ -111,6 +114,8 @@ class Dump:
                     pass_fds=(theirs.fileno(), self._channel.fileno()),
                     on_notify=on_notify,
                     on_cancel=theirs.close,
+                    on_spawn=guard.start,
+                    on_stuck=guard.end,
                     timeout=CRIU_TIMEOUT,
                 )
             except CmdopError as error:
@@ -123,6 +128,7 @@ class Dump:
             finally:
                 theirs.close()
                 irmap.remove(self._images)
+            guard.mend_images(self._images)
         if failed:
             raise failed[0]
         if receiver.ident is None:

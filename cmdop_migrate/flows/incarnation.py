@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from cmdop_migrate.criu import userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, Unexpected
-from cmdop_migrate.flows import contents, decoders, descriptors, hooks, leases, memory, talk
+from cmdop_migrate.flows import adoption, contents, decoders, descriptors, hooks, leases, memory, talk
 from cmdop_migrate.flows.hookrun import Outcome
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.flows.remake import Holder, Remake
@@ -33,7 +32,6 @@ from cmdop_migrate.session.start import Starter
 HOLDER_TIMEOUT = 5.0
 FILES = 1 << 16
 MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
-RESTORERS = "restorers"  # a cgroup beside that of the holders
 EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
 _log = log.get("restore")
 
@@ -77,6 +75,7 @@ class Incarnation(Remake):
         super().__init__(parent.records, parent.phases, criu, image, record, directory, lock)
         self.parent, self.leases, self.lease = parent, host_leases, lease
         self.runs_from = 0.0
+        self.deadline = adoption.Deadline(record.name, self.group)
         self.outside = [one.to_json() for one in contents.outside(image)]
         self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
         self.lost: BaseException | None = None
@@ -117,7 +116,7 @@ class Incarnation(Remake):
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
             starter = self.starter = self._run(holder, pager, source.waiting())
-            self._leave_surroundings()
+            adoption.leave_surroundings(self.group)
             if self.parent.wanted.lazy:
                 self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
                 self.image.bring_rest()
@@ -138,13 +137,6 @@ class Incarnation(Remake):
             self.records.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
-
-    def _leave_surroundings(self) -> None:
-        """The session ends with us from here on: whoever ends all that a unit has started must not find us there."""
-        group = os.path.join(os.path.dirname(self.group), RESTORERS)
-        with contextlib.suppress(OSError):
-            cgroup.create(group)
-            cgroup.join(group)
 
     def _decoders(self, source: memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
         """What is still in the store comes through one process, which knows what is on its way."""
@@ -176,6 +168,10 @@ class Incarnation(Remake):
         after = self.records.load(self.record.session)
         return after is not None and after.phase == "exited"
 
+    def _abandon(self, starter: Starter) -> None:
+        """End the tree and its holder, as Remake does, also when the holder's lease deadline froze the tree."""
+        self.deadline.abandon(starter)
+
     def _run(self, holder: Holder, pager: Pager | None, waiting: set[int]) -> Starter:
         """`waiting`: the processes that have memory to come from the pager."""
         self.parent.say("restoring")
@@ -187,14 +183,17 @@ class Incarnation(Remake):
             self.phases.reach("resumed")
             if pager is None:  # else it is still read; who is killed after this leaves none of it beside the session
                 self._clean()
+            self.deadline.resume()
             starter.control.send(b"resumed")
             starter.expect()
+            self.deadline.end()
         except (BrokenPipeError, ConnectionResetError) as error:
             self._abandon(starter)
             words = "the session's holder was killed while it was being restored"
             raise Unexpected(words, "It is parked as before: restore it again.") from error
         except BaseException:
             self._abandon(starter)  # before the pager lets go of its memory
+            self.deadline.check()  # if that is why, it is what is told
             raise
         finally:
             holder.worker.close()
@@ -234,10 +233,12 @@ class Incarnation(Remake):
             "staged": self.terminal["staged"],
             "streams": self.terminal["streams"],
         }
+        self.deadline.begin(renewed.fresh_until, starter)
         self.runs_from = clock.boottime()
         fds = [masters[0]] if pager is None else [masters[0], pager.keep.fileno()]
         socket.send_fds(starter.control, [json.dumps(message).encode()], fds)
         starter.expect()
+        self.deadline.check()
 
     def _tell_hooks(self, done: bool = False) -> None:
         """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""

@@ -26,7 +26,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import Unreachable
-from cmdop_migrate.flows import agentlock, background, births, choose, contents, leases, parkings, tools
+from cmdop_migrate.flows import agentlock, background, births, choose, claims, contents, leases, parkings, tools
 from cmdop_migrate.flows.incarnation import Incarnation, Wanted
 from cmdop_migrate.images import reader
 from cmdop_migrate.images.keys import KeyRing
@@ -103,7 +103,7 @@ class _Restore:
         if self.wanted.fork is None:
             over.look()
         directory = self.records.directory(record.session)
-        lock = self.records.claim_parked(record)
+        lock = claims.to_restore(self.records, record, self.say)
         try:
             record = self._unchanged(chosen, record)
             image = self._fetch(store, ring, chosen.manifest, directory / "image")

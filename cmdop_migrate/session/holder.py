@@ -17,7 +17,7 @@ import sys
 import termios
 import time
 
-from cmdop_migrate.session import cgroup, files, launch, stopped_jobs, wire
+from cmdop_migrate.session import cgroup, files, launch, stopped_jobs, trash, wire
 from cmdop_migrate.session.clients import Client
 from cmdop_migrate.session.keeper import Keeper, Message, complain
 
@@ -380,3 +380,5 @@ def main() -> None:
         control.close()
     holder.loop()
     holder.finish()
+    os.close(lock)  # whoever restores it here need not wait until its files are removed
+    trash.remove_later(trash.of_session(holder.dir))

@@ -9,9 +9,10 @@ import errno
 import json
 import os
 import socket
+import time
 from collections.abc import Callable
 
-from cmdop_migrate.session import cgroup, syscalls
+from cmdop_migrate.session import cgroup, syscalls, trash
 
 Order = dict[str, object]
 KEPT = "images.before"  # CRIU's images of a move's last round
@@ -28,6 +29,7 @@ class StartFailed(Exception):
         self.why = why
 
 
+_LATE = "its lease ran out before its holder had taken it over"
 _GIVEN_UP = StartFailed({"code": "unexpected", "message": "the restore was given up", "hint": ""})
 
 
@@ -118,6 +120,8 @@ def restore(order: Order, control: socket.socket, begin: Callable[[float], None]
     write_token(said["pid"], said["token"])
     give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
     begin(said["fresh_until"])
+    if time.clock_gettime(time.CLOCK_BOOTTIME) >= said["fresh_until"]:
+        raise StartFailed({"code": "timed_out", "message": _LATE, "hint": "It is parked as before: restore it again."})
     # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
     cgroup.join(str(order["holders"]), worker)
     tell(control, {"stage": "adopted"})
@@ -229,7 +233,9 @@ def remove_files(directory: str, names: tuple[str, ...] = FILES) -> None:
     import shutil  # brings half the library along: not for a holder's whole life
 
     for name in names:
-        shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
+        # What a session changed may be 100,000 files: removed later. Images are few, and may hold memory in the clear.
+        if name not in OWN or not trash.set_aside(trash.of_session(directory), f"{directory}/{name}"):
+            shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
 
 
 def has_files(directory: str, names: tuple[str, ...] = FILES) -> bool:

@@ -29,7 +29,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
-from cmdop_migrate.session import cgroup, draining, files, launch
+from cmdop_migrate.session import cgroup, draining, files, launch, orphans, trash
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
@@ -245,12 +245,20 @@ class Records:
         if not self.config.sessions_dir.exists():
             return
         with self.locked():
+            orphans.end_stopped_holders(self)
             for session in self.ids():
                 try:
                     self._sweep_one(session)
                 except OSError as error:
                     # A full disk must not keep the commands that would free it from running.
                     _log.warning("session %s could not be put right: %s", session, error)
+            orphans.end_trees(self)
+        if not trash.is_empty(self._trash):  # a process that removed it was killed, or sessions were forgotten just now
+            trash.remove_later(self._trash)
+
+    @property
+    def _trash(self) -> str:
+        return str(self.config.state_dir / trash.NAME)
 
     def _sweep_one(self, session: str) -> None:
         record = self.load(session)
@@ -290,7 +298,7 @@ class Records:
                 self._lost(record, replace(record, phase="parked", pid=None))
                 return
             if record is None or record.phase != "live":
-                shutil.rmtree(self.directory(session), ignore_errors=True)
+                self._remove(session)
                 self.events.emit("start_undone", session)
                 return
             ended = Exit(code=None, reason=DIED, at=clock.walltime())
@@ -367,4 +375,8 @@ class Records:
     def forget(self, session: str) -> None:
         """Removes every trace of a session that is not alive here."""
         self.socket(session).unlink(missing_ok=True)
+        self._remove(session)
+
+    def _remove(self, session: str) -> None:
+        launch.remove_files(str(self.directory(session)))
         shutil.rmtree(self.directory(session), ignore_errors=True)
