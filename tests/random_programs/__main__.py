@@ -12,6 +12,7 @@ import collections
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,9 @@ from tests.random_programs.rounds import Defect, run
 
 def one_each(names: list[str]) -> Iterator[Spec]:
     """Make a spec per kind: a process with a child, where the kind is built early, and late."""
+    if names and names[0].endswith(".."):
+        order = list(CATALOG)
+        names = order[order.index(names[0].removesuffix("..")) :]
     for kind in CATALOG.values():
         if names and kind.name not in names:
             continue
@@ -41,7 +45,7 @@ def main() -> int:
     parser.add_argument("--without", default="", help="kinds to leave out, separated by commas")
     parser.add_argument("--shrink", action="store_true", help="reduce what fails to the least that fails the same way")
     parser.add_argument("--print", action="store_true", help="print the spec and do nothing")
-    parser.add_argument("--each", nargs="*", metavar="KIND", help="each kind alone")
+    parser.add_argument("--each", nargs="*", metavar="KIND", help="each kind alone; FIRST.. : from that one on")
     options = parser.parse_args()
     without = {name for name in options.without.split(",") if name}
     if not options.pending:
@@ -58,22 +62,29 @@ def main() -> int:
     return run_all(specs, options.shrink)
 
 
+def name_of(spec: Spec) -> str:
+    if spec.seed >= 0:
+        return f"seed {spec.seed}"
+    return str(spec.processes[0].features[0])
+
+
 def run_all(specs: list[Spec], reduce: bool) -> int:
     failed: dict[str, list[str]] = collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as directory, a_host(Path(directory)) as host:
         for spec in specs:
             began = time.monotonic()
-            what = str(spec) if spec.seed < 0 or len(specs) == 1 else f"seed {spec.seed}"
+            what = name_of(spec)
             try:
                 run(host, spec)
                 print(f"{what}: ok, {time.monotonic() - began:.1f} s", flush=True)
-            except Defect as defect:
-                print(f"{what}: {defect}\n{spec}", flush=True)
+            except Exception as error:
+                defect = error if isinstance(error, Defect) else Defect("error", "".join(traceback.format_exception(error)))
+                print(f"{what}: {defect}" + f"\n{spec}" * (spec.seed >= 0), flush=True)
                 failed[defect.kind].append(what)
                 if reduce:
                     print(f"the least that shows it:\n{shrink.shrink(host, spec, defect)}", flush=True)
     for kind, names in failed.items():
-        print(f"{kind}: {len(names)}: {', '.join(name.replace(chr(10), ' ') for name in names)}")
+        print(f"{kind}: {len(names)}: {', '.join(names)}")
     print(f"{len(specs)} run, {sum(map(len, failed.values()))} failed")
     return 1 if failed else 0
 

@@ -111,8 +111,8 @@ class Worker:
             number, word, *args = line.decode().split()
             try:
                 self.answer(int(number), getattr(self, f"do_{word}")(*args))
-            except Exception:
-                self.answer(int(number), error=traceback.format_exc())
+            except Exception as error:
+                self.answer(int(number), error=f"{error!r} {''.join(traceback.format_tb(error.__traceback__)[-1:])}")
 
     def answer(self, number: int, value: Any = None, error: str | None = None) -> None:
         path = f"{self.directory}/{self.me['number']}.{number}.json"
@@ -142,7 +142,7 @@ class Worker:
         try:
             work()
         except Exception as error:
-            raise RuntimeError(f"{label}: {error}") from error
+            raise RuntimeError(f"{label}: {error!r}") from error
 
     def do_foreground(self, group: str) -> None:
         """Give the terminal to a process group, as a shell's `fg` does."""

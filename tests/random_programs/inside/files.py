@@ -19,7 +19,8 @@ class _File(Holding):
     before = b""
 
     def describe(self) -> list[object]:
-        return [os.lseek(self.fd, 0, os.SEEK_CUR), fcntl.fcntl(self.fd, fcntl.F_GETFL), os.fstat(self.fd).st_nlink]
+        flags = fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~os.O_TMPFILE  # it mattered to open() alone, and is not carried
+        return [os.lseek(self.fd, 0, os.SEEK_CUR), flags, os.fstat(self.fd).st_nlink]
 
     def report(self) -> object:
         return [*self.describe(), digest(read_all(self.fd))]
