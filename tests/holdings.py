@@ -125,6 +125,38 @@ def timers() -> Holding:
 
 
 @holding
+def timerfds_set_to_a_point_in_time() -> Holding:
+    """Two with TFD_TIMER_ABSTIME: one that is not armed, and must not fire; one that must not fire early."""
+    libc = ctypes.CDLL(None)
+    idle, armed = (libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK) for _ in range(2))
+    libc.timerfd_settime(idle, 1, struct.pack("qqqq", 3, 0, 0, 0), None)
+    end = int(time.clock_gettime(time.CLOCK_MONOTONIC)) + 10_000
+    libc.timerfd_settime(armed, 1, struct.pack("qqqq", 0, 0, end, 0), None)
+    left = ctypes.create_string_buffer(32)
+    yield
+    same(bool(select.select([idle], [], [], 0.1)[0]), False)
+    libc.timerfd_gettime(idle, left)
+    same(struct.unpack("qqqq", left.raw), (3, 0, 0, 0))
+    libc.timerfd_gettime(armed, left)
+    seconds, nanoseconds = struct.unpack("qqqq", left.raw)[2:]
+    # The session's clock does not count the time between dump and restore (it has a time namespace of its own).
+    same(time.clock_gettime(time.CLOCK_MONOTONIC) + seconds + nanoseconds / 1e9 > end - 0.01, True)
+
+
+@holding
+def proc_directories() -> Holding:
+    """Directories /proc/PID, between files with long names: CRIU takes the rest of such a name for a part of theirs."""
+    kept, processes = [], [os.getpid(), os.getppid()]
+    for number in range(20):
+        kept.append(os.open("a-file-with-a-long-name", os.O_RDWR | os.O_CREAT))
+        kept.append(os.open(f"/proc/{processes[number % 2]}", os.O_RDONLY))
+    yield
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in kept[1::2]]
+    same(links, [f"/proc/{processes[number % 2]}" for number in range(20)])
+    same("status" in os.listdir(kept[1]), True)
+
+
+@holding
 def posix_shared_memory() -> Holding:
     from multiprocessing import shared_memory
 
