@@ -343,6 +343,8 @@ def locks() -> Holding:
 def epoll_eventfd_signalfd() -> Holding:
     libc = ctypes.CDLL(None, use_errno=True)
     event = os.eventfd(5, os.EFD_NONBLOCK)
+    high = os.eventfd(7, os.EFD_NONBLOCK)
+    os.eventfd_write(high, 1 << 40)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     mask = (ctypes.c_uint64 * 16)(1 << (signal.SIGUSR1 - 1))
     signals = libc.signalfd(-1, mask, os.O_NONBLOCK)
@@ -355,6 +357,7 @@ def epoll_eventfd_signalfd() -> Holding:
     yield
     same(signal.SIGUSR2 in signal.sigpending(), True)
     same(os.eventfd_read(event), 5)
+    same(os.eventfd_read(high), (1 << 40) + 7)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.write(writer, b"x")
     os.eventfd_write(event, 1)

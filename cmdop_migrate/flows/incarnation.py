@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import userfault
+from cmdop_migrate.criu import eventfds, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, Unexpected
@@ -224,6 +224,7 @@ class Incarnation(Remake):
             affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
         if "threads" in self.image.manifest.blobs:
             threadsettings.apply(cgroup.pids(self.group), json.loads(self.image.blob("threads")))
+        eventfds.complete(self.images, cgroup.pids(self.group))
         renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
         if isinstance(renewed, Lost):
             raise leases.fenced(self.record.name, renewed)
