@@ -1,8 +1,8 @@
 """Restore the counts of eventfds that have more than 32 bits: CRIU creates each with eventfd(2), which takes an
 unsigned int, so that the upper half is lost. It is in the image, and is added before the session runs.
 
-Records of CRIU's images: an eventfd is field 8 of one in files.img, with its id (1) and its count (4). ids-PID.img names
-the table of descriptors of a process (2), fdinfo-TABLE.img has the id (1) and the number (4) of each descriptor.
+Records of CRIU's images: an eventfd is field 8 of one in files.img, with its id (1) and its count (4). ids-PID.img
+names the table of descriptors of a process (2), fdinfo-TABLE.img has the id (1) and the number (4) of each descriptor.
 """
 
 from __future__ import annotations

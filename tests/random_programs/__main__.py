@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.hosts import a_host
 from tests.random_programs import generator, shrink
-from tests.random_programs.catalog import CATALOG
+from tests.random_programs.catalog import CATALOG, left_out
 from tests.random_programs.generator import Feature, Process, Spec
 from tests.random_programs.rounds import Defect, run
 
@@ -40,16 +40,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", default="0-19", metavar="FIRST-LAST")
-    parser.add_argument("--size", type=int, default=30, help="at most so many processes")
-    parser.add_argument("--pending", action="store_true", help="also what is known not to work yet")
+    parser.add_argument("--size", type=int, default=30, help="how many processes")
+    parser.add_argument("--everything", action="store_true", help="also what is switched off in catalog.py")
     parser.add_argument("--without", default="", help="kinds to leave out, separated by commas")
     parser.add_argument("--shrink", action="store_true", help="reduce what fails to the least that fails the same way")
     parser.add_argument("--print", action="store_true", help="print the spec and do nothing")
     parser.add_argument("--each", nargs="*", metavar="KIND", help="each kind alone; FIRST.. : from that one on")
     options = parser.parse_args()
     without = {name for name in options.without.split(",") if name}
-    if not options.pending:
-        without |= generator.pending()
+    if not options.everything:
+        without |= left_out()
     if options.each is not None:
         specs = list(one_each(options.each))
     else:
@@ -75,10 +75,12 @@ def run_all(specs: list[Spec], reduce: bool) -> int:
             began = time.monotonic()
             what = name_of(spec)
             try:
-                run(host, spec)
-                print(f"{what}: ok, {time.monotonic() - began:.1f} s", flush=True)
+                clock = run(host, spec)
+                print(f"{what}: ok, {time.monotonic() - began:.1f} s: {clock}", flush=True)
             except Exception as error:
-                defect = error if isinstance(error, Defect) else Defect("error", "".join(traceback.format_exception(error)))
+                defect = (
+                    error if isinstance(error, Defect) else Defect("error", "".join(traceback.format_exception(error)))
+                )
                 print(f"{what}: {defect}" + f"\n{spec}" * (spec.seed >= 0), flush=True)
                 failed[defect.kind].append(what)
                 if reduce:

@@ -11,9 +11,8 @@ import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from tests.random_programs.catalog import CATALOG, TREE, Kind
+from tests.random_programs.catalog import CATALOG, Kind
 
-STOPS = ("STOP", "TSTP", "TTIN", "TTOU")
 BY_TERMINAL = ("TTIN", "TTOU")
 EXOTIC_SHARE = 0.12
 
@@ -81,26 +80,36 @@ class Spec:
 
 
 def generate(seed: int, size: int = 30, without: Collection[str] = ()) -> Spec:
-    """Make the spec of a seed. `size`: at most so many processes; `without`: kinds and tree features to leave out."""
+    """Make the spec of a seed with `size` processes. What is in `without` is left out of it; the rest stays the same."""
     rng = random.Random(seed)
-    kinds = [one for one in CATALOG.values() if one.name not in without and not one.blocked]
+    kinds = [kind for kind in CATALOG.values() if not kind.blocked]
     processes = [Process(0, None, "root")]
-    for number in range(1, rng.randint(1, size)):
+    for number in range(1, size):
         kind = rng.choices(("fork", "group", "session", "terminal"), (4, 4, 1, 1))[0]
-        kind = "group" if kind == "terminal" and "terminal" in without else kind
         processes.append(Process(number, rng.randrange(max(0, number - 8), number), kind))
     spec = Spec(seed, tuple(processes))
     filled = [dataclasses.replace(one, features=tuple(_features(rng, spec, one.number, kinds))) for one in processes]
     if rng.random() < EXOTIC_SHARE:
-        names = [one.name for one in CATALOG.values() if one.blocked and one.name not in without]
         at = rng.randrange(len(filled))
-        more = Feature(rng.choice(names), rng.randrange(1 << 20), False)
+        name = rng.choice([kind.name for kind in CATALOG.values() if kind.blocked])
+        more = Feature(name, rng.randrange(1 << 20), False)
         filled[at] = dataclasses.replace(filled[at], features=(*filled[at].features, more))
     spec = dataclasses.replace(spec, processes=tuple(filled))
-    spec = _in_foreground(rng, spec, without)
-    spec = _stopped(rng, spec, without)
-    typed = rng.random() < 0.3 and "typed" not in without
-    return dataclasses.replace(spec, typed=typed, rounds=2 if rng.random() < 0.15 else 1)
+    spec = _stopped(rng, _in_foreground(rng, spec))
+    spec = dataclasses.replace(spec, typed=rng.random() < 0.3, rounds=2 if rng.random() < 0.15 else 1)
+    return leave_out(spec, without)
+
+
+def leave_out(spec: Spec, names: Collection[str]) -> Spec:
+    """Return the spec without these kinds of state and features of the tree."""
+    kept = []
+    for one in spec.processes:
+        features = tuple(feature for feature in one.features if feature.name not in names)
+        kind = "group" if one.kind in names else one.kind
+        stop = "STOP" if f"stop_{one.stop}" in names else one.stop
+        foreground = None if "foreground" in names or kind != one.kind else one.foreground
+        kept.append(dataclasses.replace(one, features=features, kind=kind, stop=stop, foreground=foreground))
+    return dataclasses.replace(spec, processes=tuple(kept), typed=spec.typed and "typed" not in names)
 
 
 def _features(rng: random.Random, spec: Spec, number: int, kinds: list[Kind]) -> Iterator[Feature]:
@@ -113,17 +122,21 @@ def _features(rng: random.Random, spec: Spec, number: int, kinds: list[Kind]) ->
             yield Feature(kind.name, rng.randrange(1 << 20), kind.early and rng.random() < 0.4)
 
 
-def _in_foreground(rng: random.Random, spec: Spec, without: Collection[str]) -> Spec:
+def _in_foreground(rng: random.Random, spec: Spec) -> Spec:
     """Give some terminals to a group other than their leader's."""
     processes = list(spec.processes)
     for leader in spec.processes:
-        groups = [one.number for one in spec.processes if one.kind == "group" and spec.terminal_of(one.number) == leader.number]
-        if leader.kind in ("root", "terminal") and groups and rng.random() < 0.5 and "foreground" not in without:
+        groups = [
+            one.number
+            for one in spec.processes
+            if one.kind == "group" and spec.terminal_of(one.number) == leader.number
+        ]
+        if leader.kind in ("root", "terminal") and groups and rng.random() < 0.5:
             processes[leader.number] = dataclasses.replace(leader, foreground=rng.choice(groups))
     return dataclasses.replace(spec, processes=tuple(processes))
 
 
-def _stopped(rng: random.Random, spec: Spec, without: Collection[str]) -> Spec:
+def _stopped(rng: random.Random, spec: Spec) -> Spec:
     """Stop some processes. What stops by the terminal is a group of its own, in the background."""
     in_front = {one.foreground for one in spec.processes}
     processes = list(spec.processes)
@@ -134,11 +147,6 @@ def _stopped(rng: random.Random, spec: Spec, without: Collection[str]) -> Spec:
         if one.kind == "group" and spec.terminal_of(one.number) is not None:
             possible.append("TSTP")
             if one.number not in in_front:
-                possible += [name for name in BY_TERMINAL if f"stop_{name}" not in without]
+                possible += BY_TERMINAL
         processes[one.number] = dataclasses.replace(one, stop=rng.choice(possible))
     return dataclasses.replace(spec, processes=tuple(processes))
-
-
-def pending() -> set[str]:
-    """Return the names of everything that is known not to work yet."""
-    return {one.name for one in CATALOG.values() if one.pending} | {name for name, why in TREE.items() if why}

@@ -16,7 +16,7 @@ import signal
 import sys
 import termios
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import exotic
 import files
@@ -82,12 +82,17 @@ class Worker:
                 self.settle(child["kind"], ends)
                 self.become(child["number"])
             except BaseException:
-                self.answer(0, error=traceback.format_exc())
-                os._exit(1)
+                self.fail()
             self.serve()
         if ends:
             self.masters[child["number"]] = ends[0]
             os.close(ends[1])
+
+    def fail(self) -> NoReturn:
+        """Report that this process could not be built, and stay: with the first process the session would end."""
+        self.answer(0, error=traceback.format_exc())
+        while True:
+            signal.pause()
 
     def settle(self, kind: str, ends: tuple[int, int] | None) -> None:
         """Enter the process group, session or terminal that a child of this kind has."""
@@ -176,8 +181,7 @@ def main() -> None:
     try:
         worker.become(0)
     except BaseException:
-        worker.answer(0, error=traceback.format_exc())
-        raise
+        worker.fail()
     worker.serve()
 
 

@@ -100,11 +100,6 @@ class Vsock(Holding):
         self.socket = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM, 0)
 
 
-class Alg(Holding):
-    def build(self) -> None:
-        self.socket = socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET, 0)
-
-
 class Mptcp(Holding):
     def build(self) -> None:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
@@ -137,5 +132,3 @@ class DeletedWatch(Holding):
         self.fd = call("inotify_init1", os.O_NONBLOCK)
         call("inotify_add_watch", self.fd, where.encode(), 0x2)
         os.unlink(where)
-
-

@@ -40,7 +40,9 @@ class _File(Holding):
 
 class Regular(_File):
     def build(self) -> None:
-        where = self.rng.choice([self.path("file"), f"/dev/shm/{os.path.basename(self.place)}.f", f"/tmp/{os.path.basename(self.place)}"])
+        where = self.rng.choice(
+            [self.path("file"), f"/dev/shm/{os.path.basename(self.place)}.f", f"/tmp/{os.path.basename(self.place)}"]
+        )
         self.where = make(where, self.data(self.rng.choice([0, 10, 100_000])))
         self.fd = os.open(self.where, self.rng.choice(FLAGS))
         os.lseek(self.fd, self.rng.randrange(200_000), os.SEEK_SET)
@@ -205,7 +207,14 @@ class UsualDevices(Holding):
 
 class ProcFiles(Holding):
     def build(self) -> None:
-        names = ["/proc/self/status", "/proc/meminfo", "/proc/self/fd", "/proc/self", "/proc/1/comm", "/proc/sys/kernel/osrelease"]
+        names = [
+            "/proc/self/status",
+            "/proc/meminfo",
+            "/proc/self/fd",
+            "/proc/self",
+            "/proc/1/comm",
+            "/proc/sys/kernel/osrelease",
+        ]
         self.fds = [os.open(one, os.O_RDONLY) for one in self.rng.sample(names, 3)]
 
     def report(self) -> object:
@@ -214,7 +223,9 @@ class ProcFiles(Holding):
 
 class NamespaceFiles(Holding):
     def build(self) -> None:
-        self.fds = [os.open(f"/proc/self/ns/{one}", os.O_RDONLY) for one in self.rng.sample(["net", "mnt", "uts", "ipc"], 2)]
+        self.fds = [
+            os.open(f"/proc/self/ns/{one}", os.O_RDONLY) for one in self.rng.sample(["net", "mnt", "uts", "ipc"], 2)
+        ]
 
     def report(self) -> object:
         return [os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in self.fds]
@@ -286,15 +297,22 @@ class OfdLock(Holding):
 
 
 class FileLease(Holding):
-    """F_SETLEASE: its holder is told, by a signal, when another opens the file."""
+    """F_SETLEASE: its holder is told, by a signal, when another opens the file to write to it."""
+
+    kind = fcntl.F_RDLCK
 
     def build(self) -> None:
         self.fd = os.open(make(self.path("leased"), b"x"), os.O_RDONLY)
-        self.kind = self.rng.choice([fcntl.F_RDLCK, fcntl.F_WRLCK])
         fcntl.fcntl(self.fd, fcntl.F_SETLEASE, self.kind)
 
     def report(self) -> object:
         return fcntl.fcntl(self.fd, fcntl.F_GETLEASE)
+
+
+class WriteLease(FileLease):
+    """One whose holder is told when another opens the file at all, which kills a holder that does not expect it."""
+
+    kind = fcntl.F_WRLCK
 
 
 class Inotify(Holding):
@@ -334,15 +352,3 @@ class Inotify(Holding):
 
 class InotifyFiles(Inotify):
     on_files = True
-
-
-class InotifyQueued(Inotify):
-    """An event that its reader has not read yet."""
-
-    def build(self) -> None:
-        super().build()
-        make(f"{self.paths[0]}/early", b"")
-
-    def check(self) -> None:
-        if os.getpid() == self.owner and b"early" not in os.read(self.fd, 1 << 16):
-            raise Wrong("an event that was queued before the checkpoint is lost")

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 
-from base import Holding, digest, same
+from base import Holding, digest, make, same
 
 STREAM, DGRAM, SEQPACKET = socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET
 PEEK = socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -301,23 +301,10 @@ class Udp6(Udp):
     family, address = socket.AF_INET6, "::1"
 
 
-class UdpQueued(Udp):
-    """A datagram that was not read yet. Datagrams may be lost anywhere; here they should not be."""
-
-    def build(self) -> None:
-        super().build()
-        self.client.send(b"queued")
-
-    def use(self) -> None:
-        self.server.settimeout(10)
-        self.client.send(b"new")
-        same((self.server.recv(9), self.server.recv(9)), (b"queued", b"new"), "datagrams")
-
-
 class Netlink(Holding):
     def build(self) -> None:
         self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, self.rng.choice([0, 4]))
-        self.socket.bind((0, self.rng.choice([0, 1])))
+        self.socket.bind((0, 0))  # of no group: it is sent nothing
 
     def report(self) -> object:
         return self.socket.getsockname()
@@ -333,9 +320,10 @@ class PacketSocket(Holding):
 
 
 class Ping(Holding):
-    """An ICMP datagram socket, as `ping` uses."""
+    """An ICMP datagram socket, as `ping` uses. No group may have one in a new network namespace until it is allowed."""
 
     def build(self) -> None:
+        make("/proc/sys/net/ipv4/ping_group_range", b"0 2147483647")
         self.socket = socket.socket(socket.AF_INET, DGRAM, socket.IPPROTO_ICMP)
 
     def use(self) -> None:
@@ -360,6 +348,22 @@ class UnixUnaccepted(Holding):
         self.listener.bind(self.path("unaccepted"))
         self.listener.listen()
         self.client.connect(self.path("unaccepted"))
+
+    def use(self) -> None:
+        peer, _ = self.listener.accept()
+        self.client.sendall(b"hello")
+        same(receive(peer, 5), b"hello", "a connection accepted after the restore")
+
+
+class UnixUnacceptedData(UnixUnaccepted):
+    """The same, and its client has sent something."""
+
+    def build(self) -> None:
+        super().build()
+        self.client.sendall(b"early")
+
+    def use(self) -> None:
+        pass
 
 
 class UdpCorked(Udp):

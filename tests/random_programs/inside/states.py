@@ -22,6 +22,10 @@ SYS_CLONE, SYS_IOPRIO_SET, SYS_IOPRIO_GET, SYS_QUEUE, SYS_TIMER_CREATE, SYS_TIME
 )
 
 
+HARMLESS = [signal.SIGURG, signal.SIGCHLD, signal.SIGPIPE, signal.SIGWINCH]
+SENT = [signal.SIGUSR1, signal.SIGUSR2, *range(signal.SIGRTMIN, signal.SIGRTMAX + 1)]
+
+
 def get_int(option: int) -> int:
     found = ctypes.c_int()
     call("prctl", option, ctypes.byref(found), 0, 0, 0)
@@ -59,14 +63,15 @@ class Threads(Holding):
         waits = self.rng.sample(["event", "read", "sleep", "poll"], self.rng.randint(1, 4))
         self.threads = []
         for wait in waits:
-            thread = threading.Thread(target=self.run, args=(wait, self.rng.randrange(34, 60)), daemon=True)
+            thread = threading.Thread(target=self.run, args=(wait, self.rng.choice(HARMLESS)), daemon=True)
             self.threads.append(thread)
             thread.start()
         while len(self.results) < len(waits):
             time.sleep(0.001)
 
     def run(self, wait: str, blocked: int) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {blocked})
+        # What other kinds of state send is for the first thread: one that does not block it would be ended by it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {blocked, *SENT})
         LIBC.prctl(PR_SET_NAME, f"w-{wait}".encode(), 0, 0, 0)
         self.results[wait] = ""
         if wait == "event":
@@ -243,14 +248,6 @@ class Undumpable(Holding):
         return LIBC.prctl(PR_GET_DUMPABLE, 0, 0, 0, 0)
 
 
-class Persona(Holding):
-    def build(self) -> None:
-        call("personality", self.rng.choice([0x0040000, 0x0200000]))  # ADDR_NO_RANDOMIZE, ADDR_COMPAT_LAYOUT
-
-    def report(self) -> object:
-        return LIBC.personality(ctypes.c_ulong(0xFFFFFFFF))
-
-
 class Limits(Holding):
     def build(self) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (self.rng.randrange(9), resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -273,7 +270,7 @@ class Place(Holding):
     def report(self) -> object:
         mask = os.umask(0)
         os.umask(mask)
-        return [mask, os.getcwd()]
+        return [mask, os.readlink("/proc/self/cwd")]
 
 
 class DeletedCwd(Holding):
@@ -396,7 +393,9 @@ class Sleeper(Holding):
     """Another program: not Python, started by exec."""
 
     def build(self) -> None:
-        self.pid = os.posix_spawn(self.rng.choice(["/bin/sleep", "/usr/bin/sleep"]), ["sleep", "3000"], dict(os.environ))
+        self.pid = os.posix_spawn(
+            self.rng.choice(["/bin/sleep", "/usr/bin/sleep"]), ["sleep", "3000"], dict(os.environ)
+        )
 
     def report(self) -> object:
         return self.pid
