@@ -25,7 +25,7 @@ _BELOW = re.compile(rb"(/proc/\d+)/", re.DOTALL)
 _DIRECTORY = re.compile(rb"/proc/\d+$")
 
 
-def correct(images: Path, pids: Iterable[int]) -> None:
+def correct_directories(images: Path, pids: Iterable[int]) -> None:
     """Rewrite the names in a dump that is complete, of these processes, which are frozen. Raises Malformed."""
     links = set(_links(pids))
     if not any(map(_DIRECTORY.match, links)):

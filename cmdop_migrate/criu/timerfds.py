@@ -24,7 +24,7 @@ _TIMER, _CLOCK, _FLAGS, _SECONDS, _NANOSECONDS = 12, 4, 6, 7, 8
 _ABSOLUTE, _REALTIME = 1, 0
 
 
-def correct(images: Path) -> None:
+def correct_timers(images: Path) -> None:
     """Rewrite the timers of a checkpoint that is laid out in `images`. Raises Malformed."""
     image = images / NAME
     before = image.read_bytes()

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import openfiles, pages, procdirs, request, runner
+from cmdop_migrate.criu import openfiles, pages, request, runner
+from cmdop_migrate.criu.procdirs import correct_directories
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -75,7 +76,7 @@ class Dump:
 
         def on_notify(note: runner.Notification) -> None:
             if note.script == DUMPED:
-                procdirs.correct(self._images, cgroup.pids(self._group))
+                correct_directories(self._images, cgroup.pids(self._group))
             if note.script == DUMPED and openfiles.has_link_remaps(self._images):
                 on_link_remaps()
             if note.script != READY:

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, timerfds
+from cmdop_migrate.criu import ctty, logs, openfiles, request, runner
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.criu.timerfds import correct_timers
 from cmdop_migrate.errors import CriuFailed
 from cmdop_migrate.flows import carry, contents, memory, tools
 from cmdop_migrate.flows.mounts import shared_mounts
@@ -96,13 +97,13 @@ class Remake:
         for name in self.image.manifest.blobs:
             if name.startswith("criu/"):
                 (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
+        correct_timers(self.images)
         if self._is_locked():
             (namespace,) = self.images.glob("netns-*.img")
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
                 rules.write(network.LOCK.encode())
         if self.brought.as_found:
             openfiles.open_as_found(self.images, self.brought.as_found)
-        timerfds.correct(self.images)
         source.lay_out(self.images, lazy)
 
     def _is_locked(self) -> bool:
