@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from tests.hosts import a_host
 from tests.random_programs import generator, shrink
@@ -68,7 +70,14 @@ def name_of(spec: Spec) -> str:
     return str(spec.processes[0].features[0])
 
 
+def told_to_end(number: int, frame: FrameType | None) -> None:
+    """End as with Ctrl-C, and clear up: sessions outlive the process that started them."""
+    raise KeyboardInterrupt
+
+
 def run_all(specs: list[Spec], reduce: bool) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # started in the background, Python ignores the first
+        signal.signal(number, told_to_end)
     failed: dict[str, list[str]] = collections.defaultdict(list)
     with tempfile.TemporaryDirectory() as directory, a_host(Path(directory)) as host:
         for spec in specs:

@@ -164,7 +164,11 @@ def _differences(subject: Subject, facts: compare.Facts) -> str:
     """Compare what can be seen from outside with `facts`, until it is the same or has had time to become so."""
     end = time.monotonic() + SETTLE
     while True:
-        lost, appeared = compare.differences(_normal(facts), _normal(subject.program.look()), ALLOWED)
+        before, after = _normal(facts), _normal(subject.program.look())
+        for key, value in before.items():  # docs/limits.md: the same terminal, under its other name
+            if value.startswith("/dev/tty ("):
+                after[key] = re.sub(r"^/dev/pts/\d+ ", "/dev/tty ", after.get(key, ""))
+        lost, appeared = compare.differences(before, after, ALLOWED)
         if not lost and not appeared:
             return ""
         if time.monotonic() > end:

@@ -106,12 +106,18 @@ class _Own(Holding):
 
     def report(self) -> object:
         try:
-            return [os.ttyname(self.fd), os.tcgetpgrp(self.fd), digest(repr(modes(self.fd)).encode())]
+            return [self.named(), os.tcgetpgrp(self.fd), digest(repr(modes(self.fd)).encode())]
         except OSError as error:  # children in a session of their own hold it, too
             return error.strerror
 
+    def named(self) -> str:
+        return os.ttyname(self.fd)
+
 
 class DevTty(_Own):
+    def named(self) -> str:
+        return ""  # it is another after a restore: /dev/pts/N, of the same terminal
+
     def build(self) -> None:
         self.fd = os.open("/dev/tty", os.O_RDWR)
 
