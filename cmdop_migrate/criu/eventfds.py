@@ -12,24 +12,27 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cmdop_migrate.criu.messages import read_varint
+from cmdop_migrate import log
+from cmdop_migrate.criu.messages import Malformed, read_varint
 from cmdop_migrate.criu.openfiles import NAME, entries_of, fields_of
 
 _EVENTFD, _ID, _COUNT, _TABLE, _NUMBER = 8, 1, 4, 2, 4
 _LOWER = (1 << 32) - 1
 _PIDFD_GETFD = 438  # on every architecture
+_log = log.get("criu")
 
 
 def complete(images: Path, pids: Iterable[int]) -> None:
-    """Add what is missing to the eventfds of these processes, which CRIU has made and not resumed. Raises Malformed,
-    OSError."""
-    missing = large(images)
-    if not missing:
-        return
-    here = {_inner(pid): pid for pid in pids}
-    for pid, number, file in _descriptors(images):
-        if file in missing and pid in here:
-            _add(here[pid], number, missing.pop(file))
+    """Add what is missing to the eventfds of these processes, which CRIU has made and not resumed. A count that cannot
+    be completed is reported in the log: a session does not fail to come back for it."""
+    try:
+        missing = large(images)
+        here = {_inner(pid): pid for pid in pids} if missing else {}
+        for pid, number, file in _descriptors(images) if missing else ():
+            if file in missing and pid in here:
+                _add(here[pid], number, missing.pop(file))
+    except (Malformed, OSError, KeyError) as error:
+        _log.warning("an eventfd has lost the upper half of its count: %s", error)
 
 
 def large(images: Path) -> dict[int, int]:
