@@ -34,7 +34,7 @@ FILES = [
     *_kinds("linked_unlinked deleted_sparse proc_files namespace_files signal_owner"),
     *_kinds("posix_lock", early=False),
     *_kinds("flock ofd_lock"),
-    *_kinds("file_lease", weight=0.5),
+    *_kinds("file_lease write_lease", weight=0.5),
     *_kinds("inotify inotify_files"),
 ]
 IPC = [
@@ -65,7 +65,7 @@ STATES = [
 EXOTIC = [
     *_kinds("io_uring perf bpf userfault message_queue secret_memory", blocked=True),
     *_kinds("pid_namespace user_namespace time_namespace traced", blocked=True, early=False, repeat=False),
-    *_kinds("pipe_packets vsock mptcp device memfd_program deleted_watch udp_corked write_lease", blocked=True),
+    *_kinds("pipe_packets vsock mptcp device memfd_program deleted_watch udp_corked", blocked=True),
     *_kinds("unix_unaccepted_data shares_place", blocked=True, early=False),
 ]
 CATALOG: dict[str, Kind] = {kind.name: kind for kind in (*MEMORY, *FILES, *IPC, *SOCKETS, *TERMINALS, *STATES, *EXOTIC)}
@@ -93,10 +93,11 @@ SWITCHES = (
     Switch(False, "ping", "ping sockets are not refused"),
     Switch(False, "perf bpf userfault message_queue secret_memory", "refusal of descriptors CRIU does not know"),
     Switch(False, "user_namespace time_namespace memfd_program", "refusal of namespaces and memfd programs"),
-    Switch(False, "deleted_watch udp_corked pipe_packets", "refusal of watches, datagrams and pipes CRIU cannot dump"),
+    Switch(False, "udp_corked pipe_packets", "refusal of datagrams and pipes CRIU cannot dump"),
+    Switch(False, "deleted_watch", "refusal of watches on deleted files"),
     Switch(False, "unix_unaccepted_data", "refusal of unix connections that wait to be accepted, with data"),
     Switch(False, "shares_place", "refusal of processes that share a working directory (CLONE_FS)"),
-    Switch(False, "write_lease", "refusal of write leases: the capture of files breaks them"),
+    Switch(False, "write_lease", "a capture of files that does not break write leases"),
 )
 
 

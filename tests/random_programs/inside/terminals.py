@@ -106,7 +106,8 @@ class _Own(Holding):
 
     def report(self) -> object:
         try:
-            return [self.named(), os.tcgetpgrp(self.fd), digest(repr(modes(self.fd)).encode())]
+            # The foreground group is seen from outside, before what is stopped is continued by changing it.
+            return [self.named(), os.tcgetpgrp(self.fd) > 0, digest(repr(modes(self.fd)).encode())]
         except OSError as error:  # children in a session of their own hold it, too
             return error.strerror
 
