@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cmdop_migrate import log
+from cmdop_migrate.criu.imagefile import fields, records
 from cmdop_migrate.criu.messages import Malformed, read_varint
-from cmdop_migrate.criu.openfiles import NAME, entries_of, fields_of
+from cmdop_migrate.criu.openfiles import NAME
 
 _EVENTFD, _ID, _COUNT, _TABLE, _NUMBER = 8, 1, 4, 2, 4
 _LOWER = (1 << 32) - 1
@@ -38,8 +39,8 @@ def complete(images: Path, pids: Iterable[int]) -> None:
 def large(images: Path) -> dict[int, int]:
     """Return, by their ids, what the eventfds of a checkpoint count above 32 bits. Raises Malformed."""
     found = {}
-    for message in entries_of((images / NAME).read_bytes()):
-        for number, _, value in fields_of(message):
+    for message in records((images / NAME).read_bytes()):
+        for number, _, value in fields(message):
             held = _numbers(value) if number == _EVENTFD else {}
             if held.get(_COUNT, 0) > _LOWER:
                 found[held[_ID]] = held[_COUNT] & ~_LOWER
@@ -49,9 +50,9 @@ def large(images: Path) -> dict[int, int]:
 def _descriptors(images: Path) -> Iterator[tuple[int, int, int]]:
     """Yield (process, number, id of the file) of every descriptor."""
     for path in images.glob("ids-*.img"):
-        for message in entries_of(path.read_bytes()):
+        for message in records(path.read_bytes()):
             table = images / f"fdinfo-{_numbers(message).get(_TABLE)}.img"
-            for entry in entries_of(table.read_bytes()) if table.exists() else ():
+            for entry in records(table.read_bytes()) if table.exists() else ():
                 held = _numbers(entry)
                 yield int(path.stem.removeprefix("ids-")), held[_NUMBER], held[_ID]
 
@@ -63,7 +64,7 @@ def _inner(pid: int) -> int:
 
 
 def _numbers(message: bytes) -> dict[int, int]:
-    return {number: read_varint(value, 0)[0] for number, field, value in fields_of(message) if field[0] & 7 == 0}
+    return {number: read_varint(value, 0)[0] for number, field, value in fields(message) if field[0] & 7 == 0}
 
 
 def _add(pid: int, number: int, count: int) -> None:

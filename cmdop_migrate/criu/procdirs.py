@@ -12,14 +12,13 @@ from __future__ import annotations
 import os
 import re
 import stat
-import struct
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from cmdop_migrate.criu.messages import read_varint, varint
-from cmdop_migrate.criu.openfiles import NAME, entries_of, fields_of
+from cmdop_migrate.criu.imagefile import bytes_field, fields, records, with_records
+from cmdop_migrate.criu.messages import read_varint
+from cmdop_migrate.criu.openfiles import NAME
 
-_HEAD = 8
 _REGULAR, _PATH, _MODE = 3, 6, 10
 _BELOW = re.compile(rb"(/proc/\d+)/", re.DOTALL)
 _DIRECTORY = re.compile(rb"/proc/\d+$")
@@ -36,30 +35,26 @@ def correct_directories(images: Path, pids: Iterable[int]) -> None:
 
 def corrected(image: bytes, links: Collection[bytes]) -> bytes:
     """Return the list of open files in which each /proc/PID directory that is in `links` has its name again."""
-    made = bytearray(image[:_HEAD])
-    for message in entries_of(image):
-        entry = b"".join(_entry(message, links))
-        made += struct.pack("<I", len(entry)) + entry
-    return bytes(made)
+    return with_records(image, (b"".join(_entry(message, links)) for message in records(image)))
 
 
 def _entry(message: bytes, links: Collection[bytes]) -> Iterator[bytes]:
-    for number, field, value in fields_of(message):
+    for number, field, value in fields(message):
         if number == _REGULAR:
             file = b"".join(_file(value, links))
-            yield varint(_REGULAR << 3 | 2) + varint(len(file)) + file
+            yield bytes_field(_REGULAR, file)
         else:
             yield field
 
 
 def _file(message: bytes, links: Collection[bytes]) -> Iterator[bytes]:
-    held = {number: value for number, _, value in fields_of(message)}
+    held = {number: value for number, _, value in fields(message)}
     found = _BELOW.match(held.get(_PATH, b""))
     is_directory = _MODE in held and stat.S_ISDIR(read_varint(held[_MODE], 0)[0])
     is_wrong = found is not None and is_directory and found[1] in links and held[_PATH] not in links
-    for number, field, _ in fields_of(message):
+    for number, field, _ in fields(message):
         if is_wrong and found is not None and number == _PATH:
-            yield varint(_PATH << 3 | 2) + varint(len(found[1])) + found[1]
+            yield bytes_field(_PATH, found[1])
         else:
             yield field
 

@@ -12,14 +12,13 @@ nanoseconds (8) to run.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from cmdop_migrate.criu.messages import read_varint, varint
-from cmdop_migrate.criu.openfiles import NAME, entries_of, fields_of
+from cmdop_migrate.criu.imagefile import bytes_field, fields, number_field, records, with_records
+from cmdop_migrate.criu.messages import read_varint
+from cmdop_migrate.criu.openfiles import NAME
 
-_HEAD = 8
 _TIMER, _CLOCK, _FLAGS, _SECONDS, _NANOSECONDS = 12, 4, 6, 7, 8
 _ABSOLUTE, _REALTIME = 1, 0
 
@@ -35,24 +34,20 @@ def correct_timers(images: Path) -> None:
 
 def corrected(image: bytes) -> bytes:
     """Return the list of open files with its timers corrected. Raises Malformed."""
-    made = bytearray(image[:_HEAD])
-    for message in entries_of(image):
-        entry = b"".join(_entry(message))
-        made += struct.pack("<I", len(entry)) + entry
-    return bytes(made)
+    return with_records(image, (b"".join(_entry(message)) for message in records(image)))
 
 
 def _entry(message: bytes) -> Iterator[bytes]:
-    for number, field, value in fields_of(message):
+    for number, field, value in fields(message):
         if number == _TIMER:
             timer = b"".join(_timer(value))
-            yield varint(_TIMER << 3 | 2) + varint(len(timer)) + timer
+            yield bytes_field(_TIMER, timer)
         else:
             yield field
 
 
 def _timer(message: bytes) -> Iterator[bytes]:
-    held = {number: read_varint(value, 0)[0] for number, field, value in fields_of(message) if field[0] & 7 == 0}
+    held = {number: read_varint(value, 0)[0] for number, field, value in fields(message) if field[0] & 7 == 0}
     is_absolute = held.get(_FLAGS, 0) & _ABSOLUTE
     is_armed = held.get(_SECONDS, 0) or held.get(_NANOSECONDS, 0)
     changed = {}
@@ -60,5 +55,5 @@ def _timer(message: bytes) -> Iterator[bytes]:
         changed[_SECONDS] = held.get(_SECONDS, 0) + 1
     elif is_absolute:
         changed[_FLAGS] = held[_FLAGS] & ~_ABSOLUTE
-    for number, field, _ in fields_of(message):
-        yield varint(number << 3) + varint(changed[number]) if number in changed else field
+    for number, field, _ in fields(message):
+        yield number_field(number, changed[number]) if number in changed else field
