@@ -26,6 +26,8 @@ _ABSOLUTE, _REALTIME = 1, 0
 def correct_timers(images: Path) -> None:
     """Rewrite the timers of a checkpoint that is laid out in `images`. Raises Malformed."""
     image = images / NAME
+    if not image.exists():
+        return
     before = image.read_bytes()
     after = corrected(before)
     if after != before:

@@ -393,9 +393,8 @@ class Sleeper(Holding):
     """Another program: not Python, started by exec."""
 
     def build(self) -> None:
-        self.pid = os.posix_spawn(
-            self.rng.choice(["/bin/sleep", "/usr/bin/sleep"]), ["sleep", "3000"], dict(os.environ)
-        )
+        program = self.rng.choice(["/bin/sleep", "/usr/bin/sleep"])
+        self.pid = os.posix_spawn(program, ["sleep", "3000"], dict(os.environ))
 
     def report(self) -> object:
         return self.pid
