@@ -37,7 +37,7 @@ signal.signal(signal.SIGTERM, told_to_end)
 
 
 # Where several run at once, what takes long begins first.
-LONG = ("lab", "crash", "modes", "integration", "contract")
+LONG = ("lab", "crash", "random_programs", "modes", "integration", "contract")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -125,6 +125,38 @@ def timers() -> Holding:
 
 
 @holding
+def timerfds_set_to_a_point_in_time() -> Holding:
+    """Two with TFD_TIMER_ABSTIME: one that is not armed, and must not fire; one that must not fire early."""
+    libc = ctypes.CDLL(None)
+    idle, armed = (libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK) for _ in range(2))
+    libc.timerfd_settime(idle, 1, struct.pack("qqqq", 3, 0, 0, 0), None)
+    end = int(time.clock_gettime(time.CLOCK_MONOTONIC)) + 10_000
+    libc.timerfd_settime(armed, 1, struct.pack("qqqq", 0, 0, end, 0), None)
+    left = ctypes.create_string_buffer(32)
+    yield
+    same(bool(select.select([idle], [], [], 0.1)[0]), False)
+    libc.timerfd_gettime(idle, left)
+    same(struct.unpack("qqqq", left.raw), (3, 0, 0, 0))
+    libc.timerfd_gettime(armed, left)
+    seconds, nanoseconds = struct.unpack("qqqq", left.raw)[2:]
+    # The session's clock does not count the time between dump and restore (it has a time namespace of its own).
+    same(time.clock_gettime(time.CLOCK_MONOTONIC) + seconds + nanoseconds / 1e9 > end - 0.01, True)
+
+
+@holding
+def proc_directories() -> Holding:
+    """Directories /proc/PID, between files with long names: CRIU takes the rest of such a name for a part of theirs."""
+    kept, processes = [], [os.getpid(), os.getppid()]
+    for number in range(20):
+        kept.append(os.open("a-file-with-a-long-name", os.O_RDWR | os.O_CREAT))
+        kept.append(os.open(f"/proc/{processes[number % 2]}", os.O_RDONLY))
+    yield
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in kept[1::2]]
+    same(links, [f"/proc/{processes[number % 2]}" for number in range(20)])
+    same("status" in os.listdir(kept[1]), True)
+
+
+@holding
 def posix_shared_memory() -> Holding:
     from multiprocessing import shared_memory
 
@@ -311,6 +343,8 @@ def locks() -> Holding:
 def epoll_eventfd_signalfd() -> Holding:
     libc = ctypes.CDLL(None, use_errno=True)
     event = os.eventfd(5, os.EFD_NONBLOCK)
+    high = os.eventfd(7, os.EFD_NONBLOCK)
+    os.eventfd_write(high, 1 << 40)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
     mask = (ctypes.c_uint64 * 16)(1 << (signal.SIGUSR1 - 1))
     signals = libc.signalfd(-1, mask, os.O_NONBLOCK)
@@ -323,6 +357,7 @@ def epoll_eventfd_signalfd() -> Holding:
     yield
     same(signal.SIGUSR2 in signal.sigpending(), True)
     same(os.eventfd_read(event), 5)
+    same(os.eventfd_read(high), (1 << 40) + 7)
     os.kill(os.getpid(), signal.SIGUSR1)
     os.write(writer, b"x")
     os.eventfd_write(event, 1)
@@ -485,7 +520,11 @@ def own_attributes() -> Holding:
     resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    libc, ionice = ctypes.CDLL(None), (251, 252)  # ioprio_set, ioprio_get
+    set_slack, get_slack = 29, 30
+    same((libc.syscall(ionice[0], 1, 0, 3 << 13), libc.prctl(set_slack, 777_000, 0, 0, 0)), (0, 0))
     yield
+    same((libc.syscall(ionice[1], 1, 0), libc.prctl(get_slack, 0, 0, 0, 0)), (3 << 13, 777_000))
     same(os.umask(0), 0o137)
     same((os.nice(0), os.sched_getaffinity(0)), (7, {0}))
     same(resource.getrlimit(resource.RLIMIT_NOFILE), (500, 600))

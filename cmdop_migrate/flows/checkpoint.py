@@ -61,7 +61,17 @@ from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import affinity, cgroup, connections, launch, syscalls, touched, trash, tree
+from cmdop_migrate.session import (
+    affinity,
+    cgroup,
+    connections,
+    launch,
+    syscalls,
+    threadsettings,
+    touched,
+    trash,
+    tree,
+)
 from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
@@ -310,6 +320,7 @@ class _Checkpoint:
         typed = ("unread", "unwritten", "staged", "streams", "turn", "queued", "journal")
         terminal = {key: frozen[key] for key in (*typed, "rows", "cols")}
         writer.add_blob("affinity", json.dumps(affinity.read(cgroup.pids(self.group))).encode())
+        writer.add_blob("threads", json.dumps(threadsettings.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
         writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
         carrier.finish()

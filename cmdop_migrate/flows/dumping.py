@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu import devtty, irmap, openfiles, pages, request, runner, ttyowner
+from cmdop_migrate.criu.procdirs import correct_directories
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, stopsignals, tools
@@ -75,6 +76,8 @@ class Dump:
                 failed.append(error)
 
         def on_notify(note: runner.Notification) -> None:
+            if note.script == DUMPED:
+                correct_directories(self._images, cgroup.pids(self._group))
             if note.script == DUMPED and openfiles.has_link_remaps(self._images):
                 on_link_remaps()
             if note.script != READY:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import userfault
+from cmdop_migrate.criu import eventfds, userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, Unexpected
@@ -25,7 +25,7 @@ from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import affinity, cgroup, connections, launch, network
+from cmdop_migrate.session import affinity, cgroup, connections, launch, network, threadsettings
 from cmdop_migrate.session.records import Records
 from cmdop_migrate.session.start import Starter
 
@@ -221,6 +221,9 @@ class Incarnation(Remake):
             network.unlock(self.pid)
         if "affinity" in self.image.manifest.blobs:
             affinity.apply(cgroup.pids(self.group), json.loads(self.image.blob("affinity")))
+        if "threads" in self.image.manifest.blobs:
+            threadsettings.apply(cgroup.pids(self.group), json.loads(self.image.blob("threads")))
+        eventfds.complete(self.images, cgroup.pids(self.group))
         renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
         if isinstance(renewed, Lost):
             raise leases.fenced(self.record.name, renewed)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from cmdop_migrate.criu import logs, openfiles, request, reservations, runner, sessiontty
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
+from cmdop_migrate.criu.timerfds import correct_timers
 from cmdop_migrate.errors import CriuFailed
 from cmdop_migrate.flows import carry, contents, memory, tools
 from cmdop_migrate.flows.mounts import shared_mounts
@@ -96,6 +97,7 @@ class Remake:
         for name in self.image.manifest.blobs:
             if name.startswith("criu/"):
                 (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
+        correct_timers(self.images)
         if self._is_locked():
             (namespace,) = self.images.glob("netns-*.img")
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:

@@ -13,7 +13,7 @@ def read(pids: Iterable[int]) -> Affinities:
     """Of the threads that may not run everywhere."""
     found: Affinities = {}
     everywhere = os.sched_getaffinity(0)
-    for inner, thread in _threads(pids):
+    for inner, thread in threads(pids):
         try:
             own = os.sched_getaffinity(thread)
         except ProcessLookupError:
@@ -28,12 +28,13 @@ def apply(pids: Iterable[int], wanted: Affinities) -> None:
     if not wanted:
         return
     here = os.sched_getaffinity(0)
-    for inner, thread in _threads(pids):
+    for inner, thread in threads(pids):
         if own := here & set(wanted.get(inner, ())):
             os.sched_setaffinity(thread, own)
 
 
-def _threads(pids: Iterable[int]) -> list[tuple[str, int]]:
+def threads(pids: Iterable[int]) -> list[tuple[str, int]]:
+    """Return (innermost number, number here) of all threads of these processes."""
     found = []
     for pid in pids:
         try:
