@@ -13,6 +13,7 @@ import click
 from cmdop_migrate import units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.cli.options import CARRY, WAIT_QUIET
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
 from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings, tools
@@ -22,16 +23,15 @@ from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.images import keys
 from cmdop_migrate.session.records import Records
 
-_CARRY = click.Choice(["none", "mapped", "opened"])
-
 
 @click.command()
 @click.argument("session")
 @click.option("--leave-running", is_flag=True, help="Let it go on here; the checkpoint is a copy.")
 @click.option("--tag", metavar="TEXT", help="A word to find it by.")
-@click.option("--carry", type=_CARRY, default="mapped", show_default=True, help="Host files that travel along.")
+@CARRY
+@WAIT_QUIET
 @command
-def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, carry: Any) -> None:
+def checkpoint(app: App, session: str, **options: Any) -> None:
     """Save a session to the store; it is then parked.
 
     It is frozen, dumped and shipped. With --leave-running it goes on here. When anything fails it goes on as well.
@@ -40,8 +40,9 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
     Examples:
       cmdop-migrate checkpoint work
       cmdop-migrate checkpoint work --leave-running --tag before-upgrade
+      cmdop-migrate checkpoint work --wait-quiet 30s
     """
-    wanted = checkpoint_flow.Wanted(leave_running, tag, carry)
+    wanted = checkpoint_flow.Wanted(**options)
     with render.progress(app.json) as show:
         result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
     facts = result.to_json()
@@ -50,15 +51,15 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
         return
     render.hooks(False, facts["hooks"])
     size = facts["bytes"]
-    render.line(f"{session}: {'saved' if leave_running else 'parked'} as {facts['checkpoint']}")
+    render.line(f"{session}: {'saved' if wanted.leave_running else 'parked'} as {facts['checkpoint']}")
     render.line(
         f"  frozen {facts['frozen_s']:.2f} s; memory {units.show_size(size['memory'])}, files"
         f" {units.show_size(size['files'])}, sent {units.show_size(size['new'])}"
     )
     for one in facts["closed_connections"]:
-        verb = "will be closed on restore" if leave_running else "closed"
+        verb = "will be closed on restore" if wanted.leave_running else "closed"
         render.line(f"  {verb}: {one['command']} {one['local']} -> {one['remote']}")
-    if not leave_running:
+    if not wanted.leave_running:
         render.line(f"  bring it back with: cmdop-migrate restore {session}")
 
 

@@ -41,11 +41,13 @@ from cmdop_migrate.flows import (
     commit,
     contents,
     dumpable,
+    ended,
     filecapture,
     hooks,
     leases,
     opening,
     parkings,
+    quiet,
     talk,
     tools,
 )
@@ -61,7 +63,6 @@ from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
-DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -79,6 +80,7 @@ class Wanted:
     hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
     on_pack: Callable[[str], None] | None = None  # called, from any thread, with each pack that the store has
     rounds: Rounds | None = None  # what was written since the last of them is all that is read
+    wait_quiet: float = 0.0  # seconds to try again in, when what is in the way passes by itself
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ def chunk_counts(manifest: Manifest) -> dict[str, int]:
     return {"total": total, "new": new, "shared": total - new}
 
 
+@quiet.retried
 def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progress = lambda _: None) -> Result:
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
     record, channel = talk.open_channel(records, reference)
@@ -126,27 +129,9 @@ def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progr
         try:
             return attempt.run()
         except HolderGone as error:
-            raise _gone(records, record) or _taken(record) from error
+            raise ended.reason(records, record) or ended.taken(record) from error
         except CriuFailed as error:
-            raise _gone(records, record) or error from None
-
-
-def _gone(records: Records, record: Record) -> CmdopError | None:
-    """Why it is no longer there: the true reason of many a failure half-way. None when it lives."""
-    began = time.monotonic()
-    while True:
-        records.sweep()
-        after = records.load(record.session)
-        if after is None or after.phase != "live":
-            return talk.over(after or record)
-        seems_alive = cgroup.is_populated(records.cgroup(record.session))
-        if time.monotonic() > began + (DYING if seems_alive else DEAD):
-            return None
-        time.sleep(0.02)
-
-
-def _taken(record: Record) -> Blocked:
-    return Blocked(f"session {record.name!r} was ended while it was being checkpointed", "See: cmdop-migrate ls")
+            raise ended.reason(records, record) or error from None
 
 
 class _Checkpoint:
@@ -264,6 +249,7 @@ class _Checkpoint:
                     self.progress("freezing")
                     frozen.update(self._freeze())
                 self.is_ours = True
+                dumpable.check_frozen(self.group, self.record)
                 found = self._look()
                 carrier.add(found)
                 with self.phases.phase("reset"):
@@ -387,7 +373,7 @@ class _Checkpoint:
         if parkings.is_doubtful(after):
             store = leases.open_store(self.config)
             with contextlib.suppress(OSError):  # on a full disk it is known to us alone
-                talk.until(lambda: parkings.ask(self.records, store, after), bool, DEAD)
+                talk.until(lambda: parkings.ask(self.records, store, after), bool, ended.DEAD)
             after = self.records.load(self.record.session) or after
         return after.phase == "parked"
 

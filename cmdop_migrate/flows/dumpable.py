@@ -1,4 +1,4 @@
-"""What is known beforehand to make a dump fail: said while the session runs, not after it stood frozen."""
+"""Refuse what is known to make a dump or a restore fail, while the session still runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 from cmdop_migrate import log
 from cmdop_migrate.criu.request import GHOST_LIMIT
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.flows import surroundings
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight import dumps, facts, processes
+from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.preflight.processes import Tree
 from cmdop_migrate.session import cgroup
 
@@ -16,15 +18,47 @@ _log = log.get("checkpoint")
 
 
 def tree(group: str, record: Record) -> Tree:
-    """The session's processes as they are now."""
+    """The session's processes as they are now, and what surrounds them."""
     own = facts.parse_capabilities(Path("/proc/self/status").read_text(encoding="utf-8"))
-    found = processes.read(cgroup.pids(group), record.pid)
-    return Tree(record.name, found, "CAP_SYS_RESOURCE" in own, GHOST_LIMIT)
+    found = processes.read(cgroup.pids(group), record.pid, surroundings.machine())
+    around = tuple(surroundings.look(group, record, found))
+    return Tree(record.name, found, "CAP_SYS_RESOURCE" in own, GHOST_LIMIT, around)
+
+
+def blockers(group: str, record: Record) -> list[Finding]:
+    """What blocks a checkpoint now, by the rules that `plan` has too."""
+    return [one for one in dumps.find(tree(group, record)) if one.level == "block"]
 
 
 def check(group: str, record: Record) -> None:
-    """Blocked with the reason and the way out, or nothing. `plan` says the same, by the same rules."""
-    for finding in dumps.find(tree(group, record)):
-        if finding.level == "block":
-            raise Blocked(finding.message, finding.fix)
+    """Raise Blocked with the reason and the way round, or log what is only to be warned of. A blocker that stays is
+    reported before one that may pass: no waiting helps against it."""
+    found = dumps.find(tree(group, record))
+    blocking = sorted((one for one in found if one.level == "block"), key=lambda one: one.passing)
+    if blocking:
+        raise blocked(blocking[0])
+    for finding in found:
         _log.warning("%s", finding.message)
+
+
+def blocked(finding: Finding) -> Blocked:
+    """The error for a finding; it tells whether to wait may help."""
+    error = Blocked(finding.message, finding.fix)
+    error.passing, error.check = finding.passing, finding.check
+    return error
+
+
+def check_frozen(group: str, record: Record) -> None:
+    """Raise Blocked when a process was frozen just as it started another one: until that has executed its program the
+    two share their memory, and CRIU waits ten seconds for the parent before it gives up."""
+    pids = cgroup.pids(group)
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                name, _, rest = file.read().rpartition(")")
+            parent = int(rest.split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent in pids and not rest.startswith(" Z") and processes.shares_memory(pid, parent):
+            one = processes.Process(pid, name.partition("(")[2], 0, obstacles=(("shared_memory", str(parent)),))
+            raise blocked(dumps.find(Tree(record.name, (one,), True, GHOST_LIMIT))[0])

@@ -324,7 +324,7 @@ class Incarnation:
 
     def _failure(self, what: str, message: str = "") -> CriuFailed:
         error = logs.failure(what, self.images / "restore.log", message)
-        return tools.keep_log(error, self.images, self.config, "restore")
+        return tools.keep_log(error, self.images, self.config, "restore", self.record.session)
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], pager: Pager | None, waiting: set[int]

@@ -49,7 +49,7 @@ EXPECTED = {
     "public-cpu": ("cpu", "CPU lacks features"),
     "public-pid_mismatch": ("pid_taken", "17550"),
     "public-pid_taken": ("pid_taken", "pid 2158017"),
-    "public-tty": ("tty", "terminal that is not the session's own"),
+    "public-tty": ("tty", "did not find the other end"),
     "public-tty_index": ("tty_index", "terminal"),
     "public-tty_sid": ("tty", "terminal"),
     "public-unix_external": ("unix_external", "unix socket"),
