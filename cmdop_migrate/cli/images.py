@@ -1,26 +1,25 @@
-"""checkpoint, restore, fork, checkpoints, key."""
+"""checkpoint, restore, fork, checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from cmdop_migrate import units
+from cmdop_migrate import clock, units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.cli.options import CARRY, WAIT_QUIET
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
-from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings, tools
+from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings
 from cmdop_migrate.flows import restore as restore_flow
 from cmdop_migrate.flows import standby as standby_flow
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from cmdop_migrate.flows.receiver import Target
-from cmdop_migrate.images import keys
 from cmdop_migrate.session.records import Records
 
 
@@ -30,11 +29,26 @@ from cmdop_migrate.session.records import Records
 @click.option("--tag", metavar="TEXT", help="A word to find it by.")
 @CARRY
 @WAIT_QUIET
+@click.option("--no-prove", is_flag=True, help="Park it without restoring the checkpoint on trial first.")
+@click.option(
+    "--deadline",
+    type=units.duration,
+    metavar="TIME",
+    help="When it must be parked, from now: the trial is skipped if it would take longer.",
+)
 @command
-def checkpoint(app: App, session: str, **options: Any) -> None:
+def checkpoint(
+    app: App,
+    session: str,
+    leave_running: bool,
+    no_prove: bool,
+    deadline: float | None,
+    **options: Any,
+) -> None:
     """Save a session to the store; it is then parked.
 
-    It is frozen, dumped and shipped. With --leave-running it goes on here. When anything fails it goes on as well.
+    The session is frozen, dumped and shipped. Before it is ended, the checkpoint is restored on trial, up to its first
+    instruction. If that or anything else fails, the session resumes here. With --leave-running it resumes in any case.
 
     \b
     Examples:
@@ -42,7 +56,8 @@ def checkpoint(app: App, session: str, **options: Any) -> None:
       cmdop-migrate checkpoint work --leave-running --tag before-upgrade
       cmdop-migrate checkpoint work --wait-quiet 30s
     """
-    wanted = checkpoint_flow.Wanted(**options)
+    until = None if deadline is None else clock.boottime() + deadline
+    wanted = CheckpointOptions(leave_running, prove=not no_prove, deadline=until, **options)
     with render.progress(app.json) as show:
         result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
     facts = result.to_json()
@@ -51,15 +66,18 @@ def checkpoint(app: App, session: str, **options: Any) -> None:
         return
     render.hooks(False, facts["hooks"])
     size = facts["bytes"]
-    render.line(f"{session}: {'saved' if wanted.leave_running else 'parked'} as {facts['checkpoint']}")
+    render.line(f"{session}: {'saved' if leave_running else 'parked'} as {facts['checkpoint']}")
     render.line(
         f"  frozen {facts['frozen_s']:.2f} s; memory {units.show_size(size['memory'])}, files"
         f" {units.show_size(size['files'])}, sent {units.show_size(size['new'])}"
     )
     for one in facts["closed_connections"]:
-        verb = "will be closed on restore" if wanted.leave_running else "closed"
+        verb = "will be closed on restore" if leave_running else "closed"
         render.line(f"  {verb}: {one['command']} {one['local']} -> {one['remote']}")
-    if not wanted.leave_running:
+    if not leave_running:
+        seconds = facts["phases"].get("prove", 0.0)
+        proof = f"restored on trial in {seconds:.2f} s" if facts["proved"] else f"not proven: {facts['skipped']}"
+        render.line(f"  {proof}")
         render.line(f"  bring it back with: cmdop-migrate restore {session}")
 
 
@@ -319,82 +337,3 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
     if result["unreadable"]:
         count = len(result["unreadable"])
         render.note(f"{count} manifests cannot be read with this host's keys: nothing they may need was removed")
-
-
-@click.group(epilog="Example: cmdop-migrate key show")
-def key() -> None:
-    """Show, export, import or rotate the key that seals checkpoints.
-
-    Whoever has it can read them, and make new ones.
-    """
-
-
-def _say_key(app: App, ring: keys.KeyRing) -> None:
-    facts = {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
-    if app.json:
-        render.answer(facts)
-    else:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(ring.current.created))
-        render.line(f"{facts['fingerprint']}  made {made}, {facts['keys']} in all")
-
-
-@key.command("show")
-@command
-def show_key(app: App) -> None:
-    """Show the key's fingerprint, and nothing of the key.
-
-    \b
-    Examples:
-      cmdop-migrate key show
-    """
-    app.records()
-    _say_key(app, tools.open_keys(app.config))
-
-
-@key.command("export")
-@command
-def export_key(app: App) -> None:
-    """Write the keys as text, for another host.
-
-    They are secret: pipe them, do not print them.
-
-    \b
-    Examples:
-      cmdop-migrate key export | ssh host-b cmdop-migrate key import
-    """
-    app.records()
-    if app.json:
-        raise Usage("keys do not go into JSON", "Pipe it: cmdop-migrate key export | ssh HOST cmdop-migrate key import")
-    if sys.stdout.isatty():
-        raise Usage("that would print the key on your screen", "Pipe it, or send it to a file: key export > FILE")
-    render.raw(keys.export_text(tools.open_keys(app.config)).encode())
-
-
-@key.command("import")
-@click.option("--keep-current", is_flag=True, help="Only to read: new checkpoints still use this host's own key.")
-@command
-def import_key(app: App, keep_current: bool) -> None:
-    """Take over exported keys, from standard input.
-
-    \b
-    Examples:
-      cmdop-migrate key import < FILE
-    """
-    app.records()
-    if sys.stdin.isatty():
-        render.note("Paste what key export printed, then press Ctrl-D.")
-    text = sys.stdin.buffer.read(1 << 20).decode(errors="replace")  # whatever it is, it is said to be no key
-    _say_key(app, keys.import_text(app.config.key_file, text, make_current=not keep_current))
-
-
-@key.command("rotate")
-@command
-def rotate_key(app: App) -> None:
-    """Make a new key for new checkpoints; old ones stay readable.
-
-    \b
-    Examples:
-      cmdop-migrate key rotate
-    """
-    app.records()
-    _say_key(app, keys.rotate(app.config.key_file))
