@@ -164,7 +164,7 @@ DUMP_RULES: tuple[Rule, ...] = (
     ),
     rule(
         "unix_external",
-        r"External socket (?:is used|found in image)",
+        r"External socket (?:is used|found in image)|Unix socket \d+ (?:not found|without peer)",
         "a process has a unix socket whose other end is outside the session",
         "Close that connection and try again.",
     ),

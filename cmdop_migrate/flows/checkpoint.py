@@ -185,6 +185,7 @@ class _Checkpoint:
         sizes = [filetree.measure(upper) for upper in self.uppers]
         self.files_bytes = sum(one.data_bytes for one in sizes)
         self.files_count = sum(one.files for one in sizes)
+        dumpable.warn_of_devices(self.record, sizes)
         needed = tree.rss(self.group) + self.files_bytes + (64 << 20)
         free = shutil.disk_usage(self.config.state_dir).free
         if free < needed:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from cmdop_migrate import log
 from cmdop_migrate.criu.request import GHOST_LIMIT
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.flows import surroundings
+from cmdop_migrate.images.filetree import Estimate
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight import dumps, facts, processes
-from cmdop_migrate.preflight.findings import Finding
+from cmdop_migrate.preflight.findings import Finding, several
 from cmdop_migrate.preflight.processes import Tree
 from cmdop_migrate.session import cgroup
 
@@ -20,7 +22,7 @@ _log = log.get("checkpoint")
 def tree(group: str, record: Record) -> Tree:
     """The session's processes as they are now, and what surrounds them."""
     own = facts.parse_capabilities(Path("/proc/self/status").read_text(encoding="utf-8"))
-    found = processes.read(cgroup.pids(group), record.pid, surroundings.machine())
+    found = processes.read(cgroup.pids(group), record.pid, surroundings.has_huge_pages())
     around = tuple(surroundings.look(group, record, found))
     return Tree(record.name, found, "CAP_SYS_RESOURCE" in own, GHOST_LIMIT, around)
 
@@ -46,6 +48,18 @@ def blocked(finding: Finding) -> Blocked:
     error = Blocked(finding.message, finding.fix)
     error.passing, error.check = finding.passing, finding.check
     return error
+
+
+def device_nodes(record: Record, sizes: list[Estimate]) -> list[str]:
+    """Return the paths of the device nodes that the session made in its layers."""
+    pairs = zip(record.layers, sizes, strict=True)
+    return [os.path.join(point, os.fsdecode(path)) for point, one in pairs for path in one.devices]
+
+
+def warn_of_devices(record: Record, sizes: list[Estimate]) -> None:
+    """Log that the session made device nodes: a restore has to be told to make them again."""
+    if nodes := device_nodes(record, sizes):
+        _log.warning("session %r made device nodes (%s): restore it with --allow-devices", record.name, several(nodes))
 
 
 def check_frozen(group: str, record: Record) -> None:

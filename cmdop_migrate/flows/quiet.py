@@ -41,7 +41,7 @@ def retried(attempt: Attempt[W, R]) -> Callable[..., R]:
 
     @functools.wraps(attempt)
     def until_quiet(records: Records, reference: str, wanted: W, progress: Progress = lambda _: None) -> R:
-        began = time.monotonic()
+        began, pause = time.monotonic(), SHORTEST
         while True:
             try:
                 return attempt(records, reference, wanted, progress)
@@ -52,7 +52,8 @@ def retried(attempt: Attempt[W, R]) -> Callable[..., R]:
                     raise _waited(error, time.monotonic() - began, wanted.wait_quiet) from None
                 _log.info("waiting: %s", error.message.partition("\n")[0])
                 progress("waiting")
-            wait(records, reference, until)
+            wait(records, reference, until, pause)
+            pause = min(2 * pause, LONGEST)  # a failed dump froze the session: not many times a second
 
     return until_quiet
 
@@ -62,7 +63,7 @@ def settle(records: Records, reference: str, seconds: float) -> None:
     wait(records, reference, time.monotonic() + seconds, 0.0)
 
 
-def wait(records: Records, reference: str, until: float, pause: float = SHORTEST) -> None:
+def wait(records: Records, reference: str, until: float, pause: float) -> None:
     """Look again and again, until nothing passing is in the way or the time (of the monotonic clock) has come. One
     that does not pass ends the waiting: the next attempt reports it. `pause`: before the first look."""
     while time.monotonic() < until:

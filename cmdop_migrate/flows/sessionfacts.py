@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +59,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         shares=record.binds,
         hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
         unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
-        nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
+        nodes=tuple(dumpable.device_nodes(record, sizes)),
         databases=_databases(group, record),
         measured=measured(records),
     )

@@ -3,7 +3,9 @@ mounts, and processes beside its cgroup."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -11,11 +13,9 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.preflight import mounttable
 from cmdop_migrate.preflight.mounttable import MountTable
 from cmdop_migrate.preflight.obstacles import Obstacle
-from cmdop_migrate.preflight.processes import Machine, Process
+from cmdop_migrate.preflight.processes import Process
 from cmdop_migrate.session import cgroup, unixdiag
 from cmdop_migrate.session.unixdiag import UnixSocket
-
-_CONNECTED_KINDS = (1, 5)  # SOCK_STREAM, SOCK_SEQPACKET: CRIU lets datagram sockets lead outside
 
 
 def look(group: str, record: Record, processes: tuple[Process, ...]) -> Iterator[Obstacle]:
@@ -28,10 +28,9 @@ def look(group: str, record: Record, processes: tuple[Process, ...]) -> Iterator
     yield from _unix(processes)
 
 
-def machine() -> Machine:
-    """Read what decides on this machine whether a mapping can be dumped and restored."""
-    pools = Path("/sys/kernel/mm/hugepages").glob("*/nr_hugepages")
-    return Machine(any(_number(one) for one in pools), _spare())
+def has_huge_pages() -> bool:
+    """Whether this machine keeps huge pages for programs (vm.nr_hugepages)."""
+    return any(_number(pool) for pool in Path("/sys/kernel/mm/hugepages").glob("*/nr_hugepages"))
 
 
 def _number(path: Path) -> int:
@@ -39,14 +38,6 @@ def _number(path: Path) -> int:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
-
-
-def _spare() -> int | None:
-    if _number(Path("/proc/sys/vm/overcommit_memory")) != 2:
-        return None
-    lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    sizes = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if len(words) > 1}
-    return max(0, sizes.get("CommitLimit", 0) - sizes.get("Committed_AS", 0))
 
 
 def _mounts(record: Record, processes: Iterable[Process]) -> Iterator[Obstacle]:
@@ -70,13 +61,9 @@ def _mounts(record: Record, processes: Iterable[Process]) -> Iterator[Obstacle]:
 
 def _strays(group: str, processes: tuple[Process, ...]) -> Iterator[Obstacle]:
     """Children of the session's processes that are in another cgroup: they would not be frozen."""
-    try:
-        inner = sorted(entry.name for entry in os.scandir(group) if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        inner = []
-    if inner:
-        yield Obstacle("sub_cgroup", ", ".join(inner[:5]))
-        return
+    with contextlib.suppress(OSError):
+        if inner := cgroup.inner_groups(group):
+            yield Obstacle("sub_cgroup", ", ".join(inner[:5]))
     known = {one.pid for one in processes}
     strange = {child for one in processes for child in _children(one.pid)} - known
     for pid in strange - set(cgroup.pids(group)) if strange else ():  # else it was started while we looked
@@ -126,41 +113,53 @@ def _unix(processes: tuple[Process, ...]) -> Iterator[Obstacle]:
                 sockets |= unixdiag.read(one.pid)
         except OSError:
             continue
-    suspects: list[UnixSocket] = []
+    queued = {client for one in sockets.values() for client in one.waiting}
+    peers: dict[int, Process] = {}  # of sockets that no process of the session has
     for inode, owner in own.items():
         found = sockets.get(inode)
         if found is None:
+            if _has_socket(owner.pid, inode):  # else it was closed meanwhile
+                yield Obstacle("foreign_unix", "", owner.pid, owner.command)
             continue
         if any(client == 0 or (client in sockets and sockets[client].unread) for client in found.waiting):
             yield Obstacle("unaccepted", found.name or "a socket without a name", owner.pid, owner.command)
-        if found.kind in _CONNECTED_KINDS and found.state == unixdiag.ESTABLISHED and found.peer not in (0, *own):
-            suspects.append(found)
-    yield from _outside(suspects, own, sockets)
+        if found.is_dangling and inode not in queued:
+            yield Obstacle("outside_unix", "a process that has not accepted it", owner.pid, owner.command)
+        elif found.peer and found.peer not in own and not _is_reachable(found, sockets):
+            peers[found.peer] = owner
+    yield from _outside(peers, {one.pid for one in processes}, sockets)
 
 
-def _outside(suspects: list[UnixSocket], own: dict[int, Process], sockets: dict[int, UnixSocket]) -> Iterator[Obstacle]:
-    """Connections whose other end a process outside has. An end that no process has is on its way in a message."""
-    if not suspects:
-        return
-    holders = _holders({one.peer for one in suspects}, {one.pid for one in own.values()})
-    for one in suspects:
-        holder = holders.get(one.peer, "" if one.peer in sockets else "a process")
-        if holder:
-            owner = own[one.inode]
-            yield Obstacle("outside_unix", holder, owner.pid, owner.command)
+def _is_reachable(one: UnixSocket, sockets: dict[int, UnixSocket]) -> bool:
+    """Whether CRIU connects it again by name: a datagram socket, to a service of the host on the same network."""
+    return one.kind == socket.SOCK_DGRAM and one.peer in sockets and bool(sockets[one.peer].name)
 
 
-def _holders(inodes: set[int], not_of: set[int]) -> dict[int, str]:
-    wanted = {f"socket:[{inode}]": inode for inode in inodes}
-    found: dict[int, str] = {}
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        if pid in not_of:
-            continue
-        try:
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                inode = wanted.get(os.readlink(f"/proc/{pid}/fd/{fd}"))
-                if inode is not None:
-                    found[inode] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
-        except OSError:
-            continue
+def _has_socket(pid: int, inode: int) -> bool:
+    return inode in _sockets_of(pid)
+
+
+def _sockets_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if link.startswith("socket:["):
+                    found.add(int(link[8:-1]))
     return found
+
+
+def _outside(peers: dict[int, Process], session: set[int], sockets: dict[int, UnixSocket]) -> Iterator[Obstacle]:
+    """Connections whose other end a process outside has. An end that no process has is on its way in a message."""
+    if not peers:
+        return
+    holders: dict[int, str] = {}
+    for pid in {int(name) for name in os.listdir("/proc") if name.isdigit()} - session:
+        for inode in _sockets_of(pid) & peers.keys():
+            with contextlib.suppress(OSError):
+                holders[inode] = f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+    for inode, owner in peers.items():
+        holder = holders.get(inode, "" if inode in sockets else "a process")
+        if holder:
+            yield Obstacle("outside_unix", holder, owner.pid, owner.command)

@@ -10,7 +10,6 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cmdop_migrate.preflight.mounttable import MountTable
@@ -40,8 +39,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 @dataclass
 class Held:
     """What the descriptors of one process showed. `obstacles`: (kind, what), of preflight/obstacles.py. `deleted`:
-    files without a name, with the bytes they take. `unnamed`: (device, inode) of these. `watches`: (device, inode)
-    that inotify watches. `polls`: for each epoll descriptor, what it watches and which of that is not open."""
+    files without a name, with the bytes they take. `polls`: for each epoll descriptor, what it watches and which of
+    that is not open."""
 
     obstacles: set[tuple[str, str]] = field(default_factory=set)
     io_uring: bool = False
@@ -49,8 +48,6 @@ class Held:
     devices: set[str] = field(default_factory=set)
     sockets: set[str] = field(default_factory=set)
     deleted: set[tuple[str, int]] = field(default_factory=set)
-    unnamed: set[tuple[int, int]] = field(default_factory=set)
-    watches: set[tuple[int, int]] = field(default_factory=set)
     namespaces: set[str] = field(default_factory=set)
     polls: list[tuple[str, str]] = field(default_factory=list)
     unix: set[int] = field(default_factory=set)
@@ -129,8 +126,6 @@ class _Reader:
             self._pidfd(fd)
         elif name == "[eventpoll]":
             self.epolls.append(fd)
-        elif name in ("inotify", "[fanotify]"):
-            self.held.watches |= set(_watches(self._info(fd)))
 
     def _pidfd(self, fd: str) -> None:
         text = self._info(fd)
@@ -213,10 +208,8 @@ class _Reader:
         elif (task := _TASK.match(link)) and task[1] != task[2]:
             self._found("thread_file", link.removesuffix(_DELETED))
         elif is_deleted_file(link):
-            if info.st_nlink == 0:
-                self.held.unnamed.add((mount.device if mount else _device(info.st_dev), info.st_ino))
-                if stat.S_ISREG(info.st_mode):
-                    self.held.deleted.add((link.removesuffix(_DELETED), info.st_blocks * 512))
+            if info.st_nlink == 0 and stat.S_ISREG(info.st_mode):
+                self.held.deleted.add((link.removesuffix(_DELETED), info.st_blocks * 512))
         elif mount is not None and self.table.at(link) is not mount and self._is_hidden(link, info):
             self._found("hidden_file", link)
 
@@ -243,13 +236,6 @@ def _field(text: str, name: str) -> str:
         if line.startswith(name):
             return line[len(name) :].strip()
     return ""
-
-
-def _watches(text: str) -> Iterator[tuple[int, int]]:
-    for line in text.splitlines():
-        if line.startswith(("inotify", "fanotify ino")):
-            words = dict(word.split(":", 1) for word in line.split() if ":" in word)
-            yield int(words["sdev"], 16), int(words["ino"], 16)
 
 
 def _device(number: int) -> int:

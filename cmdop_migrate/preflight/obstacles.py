@@ -62,8 +62,9 @@ KINDS: dict[str, Kind] = {
     ),
     "sub_cgroup": Kind(
         "cgroup",
-        "has cgroups of its own below its session's, which are not restored: {0}",
-        "Move their processes up and remove them.",
+        "has cgroups below its own, which are not made again: {0}. Their processes come back in the session's own",
+        "Make them again after the restore; a hook can do that.",
+        blocks=False,
     ),
     "memfd_program": Kind(
         "programs",
@@ -107,26 +108,11 @@ KINDS: dict[str, Kind] = {
         "has {0} open on a file system that is mounted nowhere in the session",
         "Close it, or mount that file system again.",
     ),
-    "deleted_watch": Kind(
-        "deleted_watches",
-        "watches a deleted file by inotify: no path to watch can be restored",
-        "Let the program remove the watch, or end it.",
-    ),
-    "odd_watch": Kind(
-        "deleted_watches",
-        "watches a file of {0} by inotify, which CRIU cannot find again",
-        "Let the program remove the watch, or end it.",
-    ),
     "secret_memory": Kind("mappings", "has secret memory (memfd_secret), which CRIU cannot read", "End the process."),
     "huge_pages": Kind(
         "mappings",
         "maps huge pages (MAP_HUGETLB), of which this machine has none: CRIU cannot dump the mapping",
         "Reserve some (vm.nr_hugepages), or run the program without.",
-    ),
-    "reservation": Kind(
-        "mappings",
-        "reserves {0} of address space, and this machine does not overcommit memory (vm.overcommit_memory=2)",
-        "Allow overcommit, or let the program reserve less.",
     ),
     "corked": Kind(
         "waiting_sockets", "holds back a datagram (UDP_CORK), which CRIU cannot dump", "Uncork the socket.", True
@@ -148,6 +134,11 @@ KINDS: dict[str, Kind] = {
         "outside_sockets",
         "is connected by a unix socket to {0}, outside of the session",
         "Close that connection (often dbus, docker.sock, ssh-agent or X11), or end the process.",
+    ),
+    "foreign_unix": Kind(
+        "outside_sockets",
+        "has a unix socket that came from outside of the session: a process outside made it, or connected to it",
+        "Close that connection, or end the process.",
     ),
     "bpf_filter": Kind("descriptors", "has a socket with a BPF program attached, which CRIU cannot dump", _CLOSE),
     "mount": Kind(
@@ -180,12 +171,7 @@ CHECKS: tuple[tuple[str, str, str], ...] = (
     ("thread_files", "open files below /proc/PID/task/TID", "Close it; `--wait-quiet` waits for that."),
     ("leases", "write leases on files (F_SETLEASE)", "Let the program give up the lease, or end it."),
     ("hidden_files", "open files hidden by a mount, or on an unmounted file system", "Unmount, or close it."),
-    (
-        "deleted_watches",
-        "inotify watches on deleted files, and in /proc or /sys",
-        "Let the program remove the watch, or end it.",
-    ),
-    ("mappings", "secret memory, huge pages, reservations where memory is not overcommitted", "End the process."),
+    ("mappings", "secret memory, huge pages where the machine has none", "End the process."),
     (
         "waiting_sockets",
         "corked UDP, unread netlink messages, unaccepted unix connections with data or closed",

@@ -11,7 +11,6 @@ from cmdop_migrate.preflight import descriptors, mounttable
 from cmdop_migrate.preflight.descriptors import Held, is_deleted_file, is_odd_device, shares_memory
 from cmdop_migrate.preflight.mounttable import MountTable
 from cmdop_migrate.preflight.obstacles import Obstacle
-from cmdop_migrate.units import show_size
 
 __all__ = ["Process", "Tree", "is_deleted_file", "is_odd_device", "parse_status", "read", "shares_memory"]
 
@@ -19,7 +18,6 @@ __all__ = ["Process", "Tree", "is_deleted_file", "is_odd_device", "parse_status"
 _SINGLE = ("user", "uts", "ipc", "cgroup", "time_for_children")
 _SCHED_DEADLINE, _POLICY = "6", 38  # the field of /proc/PID/stat, counted from the state
 _SIGTRAP = 1 << 4
-_UNFOUND = {"proc": "/proc", "sysfs": "/sys"}  # where no watched file is looked for
 _DELETED = " (deleted)"
 
 
@@ -59,23 +57,15 @@ class Tree:
     obstacles: tuple[Obstacle, ...] = ()
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What decides whether a mapping can be restored. `spare`: bytes that may still be committed; None where memory is
-    overcommitted."""
-
-    huge_pages: bool = True
-    spare: int | None = None
-
-
-def read(pids: Iterable[int], root_pid: int | None, machine: Machine | None = None) -> tuple[Process, ...]:
-    """Those that live. `root_pid` is the session's first process, whose namespaces are the session's."""
-    return _Look(list(pids), root_pid, machine or Machine()).run()
+def read(pids: Iterable[int], root_pid: int | None, huge_pages: bool = True) -> tuple[Process, ...]:
+    """Those that live. `root_pid` is the session's first process, whose namespaces are the session's. `huge_pages`:
+    whether this machine has any."""
+    return _Look(list(pids), root_pid, huge_pages).run()
 
 
 class _Look:
-    def __init__(self, pids: list[int], root_pid: int | None, machine: Machine) -> None:
-        self.pids, self.root_pid, self.machine = pids, root_pid, machine
+    def __init__(self, pids: list[int], root_pid: int | None, huge_pages: bool) -> None:
+        self.pids, self.root_pid, self.huge_pages = pids, root_pid, huge_pages
         self.own = {} if root_pid is None else _namespaces(root_pid)
         self.spaces = {pid: _namespaces(pid) for pid in pids}
         self.tables: dict[str, MountTable] = {}
@@ -99,7 +89,7 @@ class _Look:
         status = parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
         spaces = self.spaces[pid]
         is_dead = status.get("State", "").startswith("Z")
-        odd = {one for one in held.obstacles if one[0] != "huge_pages" or not self.machine.huge_pages}
+        odd = {one for one in held.obstacles if one[0] != "huge_pages" or not self.huge_pages}
         for name in _SINGLE if self.own and not is_dead else ():
             if name in spaces and spaces[name] != self.own.get(name, spaces[name]):
                 odd.add(("namespace", name.removesuffix("_for_children")))
@@ -136,7 +126,7 @@ class _Look:
             yield "deadline", ""
         if self._cwd_is_hidden(pid):
             yield "hidden_file", os.readlink(f"/proc/{pid}/cwd")
-        yield from _mappings(pid, self.machine)
+        yield from _mappings(pid, self.huge_pages)
 
     def _cwd_is_hidden(self, pid: int) -> bool:
         """Only of those in the session's own view of files: in another one a path has another meaning."""
@@ -151,25 +141,17 @@ class _Look:
         return (there.st_dev, there.st_ino) != (info.st_dev, info.st_ino) and os.readlink(f"/proc/{pid}/cwd") == path
 
     def _together(self, found: list[tuple[Process, Held]]) -> Iterable[Process]:
-        """What only all of them show: namespaces without a process, watches on what is deleted, shared epoll sets."""
+        """What only all of them show: namespaces without a process, shared epoll sets."""
         lived_in = {link for spaces in self.spaces.values() for link in spaces.values()}
         lived_in |= set(self.own.values())
-        unnamed = {one for _, held in found for one in held.unnamed}
-        unnamed |= {one for process, _ in found for one in _deleted_cwd(process.pid)}
-        odd = {one.device: _UNFOUND[one.kind] for one in self._mounts() if one.kind in _UNFOUND}
         polls: set[str] = set()
         for process, held in sorted(found, key=lambda one: one[0].pid):
             more = {("kept_namespace", link) for link in held.namespaces - lived_in}
-            more |= {("deleted_watch", "") for one in held.watches if one in unnamed}
-            more |= {("odd_watch", odd[device]) for device, _ in held.watches if device in odd}
             for watched, missing in held.polls:
                 if watched not in polls and missing:  # CRIU asks the first process that has the set
                     more.add(("epoll", missing))
                 polls.add(watched)
             yield _with(process, more) if more else process
-
-    def _mounts(self) -> Iterable[mounttable.Mount]:
-        return (one for table in self.tables.values() for one in table.mounts.values())
 
 
 def _with(process: Process, more: set[tuple[str, str]]) -> Process:
@@ -199,34 +181,10 @@ def _policy(pid: int) -> str:
     return words[_POLICY] if len(words) > _POLICY else ""
 
 
-def _deleted_cwd(pid: int) -> Iterable[tuple[int, int]]:
-    try:
-        if os.readlink(f"/proc/{pid}/cwd").endswith(_DELETED):
-            info = os.stat(f"/proc/{pid}/cwd")
-            yield os.major(info.st_dev) << 20 | os.minor(info.st_dev), info.st_ino
-    except OSError:
-        return
-
-
-def _mappings(pid: int, machine: Machine) -> Iterable[tuple[str, str]]:
+def _mappings(pid: int, huge_pages: bool) -> Iterable[tuple[str, str]]:
     with open(f"/proc/{pid}/maps", "rb") as file:
         maps = file.read()
     if b"/secretmem (deleted)" in maps:
         yield "secret_memory", ""
-    if b"/anon_hugepage (deleted)" in maps and not machine.huge_pages:
+    if b"/anon_hugepage (deleted)" in maps and not huge_pages:
         yield "huge_pages", ""
-    if machine.spare is not None:
-        reserved = _reserved(maps.decode("ascii", "replace"))
-        if reserved > machine.spare:
-            yield "reservation", show_size(reserved)
-
-
-def _reserved(maps: str) -> int:
-    """Bytes of private memory that a process may not touch: CRIU maps them as if it might."""
-    total = 0
-    for line in maps.splitlines():
-        words = line.split(maxsplit=5)
-        if words[1] == "---p" and len(words) < 6:
-            start, _, end = words[0].partition("-")
-            total += int(end, 16) - int(start, 16)
-    return total

@@ -21,7 +21,8 @@ _REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3
 _HEADER, _MESSAGE, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BBBxI8x"), struct.Struct("=HH")
 _SHOW = 0x1 | 0x4 | 0x8 | 0x10  # name, peer, backlog, queues
-_NAME, _PEER, _BACKLOG, _QUEUES = 0, 2, 3, 4
+_NAME, _PEER, _BACKLOG, _QUEUES, _SHUTDOWN = 0, 2, 3, 4, 6
+_BOTH = 3  # of shutdown(2)
 _SEQUENCE = 7
 TIMEOUT = 10.0
 
@@ -38,6 +39,13 @@ class UnixSocket:
     peer: int = 0
     waiting: tuple[int, ...] = ()
     unread: int = 0
+    shutdown: int = 0
+
+    @property
+    def is_dangling(self) -> bool:
+        """Whether it is connected to what no process has: a connection that was not accepted yet."""
+        is_stream = self.kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
+        return is_stream and self.state == ESTABLISHED and not self.peer and self.shutdown != _BOTH
 
 
 def read(pid: int) -> dict[int, UnixSocket]:
@@ -78,10 +86,11 @@ def parse(message: bytes) -> UnixSocket:
         inode=inode,
         kind=kind,
         state=state,
-        name=os.fsdecode(found.get(_NAME, b"")).replace("\0", "@", 1).rstrip("\0"),
+        name=os.fsdecode(found.get(_NAME, b"").rstrip(b"\0")).replace("\0", "@", 1),
         peer=struct.unpack("=I", found[_PEER])[0] if _PEER in found else 0,
         waiting=struct.unpack(f"={len(waiting) // 4}I", waiting),
         unread=queues[1] if state == ESTABLISHED else 0,
+        shutdown=(found.get(_SHUTDOWN) or b"\0")[0],
     )
 
 
