@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from cmdop_migrate import log
@@ -16,11 +17,24 @@ from cmdop_migrate.preflight.findings import Finding, several
 from cmdop_migrate.preflight.processes import Tree
 from cmdop_migrate.session import cgroup
 
+# A program that starts another one shares its memory with it for milliseconds; one that reads /proc is done as soon.
+MOMENTARY, MOMENT = ("shared_memory", "thread_file"), 1.0
 _log = log.get("checkpoint")
 
 
 def tree(group: str, record: Record) -> Tree:
-    """The session's processes as they are now, and what surrounds them."""
+    """The session's processes as they are now, and what surrounds them. What lasts for a moment only is looked at
+    again until it is over, or was there for too long to be that."""
+    until = time.monotonic() + MOMENT
+    while True:
+        found = _tree(group, record)
+        brief = any(kind in MOMENTARY for one in found.processes for kind, _ in one.obstacles)
+        if not brief or time.monotonic() > until:
+            return found
+        time.sleep(0.02)
+
+
+def _tree(group: str, record: Record) -> Tree:
     own = facts.parse_capabilities(Path("/proc/self/status").read_text(encoding="utf-8"))
     found = processes.read(cgroup.pids(group), record.pid, surroundings.has_huge_pages())
     around = tuple(surroundings.look(group, record, found))

@@ -16,9 +16,8 @@ from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed
 from cmdop_migrate.flows import dumpable
 from cmdop_migrate.session.records import Records
 
-# Waited for without being asked: a program that starts another one is done with it in milliseconds, and so is one that
-# reads /proc.
-MOMENTS = {"shared_memory": 2.0, "thread_files": 2.0}
+# Waited for without being asked: a session that was frozen just as a program started another one.
+STARTING, START = "shared_memory", 2.0
 SHORTEST, LONGEST = 0.02, 0.5  # seconds between two looks
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
@@ -46,7 +45,7 @@ def retried(attempt: Attempt[W, R]) -> Callable[..., R]:
             try:
                 return attempt(records, reference, wanted, progress)
             except (Blocked, CriuFailed) as error:
-                moment = MOMENTS.get(error.check, 0.0) if isinstance(error, Blocked) else 0.0
+                moment = START if isinstance(error, Blocked) and error.check == STARTING else 0.0
                 until = began + max(wanted.wait_quiet, moment)
                 if not error.passing or time.monotonic() >= until:
                     raise _waited(error, time.monotonic() - began, wanted.wait_quiet) from None
