@@ -114,7 +114,7 @@ DUMP_RULES: tuple[Rule, ...] = (
     # Descriptors and memory
     rule(
         "io_uring",
-        r"\[io_uring\]",
+        r"\[io_uring\]|parasite\.c:\d+\): send_fds failed \(-22\)",  # the kernel does not let it be passed on
         "a process uses io_uring, which CRIU cannot dump",
         "Switch it off in that program (node: UV_USE_IO_URING=0; others have a setting) and restart it.",
     ),
