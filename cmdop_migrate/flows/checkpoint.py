@@ -103,6 +103,7 @@ class _Checkpoint:
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw
         self.files_bytes = self.files_count = 0
+        self.untriable: str | None = None  # why a trial restore cannot be made
         self.told: list[dict[str, Any]] = []
         self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
@@ -175,7 +176,7 @@ class _Checkpoint:
         """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
-        dumpable.check(self.group, self.record)
+        self.untriable = dumpable.check(self.group, self.record)
         self._check_room()
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         return criu, self._look()
@@ -321,8 +322,8 @@ class _Checkpoint:
         if not wanted.prove:
             return Proof(skipped="not asked for")
         free = shutil.disk_usage(self.config.state_dir).free
-        why = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
-        if why is not None:
+        room = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
+        if why := self.untriable or room:
             return Proof(skipped=why)
         self.progress("proving")
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from cmdop_migrate import log
@@ -14,24 +15,43 @@ from cmdop_migrate.images.filetree import Estimate
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight import dumps, facts, processes
 from cmdop_migrate.preflight.findings import Finding, several
-from cmdop_migrate.preflight.processes import Tree
+from cmdop_migrate.preflight.obstacles import Obstacle
+from cmdop_migrate.preflight.processes import Process, Tree
 from cmdop_migrate.session import cgroup
 
-# A program that starts another one shares its memory with it for milliseconds; one that reads /proc is done as soon.
+# Of a program that starts another one, or reads /proc: over in milliseconds, on a busy machine in some more.
 MOMENTARY, MOMENT = ("shared_memory", "thread_file"), 1.0
+AGAIN = 0.05  # seconds between two looks
 _log = log.get("checkpoint")
 
 
 def tree(group: str, record: Record) -> Tree:
-    """The session's processes as they are now, and what surrounds them. What lasts for a moment only is looked at
-    again until it is over, or was there for too long to be that."""
+    """Read the session's processes and what surrounds them. Nothing is stopped for it, so what is found odd counts
+    only if a second look finds it too, and a program that is just being started only if it stays so for MOMENT."""
     until = time.monotonic() + MOMENT
-    while True:
+    before, found = None, _tree(group, record)
+    while odd := set(dumps.obstacles(found)):
+        if before is not None:
+            odd &= before
+            if not any(one.kind in MOMENTARY for one in odd) or time.monotonic() > until:
+                return _only(found, odd)
+        before = odd
+        time.sleep(AGAIN)
         found = _tree(group, record)
-        brief = any(kind in MOMENTARY for one in found.processes for kind, _ in one.obstacles)
-        if not brief or time.monotonic() > until:
-            return found
-        time.sleep(0.02)
+    return found
+
+
+def _only(tree: Tree, odd: set[Obstacle]) -> Tree:
+    """Return the tree with no other obstacles than these."""
+    return replace(
+        tree,
+        processes=tuple(replace(one, obstacles=_of(one, odd)) for one in tree.processes),
+        obstacles=tuple(one for one in tree.obstacles if one in odd),
+    )
+
+
+def _of(process: Process, odd: set[Obstacle]) -> tuple[tuple[str, str], ...]:
+    return tuple(one for one in process.obstacles if Obstacle(*one, process.pid, process.command) in odd)
 
 
 def _tree(group: str, record: Record) -> Tree:
@@ -46,15 +66,19 @@ def blockers(group: str, record: Record) -> list[Finding]:
     return [one for one in dumps.find(tree(group, record)) if one.level == "block"]
 
 
-def check(group: str, record: Record) -> None:
+def check(group: str, record: Record) -> str | None:
     """Raise Blocked with the reason and the way round, or log what is only to be warned of. A blocker that stays is
-    reported before one that may pass: no waiting helps against it."""
-    found = dumps.find(tree(group, record))
+    reported before one that may pass: no waiting helps against it. Returns why the checkpoint cannot be restored on
+    trial, None if it can."""
+    odd = tree(group, record)
+    found = dumps.find(odd)
     blocking = sorted((one for one in found if one.level == "block"), key=lambda one: one.passing)
     if blocking:
         raise blocked(blocking[0])
     for finding in found:
         _log.warning("%s", finding.message)
+    service = next((one.what for one in dumps.obstacles(odd) if one.kind == "host_service"), None)
+    return None if service is None else f"it is connected to {service}, a service that a trial cannot reach"
 
 
 def blocked(finding: Finding) -> Blocked:

@@ -125,14 +125,12 @@ def _unix(processes: tuple[Process, ...]) -> Iterator[Obstacle]:
             yield Obstacle("unaccepted", found.name or "a socket without a name", owner.pid, owner.command)
         if found.is_dangling and inode not in queued:
             yield Obstacle("outside_unix", "a process that has not accepted it", owner.pid, owner.command)
-        elif found.peer and found.peer not in own and not _is_reachable(found, sockets):
-            peers[found.peer] = owner
+        elif found.peer and found.peer not in own:
+            if found.kind == socket.SOCK_DGRAM and (service := sockets.get(found.peer)) and service.name:
+                yield Obstacle("host_service", service.name, owner.pid, owner.command)  # CRIU connects it by name
+            else:
+                peers[found.peer] = owner
     yield from _outside(peers, {one.pid for one in processes}, sockets)
-
-
-def _is_reachable(one: UnixSocket, sockets: dict[int, UnixSocket]) -> bool:
-    """Whether CRIU connects it again by name: a datagram socket, to a service of the host on the same network."""
-    return one.kind == socket.SOCK_DGRAM and one.peer in sockets and bool(sockets[one.peer].name)
 
 
 def _has_socket(pid: int, inode: int) -> bool:

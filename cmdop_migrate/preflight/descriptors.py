@@ -200,8 +200,6 @@ class _Reader:
             return
         text = self._info(fd)
         mount = self.table.mounts.get(mount_id := int(_field(text, "mnt_id:") or "0"))
-        if "LEASE" in text and any("LEASE" in line and "WRITE" in line for line in text.splitlines()):
-            self._found("lease", link)
         if mount_id not in self.known:
             of_queues = {one.device for one in self.table.mounts.values() if one.kind == "mqueue"}
             self._found("message_queue" if _device(info.st_dev) in of_queues else "detached_file", link)

@@ -84,7 +84,8 @@ def _semaphores(tree: Tree) -> Iterable[Said]:
             yield Said("warn", f"{one.shown}: an eventfd made as a semaphore will not be one after a restore")
 
 
-def _obstacles(tree: Tree) -> Iterable[Obstacle]:
+def obstacles(tree: Tree) -> Iterable[Obstacle]:
+    """What was found of preflight/obstacles.py, with the process that has it."""
     for one in tree.processes:
         for kind, what in one.obstacles:
             yield Obstacle(kind, what, one.pid, one.command)
@@ -95,7 +96,7 @@ def _of_check(check: str) -> Callable[[Tree], Iterable[Said]]:
     """The rule that reports every obstacle whose kind belongs to `check`."""
 
     def find_all(tree: Tree) -> Iterable[Said]:
-        for one in _obstacles(tree):
+        for one in obstacles(tree):
             kind = KINDS[one.kind]
             if kind.check != check:
                 continue

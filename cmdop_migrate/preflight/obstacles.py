@@ -93,11 +93,6 @@ KINDS: dict[str, Kind] = {
         "Close it; a program that reads /proc does so in a moment.",
         True,
     ),
-    "lease": Kind(
-        "leases",
-        "has a write lease (F_SETLEASE) on {0}: reading the file for the checkpoint would break it",
-        "Let the program give up the lease, or end it.",
-    ),
     "hidden_file": Kind(
         "hidden_files",
         "has {0} open or as its working directory, which is hidden by a mount made over it",
@@ -140,6 +135,12 @@ KINDS: dict[str, Kind] = {
         "has a unix socket that came from outside of the session: a process outside made it, or connected to it",
         "Close that connection, or end the process.",
     ),
+    "host_service": Kind(
+        "outside_sockets",
+        "sends datagrams to {0}, a service of the host, which has to be there where the session is restored",
+        "Run that service there, too, or end the process.",
+        blocks=False,
+    ),
     "bpf_filter": Kind("descriptors", "has a socket with a BPF program attached, which CRIU cannot dump", _CLOSE),
     "mount": Kind(
         "mounts", "has a file system mounted that CRIU cannot restore: {0}", "Unmount it inside the session."
@@ -169,7 +170,6 @@ CHECKS: tuple[tuple[str, str, str], ...] = (
     ),
     ("message_queues", "POSIX message queues", "Close and unlink them."),
     ("thread_files", "open files below /proc/PID/task/TID", "Close it; `--wait-quiet` waits for that."),
-    ("leases", "write leases on files (F_SETLEASE)", "Let the program give up the lease, or end it."),
     ("hidden_files", "open files hidden by a mount, or on an unmounted file system", "Unmount, or close it."),
     ("mappings", "secret memory, huge pages where the machine has none", "End the process."),
     (

@@ -27,7 +27,6 @@ REFUSED = {
     "hidden_files": "detached_mount_open_file directory_hidden_by_mount file_hidden_by_mount mount_descriptor"
     " overmounted_open_file",
     "io_uring": "io_uring",
-    "leases": "lease_on_file",
     "mappings": "huge_memfd huge_pages_reserved_not secret_memory",
     "message_queues": "message_queue message_queue_not_open",
     "mounts": "bpf_mount fuse_mount_of_dead_server hugetlbfs_mount named_network overlay_mount overlay_mount_over_root"
@@ -112,6 +111,7 @@ def test_what_cannot_come_back_is_refused_before_the_freeze(
     here: Host, planting: str, options: tuple[str, ...]
 ) -> None:
     with Planted(here, planting, options) as planted:
+        processes = here.pids(planted.session)
         found = planted.blockers()
         assert {check for check, _ in found} == {CHECKS[planting]}, found
         done = here.cm("--json", "checkpoint", planted.name)
@@ -126,6 +126,7 @@ def test_what_cannot_come_back_is_refused_before_the_freeze(
         else:
             assert int(named[2]) in here.pids(planted.session) or planting == "left_its_cgroup", error
         assert not planted.was_frozen(), "it was frozen"
+        assert here.pids(planted.session) == processes, "a process has ended"
         assert planted.force(), "it can be parked and restored: nothing is to be refused"
         if here.pids(planted.session):
             assert planted.still_works() == "ok"
@@ -136,6 +137,25 @@ def test_what_is_not_refused_comes_back(here: Host, planting: str, options: tupl
     with Planted(here, planting, options) as planted:
         assert planted.blockers() == []
         assert planted.park()["proved"]
+        planted.back()
+        assert planted.still_works() == "ok"
+
+
+@pytest.mark.parametrize(
+    ("planting", "refused"),
+    [("unix_to_outside", True), ("unix_datagram_to_outside", False), ("unix_from_outside_closed", False)],
+)
+def test_on_the_hosts_network_a_closed_connection_and_a_named_service_are_no_obstacle(
+    here: Host, planting: str, refused: bool, options: tuple[str, ...]
+) -> None:
+    """There, CRIU sees the sockets of the host's processes."""
+    with Planted(here, planting, (*options, "--net", "host")) as planted:
+        assert [check for check, _ in planted.blockers()] == ["outside_sockets"] * refused
+        if refused:
+            assert planted.force()
+            return
+        proved = planted.park()["proved"]
+        assert proved == (planting != "unix_datagram_to_outside"), "a trial cannot reach the service"
         planted.back()
         assert planted.still_works() == "ok"
 

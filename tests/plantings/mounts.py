@@ -152,19 +152,6 @@ def devtmpfs_mount() -> Planting:
 
 
 @planting
-def fuse_mount() -> Planting:
-    os.makedirs("/mnt/f")
-    subprocess.run(["mknod", "/root/fuse", "c", "10", "229"], check=True)
-    fd = os.open("/root/fuse", os.O_RDWR)
-    os.unlink("/root/fuse")
-    options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"x", b"/mnt/f", b"fuse", 0, options):
-        raise OSError(ctypes.get_errno(), "fuse")
-    yield
-    os.fstat(fd)
-
-
-@planting
 def fuse_mount_of_dead_server() -> Planting:
     os.makedirs("/mnt/f")
     subprocess.run(["mknod", "/root/fuse", "c", "10", "229"], check=True)
