@@ -42,6 +42,7 @@ class CmdopError(Exception):
 
     code = "error"
     exit = 1
+    passing = False  # whether what is in the way usually goes away by itself, so that to try again may help
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -105,6 +106,7 @@ class Blocked(CmdopError):
 
     code = "blocked"
     exit = 4
+    check = ""  # which one, of those in docs/plan.md
 
 
 class SessionExited(Blocked):

@@ -77,7 +77,8 @@ class Counting:
         assert done.returncode == (0 if answer["ok"] else 4), (done.returncode, answer)
         levels = [one["level"] for one in answer["findings"]]
         assert answer["ok"] == ("block" not in levels)
-        assert all(set(one) == {"check", "level", "message", "fix"} and one["fix"] for one in answer["findings"])
+        fields = {"check", "level", "message", "fix", "passing"}
+        assert all(set(one) == fields and one["fix"] for one in answer["findings"])
         assert not self.unfrozen.changed(), "it was frozen"
         until(lambda: self.numbers()[-1] > before, 5, "it counts on")
         numbers = self.numbers()

@@ -12,6 +12,7 @@ import click
 from cmdop_migrate import clock, units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.cli.options import CARRY, WAIT_QUIET
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
 from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings
@@ -21,14 +22,13 @@ from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.session.records import Records
 
-_CARRY = click.Choice(["none", "mapped", "opened"])
-
 
 @click.command()
 @click.argument("session")
 @click.option("--leave-running", is_flag=True, help="Let it go on here; the checkpoint is a copy.")
 @click.option("--tag", metavar="TEXT", help="A word to find it by.")
-@click.option("--carry", type=_CARRY, default="mapped", show_default=True, help="Host files that travel along.")
+@CARRY
+@WAIT_QUIET
 @click.option("--no-prove", is_flag=True, help="Park it without restoring the checkpoint on trial first.")
 @click.option(
     "--deadline",
@@ -41,10 +41,9 @@ def checkpoint(
     app: App,
     session: str,
     leave_running: bool,
-    tag: str | None,
-    carry: Any,
     no_prove: bool,
     deadline: float | None,
+    **options: Any,
 ) -> None:
     """Save a session to the store; it is then parked.
 
@@ -55,9 +54,10 @@ def checkpoint(
     Examples:
       cmdop-migrate checkpoint work
       cmdop-migrate checkpoint work --leave-running --tag before-upgrade
+      cmdop-migrate checkpoint work --wait-quiet 30s
     """
     until = None if deadline is None else clock.boottime() + deadline
-    wanted = CheckpointOptions(leave_running, tag, carry, prove=not no_prove, deadline=until)
+    wanted = CheckpointOptions(leave_running, prove=not no_prove, deadline=until, **options)
     with render.progress(app.json) as show:
         result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
     facts = result.to_json()

@@ -11,6 +11,7 @@ import click
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli import report as report_page
 from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.cli.options import WAIT_QUIET
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import migrate as migrate_flow
 from cmdop_migrate.flows import peers
@@ -36,6 +37,7 @@ _WHERE = {
 @click.option(
     "--accept", multiple=True, metavar="CHECK", help="Go on though this check of the plan blocks. Repeatable."
 )
+@WAIT_QUIET
 @click.option("--report", type=click.Path(path_type=Path), metavar="FILE.html", help="Write what it cost as a page.")
 @click.option("--progress", is_flag=True, help="With --json: lines of progress, before the one object.")
 @command

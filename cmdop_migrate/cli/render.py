@@ -191,4 +191,6 @@ def failure(error: CmdopError, as_json: bool) -> None:
     if as_json:
         item({"error": error_facts(error)})
         return
-    note(f"cmdop-migrate: {printable(error.message)}" + (f"\n  {error.hint}" if error.hint else ""))
+    first, *more = error.message.split("\n")
+    lines = [f"cmdop-migrate: {printable(first)}", *(f"    {printable(line.expandtabs(2))}" for line in more)]
+    note("\n".join([*lines, f"  {error.hint}"] if error.hint else lines))

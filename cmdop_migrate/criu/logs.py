@@ -26,6 +26,7 @@ class Diagnosis:
     cause: str
     fix: str
     tail: str
+    passing: bool = False
 
 
 # Printed on healthy runs too.
@@ -45,15 +46,14 @@ _PLACE = re.compile(r"^\(?[\d.]*\)?\s*(?:pie: )?(?:\d+: )?(?:Error|Warn)\s*(?:\(
 
 
 def explain(log_text: str) -> Diagnosis:
-    """The cause: the first error with a known meaning; else the first that is not harmless."""
+    """Translate the first error that is not harmless: those after it are its consequences."""
     lines = log_text.splitlines()
     errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
-    for line in errors:
-        for rule in RULES:
-            if match := rule.pattern.search(line):
-                groups = [group or "" for group in match.groups()]
-                cause = rule.cause.format(*groups).replace(" ()", "")
-                return Diagnosis(rule.name, cause, rule.fix, _tail(lines, line))
+    for rule in RULES if errors else ():
+        if match := rule.pattern.search(errors[0]):
+            groups = [group or "" for group in match.groups()]
+            cause = rule.cause.format(*groups).replace(" ()", "")
+            return Diagnosis(rule.name, cause, rule.fix, _tail(lines, errors[0]), rule.passing)
     if errors:
         cause = "CRIU says: " + _PLACE.sub("", errors[0]).strip()
         return Diagnosis("", cause, "See the end of its log.", _tail(lines, errors[0]))
@@ -77,4 +77,6 @@ def failure(what: str, log_path: Path, errmsg: str = "") -> CriuFailed:
         text = errmsg
     found = explain(text)
     message = f"{what}: {found.cause}\n{found.tail}".rstrip()
-    return CriuFailed(message, f"{found.fix} The whole log: {log_path}")
+    error = CriuFailed(message, f"{found.fix} The whole log: {log_path}")
+    error.passing = found.passing
+    return error

@@ -290,7 +290,7 @@ def run(
             end(worker, 0 if on_cancel is None else _CURE, on_stuck)
             raise
         end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE, on_stuck)
-    _LOG.debug("%s: success=%s phases=%s", what, response.success, response.phases)
+    _LOG.debug("CRIU answered: success=%s phases=%s", response.success, response.phases)
     if not response.success:
         raise logs.failure(what, log_path, response.errmsg)
     return response

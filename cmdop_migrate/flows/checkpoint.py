@@ -43,6 +43,7 @@ from cmdop_migrate.flows import (
     commit,
     contents,
     dumpable,
+    ended,
     filecapture,
     hooks,
     leases,
@@ -50,6 +51,7 @@ from cmdop_migrate.flows import (
     opening,
     parkings,
     proof,
+    quiet,
     talk,
     tools,
 )
@@ -76,12 +78,12 @@ from cmdop_migrate.session.channel import Channel, HolderGone
 from cmdop_migrate.session.records import Records
 
 FREEZE_TIMEOUT = 30.0
-DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
 
 
+@quiet.retried
 def checkpoint(
     records: Records, reference: str, wanted: CheckpointOptions, progress: Progress = lambda _: None
 ) -> CheckpointResult:
@@ -92,27 +94,9 @@ def checkpoint(
         try:
             return attempt.run()
         except HolderGone as error:
-            raise _gone(records, record) or _taken(record) from error
+            raise ended.reason(records, record) or ended.taken(record) from error
         except CriuFailed as error:
-            raise _gone(records, record) or error from None
-
-
-def _gone(records: Records, record: Record) -> CmdopError | None:
-    """Why it is no longer there: the true reason of many a failure half-way. None when it lives."""
-    began = time.monotonic()
-    while True:
-        records.sweep()
-        after = records.load(record.session)
-        if after is None or after.phase != "live":
-            return talk.over(after or record)
-        seems_alive = cgroup.is_populated(records.cgroup(record.session))
-        if time.monotonic() > began + (DYING if seems_alive else DEAD):
-            return None
-        time.sleep(0.02)
-
-
-def _taken(record: Record) -> Blocked:
-    return Blocked(f"session {record.name!r} was ended while it was being checkpointed", "See: cmdop-migrate ls")
+            raise ended.reason(records, record) or error from None
 
 
 class _Checkpoint:
@@ -130,6 +114,7 @@ class _Checkpoint:
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw
         self.files_bytes = self.files_count = 0
+        self.untriable: str | None = None  # why a trial restore cannot be made
         self.told: list[dict[str, Any]] = []
         self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
@@ -202,7 +187,7 @@ class _Checkpoint:
         """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
-        dumpable.check(self.group, self.record)
+        self.untriable = dumpable.check(self.group, self.record)
         mounts.check_in_place(self.record)
         self._check_room()
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
@@ -213,6 +198,7 @@ class _Checkpoint:
         sizes = [filetree.measure(upper) for upper in self.uppers]
         self.files_bytes = sum(one.data_bytes for one in sizes)
         self.files_count = sum(one.files for one in sizes)
+        dumpable.warn_of_devices(self.record, sizes)
         needed = tree.rss(self.group) + self.files_bytes + (64 << 20)
         free = trash.make_room(str(self.config.state_dir), needed)
         if free < needed:
@@ -249,6 +235,7 @@ class _Checkpoint:
                     self.progress("freezing")
                     frozen.update(self._freeze())
                 self.is_ours = True
+                dumpable.check_frozen(self.group, self.record)
                 found = dumpable.check_watches(self._look(before))
                 carrier.add(found)
                 with self.phases.phase("reset"):
@@ -348,8 +335,8 @@ class _Checkpoint:
         if not wanted.prove:
             return Proof(skipped="not asked for")
         free = shutil.disk_usage(self.config.state_dir).free
-        why = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
-        if why is not None:
+        room = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
+        if why := self.untriable or room:
             return Proof(skipped=why)
         self.progress("proving")
         try:
@@ -395,7 +382,7 @@ class _Checkpoint:
         if parkings.is_doubtful(after):
             store = leases.open_store(self.config)
             with contextlib.suppress(OSError):  # on a full disk it is known to us alone
-                talk.until(lambda: parkings.ask(self.records, store, after), bool, DEAD)
+                talk.until(lambda: parkings.ask(self.records, store, after), bool, ended.DEAD)
             after = self.records.load(self.record.session) or after
         return after.phase == "parked"
 

@@ -28,6 +28,7 @@ class CheckpointOptions:
     prove: bool = True  # a park, by a trial restore
     deadline: float | None = None  # CLOCK_BOOTTIME by which a park must be done: a proof that takes longer is skipped
     rounds: Rounds | None = None  # what was written since the last of them is all that is read
+    wait_quiet: float = 0.0  # seconds in which to retry a checkpoint that something passing prevents
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class Dump:
                 stack.close()
                 own = next((one for one in failed if isinstance(one, CmdopError)), None)
                 if isinstance(error, CriuFailed):
-                    error = tools.keep_log(error, self._images, self._config, "dump")
+                    error = tools.keep_log(error, self._images, self._config, "dump", self._record.session)
                 raise own or error from error
             finally:
                 theirs.close()

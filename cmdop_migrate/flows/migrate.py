@@ -19,7 +19,7 @@ from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
-from cmdop_migrate.flows import checkpoint, handover, leases, plan, steps, talk, tools
+from cmdop_migrate.flows import checkpoint, handover, leases, plan, quiet, steps, talk, tools
 from cmdop_migrate.flows.checkpoint_types import CheckpointOptions, CheckpointResult
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
@@ -47,6 +47,7 @@ class Wanted:
     pre_ship: int = 0
     lazy: bool = False
     accept: tuple[str, ...] = ()  # checks of the plan whose blockers are only to be warned of
+    wait_quiet: float = 0.0  # seconds to wait for blockers that pass by themselves
 
 
 def check(records: Records, reference: str, wanted: Wanted) -> None:
@@ -135,6 +136,8 @@ class _Migration:
     def _plan(self) -> None:
         with self.phases.phase("plan"):
             self.progress("planning")
+            if self.wanted.wait_quiet:
+                quiet.settle(self.records, self.record.session, self.wanted.wait_quiet)
             found = plan.plan(self.records, self.record.session, plan.OtherHost(self.target), accept=self.wanted.accept)
         if found.blockers:
             words = "; ".join(f"{one.check}: {one.message}" for one in found.blockers)
@@ -159,6 +162,7 @@ class _Migration:
         return CheckpointOptions(
             reason="migrate", to=self.target.name, migration=self.move.id,
             on_pack=None if is_near else self.receiver.name_pack, rounds=self.rounds,
+            wait_quiet=self.wanted.wait_quiet,
         )  # fmt: skip
 
     def _pre_ship(self) -> None:

@@ -183,4 +183,4 @@ class Remake:
 
     def _failure(self, what: str, message: str = "") -> CriuFailed:
         error = logs.failure(what, self.images / "restore.log", message)
-        return tools.keep_log(error, self.images, self.config, "restore")
+        return tools.keep_log(error, self.images, self.config, "restore", self.record.session)

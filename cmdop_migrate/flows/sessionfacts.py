@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,19 +14,12 @@ from cmdop_migrate.flows.hostfacts import as_port, save
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.hostfiles import HostFiles
 from cmdop_migrate.model import Record
-from cmdop_migrate.preflight.facts import parse_mountinfo
 from cmdop_migrate.preflight.hostfacts import Port
 from cmdop_migrate.preflight.sessionfacts import HeldFile, Measured, SessionFacts
 from cmdop_migrate.session import cgroup, connections, openfiles, touched, tree
 from cmdop_migrate.session.channel import HolderGone
 from cmdop_migrate.session.records import Records
 
-# What CRIU mounts again by itself, or leaves to us.
-_KNOWN = (
-    "overlay proc sysfs tmpfs devtmpfs devpts mqueue cgroup cgroup2 binfmt_misc debugfs tracefs "
-    "securityfs fusectl pstore configfs bpf hugetlbfs autofs"
-)
-_KNOWN_MOUNTS = frozenset(_KNOWN.split())
 _MEASURED = 20
 
 
@@ -67,8 +59,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         shares=record.binds,
         hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
         unseen=tuple(sorted(map(str, found.watched.lost))),
-        nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
-        mounts=_mounts(record),
+        nodes=tuple(dumpable.device_nodes(record, sizes)),
         databases=_databases(group, record),
         measured=measured(records),
     )
@@ -124,18 +115,6 @@ def _command(pid: int) -> str:
         return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
     except OSError:
         return f"pid {pid}"
-
-
-def _mounts(record: Record) -> tuple[str, ...]:
-    if record.pid is None:
-        return ()
-    try:
-        text = Path(f"/proc/{record.pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
-    except OSError:
-        return ()
-    ours = (*record.layers, *record.binds)
-    odd = [one for one in parse_mountinfo(text) if one.kind not in _KNOWN_MOUNTS and one.point not in ours]
-    return tuple(f"{one.kind} at {one.point}" for one in odd)
 
 
 def _databases(group: str, record: Record) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.limit import LimitStore
 
+KEPT_LOGS = 50
 __all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
@@ -42,11 +43,17 @@ def find_criu(config: Config) -> Criu:
     raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
 
 
-def keep_log(error: CriuFailed, images: Path, config: Config, name: str) -> CriuFailed:
-    """CRIU's whole log, out of a directory that is about to go; the error then names where it is kept."""
-    kept = config.log_file.with_name(f"criu-{name}.log")
+def keep_log(error: CriuFailed, images: Path, config: Config, name: str, session: str) -> CriuFailed:
+    """Copy CRIU's whole log out of a directory that is about to go; the error then names where it is kept. Each
+    session has one for its last failed dump and one for its last failed restore; the oldest of all are removed."""
+    kept = config.log_file.with_name(f"criu-{name}-{session}.log")
     try:
         shutil.copyfile(images / f"{name}.log", kept)
+        others = sorted(kept.parent.glob("criu-*-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in others[:-KEPT_LOGS]:
+            path.unlink(missing_ok=True)
     except OSError:
         return error  # it died before it wrote one, or there is no room for it
-    return CriuFailed(error.message, error.hint.replace(str(images / f"{name}.log"), str(kept)))
+    moved = CriuFailed(error.message, error.hint.replace(str(images / f"{name}.log"), str(kept)))
+    moved.passing = error.passing
+    return moved

@@ -59,7 +59,7 @@ def restore(
         names = ", ".join(os.fsdecode(path) for path in table.devices[:3])
         raise ImageRefused(
             f"the session's files contain device nodes of the host: {names}",
-            "If you trust this image, allow device nodes for this restore.",
+            "If you trust this image: cmdop-migrate restore --allow-devices",
         )
     try:
         cursor = Cursor(target)

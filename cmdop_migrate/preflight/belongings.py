@@ -106,13 +106,14 @@ def _watches(move: Move) -> Iterable[Said]:
 
 
 def _nodes(move: Move) -> Iterable[Said]:
+    """A restore here can be told to make them; a move to another host cannot."""
     if move.session.nodes:
-        yield Said("block", f"the session made device nodes, which a restore refuses: {several(move.session.nodes)}")
-
-
-def _mounts(move: Move) -> Iterable[Said]:
-    if move.session.mounts:
-        yield Said("warn", f"file systems CRIU may not know are mounted in the session: {several(move.session.mounts)}")
+        which = several(move.session.nodes)
+        yield Said(
+            "warn" if move.stays else "block",
+            f"session {move.session.name!r} made device nodes, which a restore without --allow-devices refuses: "
+            + which,
+        )
 
 
 def _databases(move: Move) -> Iterable[Said]:
@@ -197,12 +198,11 @@ RULES: tuple[Rule[Move], ...] = (
     ),
     Rule(
         "device_nodes",
-        ("block",),
+        ("block", "warn"),
         "device nodes the session made",
-        "Remove them, or restore it with --allow-devices.",
+        "Remove them, or park the session and restore it with --allow-devices.",
         _nodes,
     ),
-    Rule("mounts", ("warn",), "file systems the session mounted itself", "Unmount them first.", _mounts),
     Rule(
         "databases",
         ("warn",),

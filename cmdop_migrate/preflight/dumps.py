@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from cmdop_migrate.preflight.findings import Finding, Rule, Said, several
+from cmdop_migrate.preflight.findings import Finding, Level, Rule, Said, several
+from cmdop_migrate.preflight.obstacles import CHECKS, KINDS, Obstacle
 from cmdop_migrate.preflight.processes import Tree
 from cmdop_migrate.units import show_size
 
@@ -31,6 +32,7 @@ def _namespaces(tree: Tree) -> Iterable[Said]:
                 "block",
                 f"{one.shown} in session {tree.name!r} is in a pid namespace of its own (a container, or a sandboxed"
                 " browser, inside the session), which CRIU cannot dump",
+                passing=True,
             )
 
 
@@ -47,6 +49,7 @@ def _traced(tree: Tree) -> Iterable[Said]:
                 "block",
                 f"{one.shown} in session {tree.name!r} is traced by pid {one.tracer} (a debugger, or strace): CRIU has"
                 " to trace it itself, and a process has one tracer only",
+                passing=True,
             )
 
 
@@ -70,8 +73,8 @@ def _deleted(tree: Tree) -> Iterable[Said]:
             if size > tree.deleted_limit:
                 yield Said(
                     "block",
-                    f"{one.shown} in session {tree.name!r} has {path} open, which is deleted and {show_size(size)}"
-                    f" large: more than the {show_size(tree.deleted_limit)} that travel in CRIU's own images",
+                    f"{one.shown} in session {tree.name!r} has {path} open, which is deleted and takes"
+                    f" {show_size(size)}: more than the {show_size(tree.deleted_limit)} that CRIU's images carry",
                 )
 
 
@@ -80,6 +83,38 @@ def _semaphores(tree: Tree) -> Iterable[Said]:
         if one.semaphore:
             yield Said("warn", f"{one.shown}: an eventfd made as a semaphore will not be one after a restore")
 
+
+def obstacles(tree: Tree) -> Iterable[Obstacle]:
+    """What was found of preflight/obstacles.py, with the process that has it."""
+    for one in tree.processes:
+        for kind, what in one.obstacles:
+            yield Obstacle(kind, what, one.pid, one.command)
+    yield from tree.obstacles
+
+
+def _of_check(check: str) -> Callable[[Tree], Iterable[Said]]:
+    """The rule that reports every obstacle whose kind belongs to `check`."""
+
+    def find_all(tree: Tree) -> Iterable[Said]:
+        for one in obstacles(tree):
+            kind = KINDS[one.kind]
+            if kind.check != check:
+                continue
+            session = f"session {tree.name!r}"
+            who = f"{one.command} (pid {one.pid}) in {session}" if one.pid else session
+            yield Said(
+                "block" if kind.blocks else "warn", f"{who} {kind.says.format(one.what)}", kind.fix, kind.passing
+            )
+
+    return find_all
+
+
+def _levels(check: str) -> tuple[Level, ...]:
+    blocks = {kind.blocks for kind in KINDS.values() if kind.check == check}
+    return ("block", "warn") if len(blocks) > 1 else ("block",)
+
+
+_FURTHER = tuple(Rule(name, _levels(name), about, fix, _of_check(name)) for name, about, fix in CHECKS)
 
 RULES: tuple[Rule[Tree], ...] = (
     Rule(
@@ -138,4 +173,5 @@ RULES: tuple[Rule[Tree], ...] = (
         "Restart the program after the move, if it depends on it.",
         _semaphores,
     ),
+    *_FURTHER,
 )

@@ -13,12 +13,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know before a session is moved. `block`: the move would fail, or would harm."""
+    """One thing to know before a session is moved. `block`: the move would fail, or would harm. `passing`: it is
+    likely to be gone in a moment by itself."""
 
     check: str
     level: Level
     message: str
     fix: str
+    passing: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -31,6 +33,7 @@ class Said:
     level: Level
     message: str
     fix: str = ""
+    passing: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Rule(Generic[T]):
         for said in self.find(facts):
             if said.level not in self.levels:
                 raise AssertionError(f"rule {self.name} says {said.level}, which docs/plan.md does not know")
-            yield Finding(self.name, said.level, said.message, said.fix or self.fix)
+            yield Finding(self.name, said.level, said.message, said.fix or self.fix, said.passing)
 
 
 def several(names: Iterable[str], most: int = 5) -> str:

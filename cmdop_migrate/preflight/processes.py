@@ -1,25 +1,30 @@
-"""What a session's processes hold that decides whether CRIU can dump them. Reading only: nothing is stopped for it."""
+"""Read what a session's processes are and hold that decides whether CRIU can dump them. Nothing is stopped for it."""
 
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-# Kinds of sockets CRIU dumps, as the kernel names their protocols.
-_SOCKETS = "TCP TCPv6 UDP UDPv6 UDP-Lite UDPLITE UDPLITEv6 RAW RAWv6 UNIX UNIX-STREAM NETLINK PACKET"
-SOCKETS = frozenset(_SOCKETS.split())
-_MEMORY, _MISC, _TUN = 1, 10, 200
-_TERMINALS = frozenset((5, 188, 204, *range(128, 144)))
-_TTY, _CONSOLES = 4, 64  # tty1 … tty63; above them are serial lines
+from cmdop_migrate.preflight import descriptors, mounttable
+from cmdop_migrate.preflight.descriptors import Held, is_deleted_file, is_odd_device, shares_memory
+from cmdop_migrate.preflight.mounttable import MountTable
+from cmdop_migrate.preflight.obstacles import Obstacle
+
+__all__ = ["Process", "Tree", "is_deleted_file", "is_odd_device", "parse_status", "read", "shares_memory"]
+
+# Namespaces of which CRIU dumps one for a whole tree; of mount and network namespaces it dumps any number.
+_SINGLE = ("user", "uts", "ipc", "cgroup", "time_for_children")
+_SCHED_DEADLINE, _POLICY = "6", 38  # the field of /proc/PID/stat, counted from the state
+_SIGTRAP = 1 << 4
 _DELETED = " (deleted)"
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `tracer` is 0 when nobody traces it; `deleted`: open files without a name, with their sizes."""
+    """One process. `tracer` is 0 when no process traces it; `deleted`: open files without a name, with the bytes they
+    take; `obstacles`: (kind, what), of preflight/obstacles.py."""
 
     pid: int
     command: str
@@ -31,6 +36,9 @@ class Process:
     devices: tuple[str, ...] = ()
     sockets: tuple[str, ...] = ()
     deleted: tuple[tuple[str, int], ...] = ()
+    obstacles: tuple[tuple[str, str], ...] = ()
+    unix: frozenset[int] = frozenset()  # inode numbers of its unix sockets, and of its netlink sockets
+    netlink: frozenset[int] = frozenset()
 
     @property
     def shown(self) -> str:
@@ -39,58 +47,115 @@ class Process:
 
 @dataclass(frozen=True)
 class Tree:
-    """The processes of one session, on a host where root may (or may not) read the limits of other users'."""
+    """The processes of one session, on a host where root may (or may not) read the limits of other users'.
+    `obstacles`: what was found beside the processes' own."""
 
     name: str
     processes: tuple[Process, ...]
     reads_limits: bool
     deleted_limit: int
+    obstacles: tuple[Obstacle, ...] = ()
 
 
-def read(pids: Iterable[int], root_pid: int | None) -> tuple[Process, ...]:
-    """Those that live. `root_pid` is the session's first process, whose pid namespace is the session's."""
-    own = None if root_pid is None else _namespace(root_pid)
-    found = []
-    for pid in pids:
+def read(pids: Iterable[int], root_pid: int | None, huge_pages: bool = True) -> tuple[Process, ...]:
+    """Those that live. `root_pid` is the session's first process, whose namespaces are the session's. `huge_pages`:
+    whether this machine has any."""
+    return _Look(list(pids), root_pid, huge_pages).run()
+
+
+class _Look:
+    def __init__(self, pids: list[int], root_pid: int | None, huge_pages: bool) -> None:
+        self.pids, self.root_pid, self.huge_pages = pids, root_pid, huge_pages
+        self.own = {} if root_pid is None else _namespaces(root_pid)
+        self.spaces = {pid: _namespaces(pid) for pid in pids}
+        self.tables: dict[str, MountTable] = {}
+        for pid, space in self.spaces.items():
+            if space.get("mnt", "") not in self.tables:
+                self.tables[space.get("mnt", "")] = mounttable.read(pid)
+
+    def run(self) -> tuple[Process, ...]:
+        known = {number for table in self.tables.values() for number in table.mounts}
+        found: list[tuple[Process, Held]] = []
+        for pid in self.pids:
+            try:
+                table = self.tables[self.spaces[pid].get("mnt", "")]
+                held = descriptors.read(pid, table, known, set(self.pids))
+                found.append((self._one(pid, held), held))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # ended while we looked
+        return tuple(self._together(found))
+
+    def _one(self, pid: int, held: Held) -> Process:
+        status = parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
+        spaces = self.spaces[pid]
+        is_dead = status.get("State", "").startswith("Z")
+        odd = {one for one in held.obstacles if one[0] != "huge_pages" or not self.huge_pages}
+        for name in _SINGLE if self.own and not is_dead else ():
+            if name in spaces and spaces[name] != self.own.get(name, spaces[name]):
+                odd.add(("namespace", name.removesuffix("_for_children")))
+        pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
+        if pending & _SIGTRAP:
+            odd.add(("trap", ""))
+        if is_dead and int(status.get("Threads", "1")) > 1:
+            odd.add(("dead_leader", ""))
+        if not is_dead:
+            odd |= set(self._program(pid, int(status.get("PPid", "0"))))
+        return Process(
+            pid=pid,
+            command=status.get("Name", str(pid)),
+            uid=int(status.get("Uid", "0").split()[0]),
+            tracer=int(status.get("TracerPid", "0")),
+            inner_namespace="pid" in spaces and spaces["pid"] != self.own.get("pid", spaces["pid"]),
+            io_uring=held.io_uring,
+            semaphore=held.semaphore,
+            devices=tuple(sorted(held.devices)),
+            sockets=tuple(sorted(held.sockets)),
+            deleted=tuple(sorted(held.deleted)),
+            obstacles=tuple(sorted(odd)),
+            unix=frozenset(held.unix),
+            netlink=frozenset(held.netlink),
+        )
+
+    def _program(self, pid: int, parent: int) -> Iterable[tuple[str, str]]:
+        exe = os.readlink(f"/proc/{pid}/exe")
+        if exe.startswith("/memfd:"):
+            yield "memfd_program", exe.removesuffix(_DELETED)
+        if parent in self.pids and shares_memory(pid, parent):
+            yield "shared_memory", str(parent)
+        if _policy(pid) == _SCHED_DEADLINE:
+            yield "deadline", ""
+        if self._cwd_is_hidden(pid):
+            yield "hidden_file", os.readlink(f"/proc/{pid}/cwd")
+        yield from _mappings(pid, self.huge_pages)
+
+    def _cwd_is_hidden(self, pid: int) -> bool:
+        """Only of those in the session's own view of files: in another one a path has another meaning."""
+        path = os.readlink(f"/proc/{pid}/cwd")
+        if self.spaces[pid].get("mnt") != self.own.get("mnt") or not path.startswith("/") or path.endswith(_DELETED):
+            return False
+        info = os.stat(f"/proc/{pid}/cwd")
         try:
-            found.append(_one(pid, own))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # ended while we looked
-    return tuple(found)
-
-
-def _one(pid: int, own: str | None) -> Process:
-    status = parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
-    kinds: set[str] = set()
-    semaphore, devices, sockets, deleted = False, set(), set(), set()
-    for fd in _fds(pid):
-        path = f"/proc/{pid}/fd/{fd}"
-        try:
-            link, info = os.readlink(path), os.stat(path)
-            kinds.add(link)
-            if link == "anon_inode:[eventfd]":
-                semaphore = semaphore or "eventfd-semaphore: 1" in Path(f"/proc/{pid}/fdinfo/{fd}").read_text()
-            elif stat.S_ISSOCK(info.st_mode):
-                sockets.add(_protocol(path))
-            elif is_odd_device(info.st_mode, info.st_rdev):
-                devices.add(link)
-            elif stat.S_ISREG(info.st_mode) and info.st_nlink == 0 and is_deleted_file(link):
-                deleted.add((link.removesuffix(_DELETED), info.st_size))
+            there = os.stat(f"/proc/{self.root_pid}/root{path}", follow_symlinks=False)
         except OSError:
-            continue  # closed meanwhile
-    namespace = _namespace(pid)
-    return Process(
-        pid=pid,
-        command=status.get("Name", str(pid)),
-        uid=int(status.get("Uid", "0").split()[0]),
-        tracer=int(status.get("TracerPid", "0")),
-        inner_namespace=own is not None and namespace not in (own, None),
-        io_uring="anon_inode:[io_uring]" in kinds,
-        semaphore=semaphore,
-        devices=tuple(sorted(devices)),
-        sockets=tuple(sorted(sockets - SOCKETS - {""})),
-        deleted=tuple(sorted(deleted)),
-    )
+            return not os.readlink(f"/proc/{pid}/cwd").endswith(_DELETED)  # removed, or left, meanwhile
+        return (there.st_dev, there.st_ino) != (info.st_dev, info.st_ino) and os.readlink(f"/proc/{pid}/cwd") == path
+
+    def _together(self, found: list[tuple[Process, Held]]) -> Iterable[Process]:
+        """What only all of them show: namespaces without a process, shared epoll sets."""
+        lived_in = {link for spaces in self.spaces.values() for link in spaces.values()}
+        lived_in |= set(self.own.values())
+        polls: set[str] = set()
+        for process, held in sorted(found, key=lambda one: one[0].pid):
+            more = {("kept_namespace", link) for link in held.namespaces - lived_in}
+            for watched, missing in held.polls:
+                if watched not in polls and missing:  # CRIU asks the first process that has the set
+                    more.add(("epoll", missing))
+                polls.add(watched)
+            yield _with(process, more) if more else process
+
+
+def _with(process: Process, more: set[tuple[str, str]]) -> Process:
+    return replace(process, obstacles=tuple(sorted({*process.obstacles, *more})))
 
 
 def parse_status(text: str) -> dict[str, str]:
@@ -99,38 +164,27 @@ def parse_status(text: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in pairs}
 
 
-def is_odd_device(mode: int, number: int) -> bool:
-    """Whether CRIU has no way to open it again: it knows memory devices, terminals and tun."""
-    if not stat.S_ISCHR(mode):
-        return stat.S_ISBLK(mode)
-    major, minor = os.major(number), os.minor(number)
-    if major == _TTY:
-        return minor >= _CONSOLES
-    return major != _MEMORY and major not in _TERMINALS and (major, minor) != (_MISC, _TUN)
+def _namespaces(pid: int) -> dict[str, str]:
+    found = {}
+    for name in ("pid", "mnt", "net", "time", *_SINGLE):
+        try:
+            found[name] = os.readlink(f"/proc/{pid}/ns/{name}")
+        except OSError:
+            continue  # gone, or no such kind in this kernel
+    return found
 
 
-def is_deleted_file(link: str) -> bool:
-    """Whether it had a name in a file system once: what never had one is memory, and travels as such."""
-    return link.endswith(_DELETED) and not link.startswith(("/memfd:", "/SYSV", "/[aio]", "/anon_hugepage"))
+def _policy(pid: int) -> str:
+    """How the kernel schedules its first thread: a number of sched(7)."""
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        words = file.read().rpartition(")")[2].split()
+    return words[_POLICY] if len(words) > _POLICY else ""
 
 
-def _fds(pid: int) -> list[str]:
-    try:
-        return os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return []  # a zombie has none
-
-
-def _protocol(path: str) -> str:
-    """As the kernel calls it; empty when it does not tell."""
-    try:
-        return os.getxattr(path, "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace")
-    except OSError:
-        return ""
-
-
-def _namespace(pid: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
-    except OSError:
-        return None
+def _mappings(pid: int, huge_pages: bool) -> Iterable[tuple[str, str]]:
+    with open(f"/proc/{pid}/maps", "rb") as file:
+        maps = file.read()
+    if b"/secretmem (deleted)" in maps:
+        yield "secret_memory", ""
+    if b"/anon_hugepage (deleted)" in maps and not huge_pages:
+        yield "huge_pages", ""

@@ -53,9 +53,8 @@ class Expected:
 @dataclass(frozen=True)
 class SessionFacts:
     """`memory`: bytes to dump, about; `files`: bytes it changed; `outside`: connections with a peer elsewhere, as text;
-    `unseen`: processes that watch files which were not found; `nodes`: device nodes it made; `mounts`: file systems it
-    mounted itself that CRIU may not know, as `kind at point`; `databases`: of SQLite, open for writing, not in WAL
-    mode."""
+    `unseen`: processes that watch files which were not found; `nodes`: device nodes it made; `databases`: of SQLite,
+    open for writing, not in WAL mode."""
 
     session: str
     name: str
@@ -74,7 +73,6 @@ class SessionFacts:
     hooks: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    mounts: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
 

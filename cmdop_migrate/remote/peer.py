@@ -90,7 +90,7 @@ class Peer:
     def _told(self, error: dict[str, Any]) -> CmdopError:
         """What it says must not move this terminal's cursor."""
         said = (str(error.get(key) or "") for key in ("message", "hint"))
-        message, hint = ("".join(char if char.isprintable() else " " for char in text) for text in said)
+        message, hint = ("".join(char if char.isprintable() or char == "\n" else " " for char in text) for text in said)
         return errors.from_code(str(error.get("code")), f"{self.name}: {message}", hint)
 
     def _no_answer(self, words: tuple[str, ...], finished: Finished, other: str) -> PeerFailed:

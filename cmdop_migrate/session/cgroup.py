@@ -5,9 +5,13 @@ Stdlib only: the holder loads this.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
+
+# Of a group that is removed just now; of one of threads, whose processes the group above it lists.
+_GONE = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 def mount_point() -> str | None:
@@ -34,12 +38,24 @@ def join(path: str, pid: int = 0) -> None:
 
 
 def pids(path: str) -> list[int]:
-    """Every process of the group, as this pid namespace counts them; empty when the group is gone."""
+    """Every process of the group and of those below it, as this pid namespace counts them; empty when the group is
+    gone."""
     try:
         with open(f"{path}/cgroup.procs", encoding="ascii") as procs:
-            return [int(line) for line in procs if line.strip() != "0"]
-    except FileNotFoundError:
+            found = [int(line) for line in procs if line.strip() != "0"]
+        inner = inner_groups(path)
+    except OSError as error:
+        if error.errno in _GONE:
+            return []
+        raise
+    return found + [pid for name in inner for pid in pids(f"{path}/{name}")]
+
+
+def inner_groups(path: str) -> list[str]:
+    """Names of the groups that were made directly below it."""
+    if os.stat(path).st_nlink <= 2:  # a directory has one more for each in it
         return []
+    return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
 
 
 def freeze(path: str, timeout: float = 10.0) -> bool:
@@ -203,7 +219,8 @@ def gate(path: str) -> str:
 
 
 def remove(path: str, timeout: float = 5.0) -> bool:
-    """Kills what is left and removes the group. False if it is still busy after `timeout`."""
+    """Kills what is left and removes the group, with those made below it. False if it is still busy after
+    `timeout`."""
     _remove(gate(path), timeout)
     return _remove(path, timeout)
 
@@ -212,6 +229,7 @@ def _remove(path: str, timeout: float) -> bool:
     until = time.monotonic() + timeout
     while True:
         kill(path)
+        _remove_inner(path)
         try:
             os.rmdir(path)
             return True
@@ -221,6 +239,14 @@ def _remove(path: str, timeout: float) -> bool:
             if time.monotonic() > until:
                 return False
             time.sleep(0.002)
+
+
+def _remove_inner(path: str) -> None:
+    """Remove the groups that a session made below its own, the innermost first; one that is busy stays."""
+    for folder, _, _ in os.walk(path, topdown=False):
+        if folder != path:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
 
 def _event(path: str, name: str) -> bool:

@@ -47,10 +47,12 @@ def opened(group: str) -> list[Opened]:
 
 def rollback_databases(group: str) -> list[str]:
     """SQLite databases open for writing that are not in WAL mode: SQLite compares the inode number of such a one with
-    what it was, and a session's files get others when they are made anew. Reading them here disturbs nobody: locks are
-    of processes, and we have none."""
+    what it was, and a session's files get others when they are made anew. Reading them here disturbs no lock, which is
+    of processes; a file with a lease (fcntl F_SETLEASE) is passed over, because opening it would break the lease."""
     found = set()
     for one in opened(group):
+        if any(lock.startswith("LEASE") for lock in one.locks):
+            continue
         try:
             with open(f"/proc/{one.pid}/fd/{one.fd}", "rb", buffering=0) as file:
                 head = file.read(_SQLITE_HEAD)

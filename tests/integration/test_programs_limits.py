@@ -108,7 +108,7 @@ def test_a_log_that_is_another_now_is_taken_by_somebodys_word(host: Host, tmp_pa
             4,
             "io_uring",
         ),
-        ("mkdir -p /mnt/x && mount -t ramfs none /mnt/x; echo", 8, "filesystem"),
+        ("mkdir -p /mnt/x && mount -t ramfs none /mnt/x; echo", 4, "file system"),
         ("python3 -c 'import socket, time; s = socket.socket(socket.AF_VSOCK, 1, 0); time.sleep(1000)'", 4, "socket"),
         ("mknod /root/dev c 10 229; sleep 1000 < /root/dev", 4, "device"),
     ],

@@ -49,7 +49,7 @@ EXPECTED = {
     "public-cpu": ("cpu", "CPU lacks features"),
     "public-pid_mismatch": ("pid_taken", "17550"),
     "public-pid_taken": ("pid_taken", "pid 2158017"),
-    "public-tty": ("tty", "terminal that is not the session's own"),
+    "public-tty": ("tty", "did not find the other end"),
     "public-tty_index": ("tty_index", "terminal"),
     "public-tty_sid": ("tty", "terminal"),
     "public-unix_external": ("unix_external", "unix socket"),
@@ -97,6 +97,20 @@ def test_what_is_printed_on_healthy_runs_is_no_cause() -> None:
     assert explain(healthy).cause == "CRIU's log names no error"
     found = explain(healthy + "(00.3)      1: Error (criu/new.c:1): new: A thing nobody knows\n")
     assert found.rule == "" and found.cause == "CRIU says: new: A thing nobody knows"
+
+
+def test_the_first_error_decides_and_its_consequences_do_not() -> None:
+    trap = "(00.1) Error (compel/src/lib/infect.c:1): Can't dump the 77 thread with a pending SIGTRAP\n"
+    left = "(00.2) Error (criu/seize.c:1): Unseizable non-zombie 77 found, state R, err -1/10\n"
+    assert explain(trap + left).rule == "pending_trap"
+    unknown = "(00.1) Error (criu/new.c:1): new: A thing that is not known\n"
+    assert explain(unknown + left).cause == "CRIU says: new: A thing that is not known"
+
+
+def test_a_cause_that_passes_by_itself_is_marked() -> None:
+    traced = "(00.1) Error (a.c:1): Unable to interrupt task: 7 (Operation not permitted)\n"
+    assert explain(traced).passing and failure("x", Path("/nowhere"), traced).passing
+    assert not explain("(00.1) Error (a.c:1): No space left on device\n").passing
 
 
 def test_the_line_that_names_the_cause_is_always_shown() -> None:

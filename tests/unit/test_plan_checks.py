@@ -13,6 +13,7 @@ from cmdop_migrate.preflight.cpu import Cpu
 from cmdop_migrate.preflight.findings import Rule, Said, several
 from cmdop_migrate.preflight.hostfacts import Need, Port, Service, Standing
 from cmdop_migrate.preflight.move import Move
+from cmdop_migrate.preflight.obstacles import CHECKS, KINDS, Obstacle
 from cmdop_migrate.preflight.processes import Process
 from cmdop_migrate.preflight.sessionfacts import Measured, expect
 from tests.unit.plan_facts import DATA, HELD, LIBC, MIB, WEB, a_move
@@ -56,6 +57,10 @@ def both(*changes: Change) -> Change:
 
 def no_limits(move: Move) -> Move:
     return replace(move, session=replace(move.session, tree=replace(move.session.tree, reads_limits=False)))
+
+
+def stays(move: Move) -> Move:
+    return replace(move, target=replace(move.source, key=None, keys=frozenset()))
 
 
 def there(other: str) -> Service:
@@ -151,9 +156,13 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("name", "block", "'work'", target(name_taken=True)),
     ("watches", "block", "tail (pid 3)", session(unseen=("tail (pid 3) watches a file that has been deleted",))),
     ("device_nodes", "block", "/root/sda", session(nodes=("/root/sda",))),
-    ("mounts", "warn", "ramfs at /mnt", session(mounts=("ramfs at /mnt",))),
+    ("device_nodes", "warn", "--allow-devices", both(session(nodes=("/root/sda",)), stays)),
     ("databases", "warn", "/root/books.db", session(databases=("/root/books.db",))),
     ("expected", "info", "not measured yet", lambda move: move),
+    *(
+        (kind.check, "block" if kind.blocks else "warn", "odd (pid 11) in session", process(obstacles=((name, "x"),)))
+        for name, kind in KINDS.items()
+    ),
 ]
 
 
@@ -175,6 +184,13 @@ def test_every_check_is_planted_at_every_level_it_may_say() -> None:
     stated = {(one.name, level) for one in moves.checks() for level in one.levels}
     assert {(check, level) for check, level, _, _ in PLANTED} == stated
     assert len({one.name for one in moves.checks()}) == len(moves.checks())
+
+
+def test_what_no_single_process_has_is_told_of_the_session() -> None:
+    tree = replace(a_move().session.tree, obstacles=(Obstacle("mount", "ramfs at /mnt"),))
+    (found,) = [one for one in moves.find(session(tree=tree)(a_move())) if one.level == "block"]
+    assert found.message == "session 'work' has a file system mounted that CRIU cannot restore: ramfs at /mnt"
+    assert {kind.check for kind in KINDS.values()} == {name for name, _, _ in CHECKS}
 
 
 def test_the_worst_comes_first() -> None:

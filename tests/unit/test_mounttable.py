@@ -1,0 +1,37 @@
+"""On which mount a path of a session lies, and which mounts a restore cannot make."""
+
+from __future__ import annotations
+
+import pytest
+
+from cmdop_migrate.preflight import mounttable
+
+TABLE = """\
+1 0 0:30 / / rw - overlay overlay rw
+2 1 0:31 / /proc rw - proc proc rw
+3 1 0:32 / /mnt rw - tmpfs none rw
+4 3 0:33 / /mnt/a\\040b rw - ramfs none rw
+5 3 0:34 / /mnt rw - tmpfs none rw
+6 1 0:35 / /sys/kernel/tracing rw - tracefs none rw
+7 1 0:30 /etc /bound rw - overlay overlay rw
+8 1 0:36 / /own rw - overlay overlay rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "mount"),
+    [("/", 1), ("/etc/x", 1), ("/proc/self", 2), ("/process", 1), ("/mnt/x", 5), ("/mnt/a b/x", 5), ("/bound/x", 7)],
+)
+def test_a_path_lies_on_the_mount_that_was_made_last_over_it(path: str, mount: int) -> None:
+    found = mounttable.parse(TABLE).at(path)
+    assert found is not None and found.id == mount
+
+
+def test_mounts_that_a_restore_cannot_make_or_leaves_out() -> None:
+    cannot, lost = mounttable.unknown([mounttable.parse(TABLE)], ["/"])
+    assert cannot == {"ramfs at /mnt/a b", "overlay at /own"}
+    assert lost == {"tracefs at /sys/kernel/tracing"}
+
+
+def test_the_table_of_a_process_that_is_gone_is_empty() -> None:
+    assert mounttable.read(0).mounts == {}
