@@ -82,7 +82,9 @@ class Fzf(Scenario):
         terminal.shows("2000/2000")
 
     def finish(self, terminal: Terminal) -> None:
-        terminal.type("01777\r")
+        terminal.type("01777")
+        terminal.shows("> line-01777")
+        terminal.type("\r")
         terminal.see("picked=line-01777")
 
 
@@ -94,9 +96,9 @@ class Htop(Scenario):
 
     def work(self, terminal: Terminal, number: int) -> None:
         terminal.type("h")
-        terminal.shows("Press any key to return|F1")
-        terminal.type("q")
-        terminal.shows("Tasks")
+        terminal.shows("Process state")
+        terminal.type("x")  # any key
+        terminal.shows("Load average")
 
 
 @each("Pagers and tools", Less, GitLog, Man, Fzf, Htop)
