@@ -1,25 +1,24 @@
-"""checkpoint, restore, fork, checkpoints, key."""
+"""checkpoint, restore, fork, checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from cmdop_migrate import units
+from cmdop_migrate import clock, units
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.flows import checkpoint as checkpoint_flow
-from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings, tools
+from cmdop_migrate.flows import choose, collect, elsewhere, fork_session, incarnation, parkings
 from cmdop_migrate.flows import restore as restore_flow
 from cmdop_migrate.flows import standby as standby_flow
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from cmdop_migrate.flows.receiver import Target
-from cmdop_migrate.images import keys
 from cmdop_migrate.session.records import Records
 
 _CARRY = click.Choice(["none", "mapped", "opened"])
@@ -30,18 +29,35 @@ _CARRY = click.Choice(["none", "mapped", "opened"])
 @click.option("--leave-running", is_flag=True, help="Let it go on here; the checkpoint is a copy.")
 @click.option("--tag", metavar="TEXT", help="A word to find it by.")
 @click.option("--carry", type=_CARRY, default="mapped", show_default=True, help="Host files that travel along.")
+@click.option("--no-prove", is_flag=True, help="Park it without restoring the checkpoint on trial first.")
+@click.option(
+    "--deadline",
+    type=units.duration,
+    metavar="TIME",
+    help="When it must be parked, from now: the trial is skipped if it would take longer.",
+)
 @command
-def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, carry: Any) -> None:
+def checkpoint(
+    app: App,
+    session: str,
+    leave_running: bool,
+    tag: str | None,
+    carry: Any,
+    no_prove: bool,
+    deadline: float | None,
+) -> None:
     """Save a session to the store; it is then parked.
 
-    It is frozen, dumped and shipped. With --leave-running it goes on here. When anything fails it goes on as well.
+    The session is frozen, dumped and shipped. Before it is ended, the checkpoint is restored on trial, up to its first
+    instruction. If that or anything else fails, the session resumes here. With --leave-running it resumes in any case.
 
     \b
     Examples:
       cmdop-migrate checkpoint work
       cmdop-migrate checkpoint work --leave-running --tag before-upgrade
     """
-    wanted = checkpoint_flow.Wanted(leave_running, tag, carry)
+    until = None if deadline is None else clock.boottime() + deadline
+    wanted = CheckpointOptions(leave_running, tag, carry, prove=not no_prove, deadline=until)
     with render.progress(app.json) as show:
         result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
     facts = result.to_json()
@@ -59,6 +75,9 @@ def checkpoint(app: App, session: str, leave_running: bool, tag: str | None, car
         verb = "will be closed on restore" if leave_running else "closed"
         render.line(f"  {verb}: {one['command']} {one['local']} -> {one['remote']}")
     if not leave_running:
+        seconds = facts["phases"].get("prove", 0.0)
+        proof = f"restored on trial in {seconds:.2f} s" if facts["proved"] else f"not proven: {facts['skipped']}"
+        render.line(f"  {proof}")
         render.line(f"  bring it back with: cmdop-migrate restore {session}")
 
 
@@ -318,82 +337,3 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
     if result["unreadable"]:
         count = len(result["unreadable"])
         render.note(f"{count} manifests cannot be read with this host's keys: nothing they may need was removed")
-
-
-@click.group(epilog="Example: cmdop-migrate key show")
-def key() -> None:
-    """Show, export, import or rotate the key that seals checkpoints.
-
-    Whoever has it can read them, and make new ones.
-    """
-
-
-def _say_key(app: App, ring: keys.KeyRing) -> None:
-    facts = {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
-    if app.json:
-        render.answer(facts)
-    else:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(ring.current.created))
-        render.line(f"{facts['fingerprint']}  made {made}, {facts['keys']} in all")
-
-
-@key.command("show")
-@command
-def show_key(app: App) -> None:
-    """Show the key's fingerprint, and nothing of the key.
-
-    \b
-    Examples:
-      cmdop-migrate key show
-    """
-    app.records()
-    _say_key(app, tools.open_keys(app.config))
-
-
-@key.command("export")
-@command
-def export_key(app: App) -> None:
-    """Write the keys as text, for another host.
-
-    They are secret: pipe them, do not print them.
-
-    \b
-    Examples:
-      cmdop-migrate key export | ssh host-b cmdop-migrate key import
-    """
-    app.records()
-    if app.json:
-        raise Usage("keys do not go into JSON", "Pipe it: cmdop-migrate key export | ssh HOST cmdop-migrate key import")
-    if sys.stdout.isatty():
-        raise Usage("that would print the key on your screen", "Pipe it, or send it to a file: key export > FILE")
-    render.raw(keys.export_text(tools.open_keys(app.config)).encode())
-
-
-@key.command("import")
-@click.option("--keep-current", is_flag=True, help="Only to read: new checkpoints still use this host's own key.")
-@command
-def import_key(app: App, keep_current: bool) -> None:
-    """Take over exported keys, from standard input.
-
-    \b
-    Examples:
-      cmdop-migrate key import < FILE
-    """
-    app.records()
-    if sys.stdin.isatty():
-        render.note("Paste what key export printed, then press Ctrl-D.")
-    text = sys.stdin.buffer.read(1 << 20).decode(errors="replace")  # whatever it is, it is said to be no key
-    _say_key(app, keys.import_text(app.config.key_file, text, make_current=not keep_current))
-
-
-@key.command("rotate")
-@command
-def rotate_key(app: App) -> None:
-    """Make a new key for new checkpoints; old ones stay readable.
-
-    \b
-    Examples:
-      cmdop-migrate key rotate
-    """
-    app.records()
-    _say_key(app, keys.rotate(app.config.key_file))

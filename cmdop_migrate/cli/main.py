@@ -39,7 +39,7 @@ COMMANDS = {
     "drain": ("drain", "drain"),
     "undrain": ("drain", "undrain"),
     "checkpoints": ("images", "checkpoints"),
-    "key": ("images", "key"),
+    "key": ("keys", "key"),
     "lease": ("fence", "lease"),
     "agent": ("fence", "agent"),
     "relay": ("relay", "relay"),

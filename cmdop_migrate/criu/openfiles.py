@@ -17,6 +17,7 @@ from cmdop_migrate.criu.messages import Malformed, read_varint, varint
 NAME = "files.img"
 _HEAD = 8
 _REGULAR, _PATH, _SIZE, _MODE = 3, 6, 8, 10
+_REMAPS, _REMAP_TYPE, _LINKED = "remap-fpath.img", 3, 0
 
 
 def open_as_found(images: Path, paths: Collection[str]) -> None:
@@ -27,7 +28,7 @@ def open_as_found(images: Path, paths: Collection[str]) -> None:
 
 def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
     made = bytearray(image[:_HEAD])
-    for message in _messages(image):
+    for message in entries_of(image):
         entry = b"".join(_entry(message, paths))
         made += struct.pack("<I", len(entry)) + entry
     return bytes(made)
@@ -36,15 +37,32 @@ def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
 def executables(image: bytes) -> set[bytes]:
     """Those that might be run, by their mode. Raises Malformed."""
     found = set()
-    for message in _messages(image):
-        for number, _, value in _fields(message):
-            held = {one: content for one, _, content in _fields(value)} if number == _REGULAR else {}
+    for message in entries_of(image):
+        for number, _, value in fields_of(message):
+            held = {one: content for one, _, content in fields_of(value)} if number == _REGULAR else {}
             if _PATH in held and _MODE in held and read_varint(held[_MODE], 0)[0] & 0o111:
                 found.add(held[_PATH])
     return found
 
 
-def _messages(image: bytes) -> Iterator[bytes]:
+def has_link_remaps(images: Path) -> bool:
+    """Tell whether a dump made temporary hard links (`link_remap.N`) beside files that were unlinked while open.
+
+    CRIU makes one where another hard link keeps the file alive, and removes it when it lets the tree go on: the link
+    is there only until `post-dump` is answered. Raises Malformed."""
+    try:
+        image = (images / _REMAPS).read_bytes()
+    except FileNotFoundError:
+        return False
+    for message in entries_of(image):
+        kind = {number: read_varint(value, 0)[0] for number, _, value in fields_of(message)}.get(_REMAP_TYPE, _LINKED)
+        if kind == _LINKED:
+            return True
+    return False
+
+
+def entries_of(image: bytes) -> Iterator[bytes]:
+    """Split an image file into its protobuf messages. Raises Malformed."""
     at = _HEAD
     while at < len(image):
         if at + 4 > len(image):
@@ -57,15 +75,15 @@ def _messages(image: bytes) -> Iterator[bytes]:
 
 
 def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:
-    for number, field, value in _fields(message):
-        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in _fields(value)):
-            kept = b"".join(inner for one, inner, _ in _fields(value) if one not in (_SIZE, _MODE))
+    for number, field, value in fields_of(message):
+        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in fields_of(value)):
+            kept = b"".join(inner for one, inner, _ in fields_of(value) if one not in (_SIZE, _MODE))
             field = varint(_REGULAR << 3 | 2) + varint(len(kept)) + kept
         yield field
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """-> (number, all of it, its content)."""
+def fields_of(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
+    """Split a protobuf message into (field number, the encoded field, its content). Raises Malformed."""
     at = 0
     while at < len(message):
         start = at

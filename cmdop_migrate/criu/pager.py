@@ -78,9 +78,12 @@ class Pager:
         memory: Callable[[int], Memory],
         on_lost: Callable[[BaseException], None],
         fillers: Sequence[Filler] = (),
+        prefetch: bool = True,
     ) -> None:
         """`memory` gives the pages of a process by its pid inside. `on_lost`: no more can be given; when it returns,
-        nothing of the session may run. `fillers`: who decodes what nobody waits for; else we do."""
+        nothing of the session may run. `fillers`: who decodes what nobody waits for; else we do. Without `prefetch`
+        only pages that are touched are placed."""
+        self._prefetch = prefetch
         self._fillers = fillers or [_Here() for _ in range(max(2, min(4, os.cpu_count() or 2)))]
         self._memory, self._on_lost = memory, on_lost
         self._spaces: list[Space] = []
@@ -229,7 +232,8 @@ class Pager:
 
     def _begin(self) -> None:
         """All processes are there."""
-        self._start(*(functools.partial(self._fill, filler) for filler in self._fillers))
+        if self._prefetch:
+            self._start(*(functools.partial(self._fill, filler) for filler in self._fillers))
 
     def _start(self, *work: Callable[[], None]) -> None:
         for one in work:

@@ -7,7 +7,9 @@
     reset     connections to the outside are closed and listed
     dump      CRIU's pages go straight into the image; files beside it
     capture   all of it is in our memory, most of it sealed             ── captured
-    upload    the rest is digested and sealed; the store has every pack, and the manifest
+    upload    the rest is digested and sealed; the store has every pack
+    prove     a park only: the image is restored on trial, up to its first instruction (proof.py)
+    publish   the store has the manifest
     commit    the lease names this checkpoint: the point of no return
     park      the holder ends this incarnation; or it was thawed already, for --leave-running; or, handed over
               to another host, it stands still until that has it
@@ -28,7 +30,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from cmdop_migrate import __version__, clock, log, units
@@ -46,12 +48,14 @@ from cmdop_migrate.flows import (
     leases,
     opening,
     parkings,
+    proof,
     talk,
     tools,
 )
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions, CheckpointResult, chunk_counts
 from cmdop_migrate.flows.dumping import Dump
 from cmdop_migrate.flows.opening import Opening
-from cmdop_migrate.flows.rounds import Rounds
+from cmdop_migrate.flows.proof import Proof
 from cmdop_migrate.images import filetree
 from cmdop_migrate.images.manifest import Manifest
 from cmdop_migrate.images.writer import ImageWriter
@@ -67,58 +71,9 @@ _log = log.get("checkpoint")
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    leave_running: bool = False
-    tag: str | None = None
-    carry: carry.Carry = "mapped"
-    reason: str = "checkpoint"  # for hooks, as is `to`
-    to: str | None = None
-    only_idle: float | None = None  # for so many seconds; else it is left alone
-    migration: str | None = None  # what it is made for
-    hand_over: Callable[[Manifest], None] | None = None  # called before another may have it; it then stays, frozen
-    on_pack: Callable[[str], None] | None = None  # called, from any thread, with each pack that the store has
-    rounds: Rounds | None = None  # what was written since the last of them is all that is read
-
-
-@dataclass(frozen=True)
-class Result:
-    manifest: Manifest
-    frozen_s: float
-    phases: dict[str, float]
-    closed: list[dict[str, object]]
-    hooks: list[dict[str, Any]]
-    stopped_at: float  # CLOCK_BOOTTIME: it stands still from then on
-    printed_at: float  # its last output before that; 0: none on this host
-
-    def to_json(self) -> dict[str, Any]:
-        sizes = self.manifest.sizes
-        return {
-            "checkpoint": self.manifest.checkpoint,
-            "session": self.manifest.session,
-            "token": self.manifest.token,
-            "bytes": {
-                "memory": sizes["memory"],
-                "files": self.manifest.facts["files_bytes"],
-                "stored": sizes["stored"],
-                "new": sizes["new"],
-            },
-            "chunks": chunk_counts(self.manifest),
-            "phases": self.phases,
-            "frozen_s": self.frozen_s,
-            "closed_connections": self.closed,
-            "hooks": self.hooks,
-        }
-
-
-def chunk_counts(manifest: Manifest) -> dict[str, int]:
-    """How many chunks it is made of, and how many of them were in the store already: shared with earlier checkpoints,
-    its own or another session's."""
-    total, new = manifest.sizes["chunks"], manifest.sizes["new_chunks"]
-    return {"total": total, "new": new, "shared": total - new}
-
-
-def checkpoint(records: Records, reference: str, wanted: Wanted, progress: Progress = lambda _: None) -> Result:
+def checkpoint(
+    records: Records, reference: str, wanted: CheckpointOptions, progress: Progress = lambda _: None
+) -> CheckpointResult:
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
     record, channel = talk.open_channel(records, reference)
     attempt = _Checkpoint(records, record, channel, wanted, progress)
@@ -150,7 +105,9 @@ def _taken(record: Record) -> Blocked:
 
 
 class _Checkpoint:
-    def __init__(self, records: Records, record: Record, channel: Channel, wanted: Wanted, progress: Progress) -> None:
+    def __init__(
+        self, records: Records, record: Record, channel: Channel, wanted: CheckpointOptions, progress: Progress
+    ) -> None:
         self.records, self.record, self.channel = records, record, channel
         self.wanted, self.progress = wanted, progress
         self.config: Config = records.config
@@ -161,11 +118,11 @@ class _Checkpoint:
         self.phases = tools.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_ours = False  # to thaw
-        self.files_bytes = 0
+        self.files_bytes = self.files_count = 0
         self.told: list[dict[str, Any]] = []
         self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
-    def run(self) -> Result:
+    def run(self) -> CheckpointResult:
         with self._alone(), agentlock.attended(self.config):
             return self._run()
 
@@ -185,7 +142,7 @@ class _Checkpoint:
     def _busy(self) -> Blocked:
         return Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
 
-    def _run(self) -> Result:
+    def _run(self) -> CheckpointResult:
         wanted = self.wanted
         with self.phases.phase("prepare"):
             self.progress("preparing")
@@ -198,7 +155,11 @@ class _Checkpoint:
             writer, _ = begun.result()
             with self.phases.phase("upload"):
                 self.progress("uploading")
-                manifest = writer.commit(self.record.token, self._facts(criu), self._before_publish)
+                manifest = writer.finish(self.record.token, self._facts(criu))
+            proven = self._prove(criu, manifest)
+            with self.phases.phase("publish"):
+                self._before_publish()
+                writer.publish(manifest)
             if wanted.rounds is not None:
                 wanted.rounds.keep(self.images, writer.earlier)
             with self.phases.phase("commit"):
@@ -220,8 +181,11 @@ class _Checkpoint:
             frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
             phases=self.phases.seconds, chunks=chunk_counts(manifest), connections=closed[:TOLD_CONNECTIONS],
+            proved=proven.proved, proof_skipped=proven.skipped,
         )  # fmt: skip
-        return Result(manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at)
+        return CheckpointResult(
+            manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at, proven
+        )
 
     def _prepare(self) -> tuple[Criu, touched.Touched]:
         """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
@@ -236,6 +200,7 @@ class _Checkpoint:
         """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
         sizes = [filetree.measure(upper) for upper in self.uppers]
         self.files_bytes = sum(one.data_bytes for one in sizes)
+        self.files_count = sum(one.files for one in sizes)
         needed = tree.rss(self.group) + self.files_bytes + (64 << 20)
         free = shutil.disk_usage(self.config.state_dir).free
         if free < needed:
@@ -252,10 +217,18 @@ class _Checkpoint:
         frozen: dict[str, Any] = {}
         closed: list[connections.Connection] = []
         with ThreadPoolExecutor(1, "files") as pool, contextlib.ExitStack() as dumping:
-            files: list[Future[None]] = []
+            files: list[Future[list[bytes]]] = []
+
+            def capture(found: touched.Touched) -> None:
+                files.append(pool.submit(filecapture.capture, begun.result()[0], self.directory, self.uppers, found))
+
+            def capture_again() -> None:
+                """With the links that CRIU removes when it has its answer: the first walk may have missed them."""
+                capture(self._look())
+                files[-1].result()
 
             def stand_still() -> touched.Touched:
-                writer, carrier = begun.result()
+                _, carrier = begun.result()
                 booting.close()
                 with self.phases.phase("hooks"):
                     goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
@@ -270,7 +243,7 @@ class _Checkpoint:
                     closed.extend(connections.external(self.group, self.record.link is not None))
                     if not self.wanted.leave_running:
                         connections.reset(frozen["pid"], closed)
-                files.append(pool.submit(filecapture.capture, writer, self.directory, self.uppers, found))
+                capture(found)
                 dumping.enter_context(self.phases.phase("dump"))
                 self.progress("dumping")
                 return found
@@ -278,12 +251,12 @@ class _Checkpoint:
             with contextlib.ExitStack() as booting:
                 booting.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(lambda: begun.result()[0], watches, self.wanted.rounds, stand_still)
+                dump.run(lambda: begun.result()[0], watches, self.wanted.rounds, stand_still, capture_again)
             dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):
-                files[0].result()
                 writer, carrier = begun.result()
+                filecapture.add(writer, files[-1].result())
                 self._small_things(writer, carrier, closed, frozen)
                 writer.end_input()
         self.captured_at = time.monotonic()
@@ -354,9 +327,31 @@ class _Checkpoint:
             "migration": self.wanted.migration,
         }
 
+    def _prove(self, criu: Criu, manifest: Manifest) -> Proof:
+        """Restore a park on trial. Raises CriuFailed with the cause, before anything is published."""
+        wanted = self.wanted
+        if wanted.leave_running or wanted.hand_over is not None:
+            return Proof()  # the session, or the source's copy of it, is not ended
+        if not wanted.prove:
+            return Proof(skipped="not asked for")
+        free = shutil.disk_usage(self.config.state_dir).free
+        why = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
+        if why is not None:
+            return Proof(skipped=why)
+        self.progress("proving")
+        try:
+            with self.phases.phase("prove"):
+                proof.prove(self.records, criu, manifest, self.record)
+        except proof.Skipped as skipped:
+            return Proof(skipped=str(skipped))
+        except CriuFailed as error:
+            self.records.note("proof_failed", self.record.session, reason=error.message.splitlines()[0])
+            words = f"session {self.record.name!r} was not parked: a trial restore of its checkpoint failed: "
+            raise CriuFailed(f"{words}{error.message}", f"It goes on. {error.hint}") from error
+        return Proof(proved=True)
+
     def _before_publish(self) -> None:
         """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
-        self.phases.reach("publish")
         if self.wanted.leave_running:
             return
         try:

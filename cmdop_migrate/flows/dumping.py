@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import pages, request, runner
+from cmdop_migrate.criu import openfiles, pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -23,6 +23,7 @@ from cmdop_migrate.session.touched import Touched
 
 CRIU_TIMEOUT = 600.0
 READY = "pre-dump"  # CRIU's word for it: nothing of the session was looked at yet
+DUMPED = "post-dump"  # all images are written, the temporary links are still there
 
 
 class Dump:
@@ -42,14 +43,17 @@ class Dump:
         watches: Iterable[str],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched],
+        on_link_remaps: Callable[[], None],
     ) -> None:
-        """`stand_still` freezes the session, and says what it has; what it raises is raised here, and nothing was
-        dumped. `writer` is not asked for before that. `watches`: the files it watched then."""
+        """Dump the session. `stand_still` freezes it and returns what it has open; what it raises is raised here, and
+        nothing was dumped. `writer` is not called before that. `watches` are the files the session watched before.
+        `on_link_remaps` is called while CRIU keeps temporary links in the session's files, and only if it made any
+        (openfiles.has_link_remaps)."""
         announced = set(watches)
         try:
-            self._once(writer, announced, rounds, stand_still)
+            self._once(writer, announced, rounds, stand_still, on_link_remaps)
         except _Watches as more:  # since we told CRIU; it stands still now
-            self._once(writer, announced | more.paths, rounds, lambda: None)
+            self._once(writer, announced | more.paths, rounds, lambda: None, on_link_remaps)
 
     def _once(
         self,
@@ -57,6 +61,7 @@ class Dump:
         watches: set[str],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched | None],
+        on_link_remaps: Callable[[], None],
     ) -> None:
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
@@ -69,6 +74,8 @@ class Dump:
                 failed.append(error)
 
         def on_notify(note: runner.Notification) -> None:
+            if note.script == DUMPED and openfiles.has_link_remaps(self._images):
+                on_link_remaps()
             if note.script != READY:
                 return
             found = stand_still()

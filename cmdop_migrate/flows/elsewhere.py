@@ -8,6 +8,7 @@ from typing import Any
 from cmdop_migrate import units
 from cmdop_migrate.errors import Fenced, SessionNotFound, Usage
 from cmdop_migrate.flows import checkpoint, choose, fork_session, handover
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from cmdop_migrate.flows.incarnation import Wanted
 from cmdop_migrate.flows.receiver import Target
 from cmdop_migrate.model import Record, session_name
@@ -36,7 +37,7 @@ def fork(
 ) -> dict[str, Any]:
     """A branch of a session that goes on here, running there."""
     session_name(name)
-    wanted = checkpoint.Wanted(leave_running=True, reason="fork", to=target.name)
+    wanted = CheckpointOptions(leave_running=True, reason="fork", to=target.name)
     saved = checkpoint.checkpoint(records, reference, wanted, progress)
     progress(f"restoring on {target.name}")
     answer = target.call("restore", saved.manifest.checkpoint, "--fork", name, timeout=TIMEOUT)

@@ -158,11 +158,12 @@ class Evacuation:
             for job in self.jobs
         ]
         left, targets = self.ends_at - now, list(self.targets.values())
-        for one in schedule.schedule(list(self.waiting.values()), targets, self.budget, left, busy):
+        planned = schedule.schedule(list(self.waiting.values()), targets, self.budget, left, busy)
+        for one in planned:
             if one.begin_s > 0.0 or one.how == "leave":
                 break
             if self._is_free(one.load.session):
-                self._begin(one)
+                self._begin(one, schedule.proof_deadline(one, planned, left))
                 return True
         return False
 
@@ -173,11 +174,14 @@ class Evacuation:
             return False
         return is_free(self.records, self.moves, session)
 
-    def _begin(self, planned: Planned) -> None:
+    def _begin(self, planned: Planned, deadline: float) -> None:
+        """Start the command for one session. `deadline`: seconds in which a park must be done, its proof included."""
         load = self.waiting.pop(planned.load.session)
         entry = Entry(load.session, load.name, "going", planned.target, planned.why)
         self._note(entry)
         words = ["checkpoint", load.session, "--tag", "drain"]
+        if math.isfinite(deadline):
+            words += ["--deadline", f"{deadline:.1f}s"]
         if planned.target is not None:
             words = ["migrate", load.session, "--to", planned.target]
             self.targets[planned.target] = self.targets[planned.target].plus(load)
@@ -205,7 +209,16 @@ class Evacuation:
         seconds = clock.boottime() - job.worker.began
         if ended.ok:
             self._keep_pace(job, seconds)
-            kept = ("token", "checkpoint", "frozen_s", "downtime_s", "took_s", "closed_connections")
+            kept = (
+                "token",
+                "checkpoint",
+                "frozen_s",
+                "downtime_s",
+                "took_s",
+                "closed_connections",
+                "proved",
+                "skipped",
+            )
             facts = {key: ended.answer[key] for key in kept if key in ended.answer}
             state: State = "moved" if target is not None else "parked"
             self._end(Entry(load.session, load.name, state, target, job.planned.why, facts), seconds)

@@ -19,9 +19,10 @@ class _Sink:
         self.submit = writer.submit_named
 
 
-def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found: Touched) -> None:
-    """Adds one table for each layer. What did not change since the last capture on this host is not read again."""
-    sink = _Sink(writer)
+def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found: Touched) -> list[bytes]:
+    """Store the files of each layer; return the layers' tables, serialised. Files that did not change since the last
+    capture on this host are not read again, so a second capture during one freeze costs a walk."""
+    sink, tables = _Sink(writer), []
     for number, upper in enumerate(uppers):
         mapped = frozenset(path for layer, path in found.written if layer == number)
         cache = directory / f"files-{number}"
@@ -31,8 +32,15 @@ def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found:
             _log.info("what the store had of %s cannot be found any more: all of it is read", upper)
             captured = files.capture(upper, sink, mapped=mapped)
         table = captured.table.serialise()
-        writer.add_blob(f"files/{number}", table)
+        tables.append(table)
         _keep(cache, table, filestats.serialise(captured.table, captured.stats))
+    return tables
+
+
+def add(writer: ImageWriter, tables: Sequence[bytes]) -> None:
+    """Put the tables that `capture` returned into the image."""
+    for number, table in enumerate(tables):
+        writer.add_blob(f"files/{number}", table)
 
 
 def _all_there(writer: ImageWriter, captured: files.Capture) -> bool:

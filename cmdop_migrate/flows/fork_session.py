@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cmdop_migrate.flows import checkpoint, incarnation, restore
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions, CheckpointResult
 from cmdop_migrate.model import session_name
 from cmdop_migrate.session.records import Records
 
@@ -13,12 +14,12 @@ from cmdop_migrate.session.records import Records
 def fork(records: Records, reference: str, name: str, progress: Callable[[str], None]) -> dict[str, Any]:
     session_name(name)
     records.name_is_free(name)
-    saved = checkpoint.checkpoint(records, reference, checkpoint.Wanted(leave_running=True, reason="fork"), progress)
+    saved = checkpoint.checkpoint(records, reference, CheckpointOptions(leave_running=True, reason="fork"), progress)
     facts = restore.restore(records, saved.manifest.checkpoint, incarnation.Wanted(fork=name), progress)
     return branched(records, saved, facts)
 
 
-def branched(records: Records, saved: checkpoint.Result, facts: dict[str, Any]) -> dict[str, Any]:
+def branched(records: Records, saved: CheckpointResult, facts: dict[str, Any]) -> dict[str, Any]:
     """What `fork` answers, `facts` being what the restore of the branch did; on record with the parent: the branch
     begins on the parent's own chunks, all of them shared and none copied."""
     manifest = saved.manifest

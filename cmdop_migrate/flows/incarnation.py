@@ -5,35 +5,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from cmdop_migrate import clock, log
-from cmdop_migrate.criu import ctty, logs, openfiles, request, runner, userfault
+from cmdop_migrate.criu import userfault
 from cmdop_migrate.criu.pager import Filler, Pager
 from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.errors import CmdopError, CriuFailed, Unexpected
-from cmdop_migrate.flows import carry, contents, decoders, descriptors, hooks, leases, memory, talk, tools
+from cmdop_migrate.errors import CmdopError, Unexpected
+from cmdop_migrate.flows import contents, decoders, descriptors, hooks, leases, memory, talk
 from cmdop_migrate.flows.hookrun import Outcome
-from cmdop_migrate.flows.mounts import shared_mounts
 from cmdop_migrate.flows.phases import Phases
-from cmdop_migrate.flows.run import holder_order
-from cmdop_migrate.images import filerestore, filestats, filetable
+from cmdop_migrate.flows.remake import Holder, Remake
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
-from cmdop_migrate.model import Link, Record
+from cmdop_migrate.model import Record
 from cmdop_migrate.session import affinity, cgroup, connections, launch, network
 from cmdop_migrate.session.records import Records
-from cmdop_migrate.session.start import Starter, make_stores, overlays
+from cmdop_migrate.session.start import Starter
 
-CRIU_TIMEOUT = 600.0
 HOLDER_TIMEOUT = 5.0
 FILES = 1 << 16
 MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
@@ -64,14 +60,7 @@ class Restorer(Protocol):
     answer: Callable[[dict[str, Any]], None]
 
 
-class _Holder(NamedTuple):
-    """One being started, and the other end of its CRIU's socket."""
-
-    starter: Starter
-    worker: socket.socket
-
-
-class Incarnation:
+class Incarnation(Remake):
     """From a verified image to a running session."""
 
     def __init__(
@@ -85,18 +74,10 @@ class Incarnation:
         host_leases: LeaseStore,
         lease: Held,
     ) -> None:
-        self.leases, self.lease = host_leases, lease
-        self.adopted, self.runs_from = False, 0.0
-        self.parent, self.criu, self.image, self.record = parent, criu, image, record
-        self.directory, self.lock = directory, lock
-        self.records, self.config, self.phases = parent.records, parent.records.config, parent.phases
-        self.images = directory / "images"
-        self.group = self.records.cgroup(record.session)
-        self.terminal = contents.terminal(image)
+        super().__init__(parent.records, parent.phases, criu, image, record, directory, lock)
+        self.parent, self.leases, self.lease = parent, host_leases, lease
+        self.runs_from = 0.0
         self.outside = [one.to_json() for one in contents.outside(image)]
-        self.before: Link | None = contents.record(image.manifest).link
-        self.brought = carry.Brought()
-        self.pid = 0
         self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
         self.lost: BaseException | None = None
         self.told: list[Outcome] = []
@@ -107,9 +88,11 @@ class Incarnation:
             self.image.bring_rest()  # it is waited for; else once it runs: until then the processors are CRIU's
         with self.phases.phase("files"):
             self.parent.say("files")
-            self._lay_files()
+            self._lay_files(self.parent.wanted.allow_devices, self.parent.wanted.accept_files)
+            (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
+            contents.lay_journal(self.image, self.directory)
         source = memory.Source(self.image)
-        with self._holder() as holder:  # it starts, and starts CRIU, while we lay images
+        with self._holder(self.lease.fresh_until) as holder:  # it starts, and starts CRIU, while we lay images
             with self.phases.phase("images"):
                 self._lay_images(source, lazy)
             if lazy:
@@ -119,6 +102,9 @@ class Incarnation:
                 self._tell_hooks()
                 self._say_done()
 
+    def _order(self) -> dict[str, Any]:
+        return {"carried": self.terminal["carried"] | ({"turn": None} if self.parent.wanted.fork else {})}
+
     def _clean(self) -> None:
         """It runs: what it was made from, its memory in the clear among it, goes."""
         launch.remove_files(str(self.directory), ("image", "images"))
@@ -127,42 +113,7 @@ class Incarnation:
         is_small = self.image.manifest.sizes["memory"] <= EAGER_BELOW
         return (self.parent.wanted.lazy or not is_small) and userfault.is_possible()
 
-    def _lay_files(self) -> None:
-        points = list(self.record.layers)
-        layers = overlays(points)
-        make_stores(self.directory, layers)
-        uppers = [self.directory / layer["store"] / "upper" for layer in layers]
-        for number, upper in enumerate(uppers):
-            data = contents.blob(self.image, f"files/{number}")
-            table = filetable.parse(data)
-            stats = filerestore.restore(table, self.image, upper, allow_devices=self.parent.wanted.allow_devices)
-            (self.directory / f"files-{number}.table").write_bytes(data)
-            (self.directory / f"files-{number}.stats").write_bytes(filestats.serialise(table, stats))
-        self.brought = carry.bring(self.image, self.config.state_dir, points, uppers, self.parent.wanted.accept_files)
-        (self.directory / "output.ring").write_bytes(contents.blob(self.image, "output"))
-        contents.lay_journal(self.image, self.directory)
-
-    def _lay_images(self, source: memory.Source, lazy: bool) -> None:
-        shutil.rmtree(self.images, ignore_errors=True)
-        self.images.mkdir(mode=0o700)
-        for name in self.image.manifest.blobs:
-            if name.startswith("criu/"):
-                (self.images / os.path.basename(name)).write_bytes(self.image.blob(name))
-        if self._is_locked():
-            (namespace,) = self.images.glob("netns-*.img")
-            with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
-                rules.write(network.LOCK.encode())
-        if self.brought.as_found:
-            openfiles.open_as_found(self.images, self.brought.as_found)
-        source.lay_out(self.images, lazy)
-
-    def _is_locked(self) -> bool:
-        """Connections inside the session come back one end at a time, and what one end sends before the other is
-        there would reset it. So nothing arrives in its network until all are."""
-        has_streams = any(name.startswith("criu/tcp-stream-") for name in self.image.manifest.blobs)
-        return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
-
-    def _run_lazily(self, source: memory.Source, holder: _Holder) -> None:
+    def _run_lazily(self, source: memory.Source, holder: Holder) -> None:
         descriptors.more_files(FILES)  # one for each process, and for each that they fork meanwhile
         with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
             starter = self.starter = self._run(holder, pager, source.waiting())
@@ -225,32 +176,7 @@ class Incarnation:
         after = self.records.load(self.record.session)
         return after is not None and after.phase == "exited"
 
-    @contextlib.contextmanager
-    def _holder(self) -> Iterator[_Holder]:
-        """Its files are there. Unless it has adopted the session by the end of the block, it goes again."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = holder_order(self.config, self.records, self.record) | {
-            "mode": "restore",
-            "fresh_until": self.lease.fresh_until,
-            "worker": list(self.criu.argv),
-            "worker_fd": theirs.fileno(),
-            "carried": self.terminal["carried"] | ({"turn": None} if self.parent.wanted.fork else {}),
-        }
-        with ours:
-            with theirs, self.phases.phase("holder"):
-                starter = Starter(order, self.lock, self.config.log_file.with_name("holder.log"), theirs.fileno())
-            try:
-                yield _Holder(starter, ours)
-            finally:
-                if not self.adopted:
-                    self._abandon(starter)
-
-    def _abandon(self, starter: Starter) -> None:
-        """Nothing of it runs when this returns: the holder sees to that; should it have been killed, we do."""
-        starter.abandon()
-        cgroup.remove(self.group)
-
-    def _run(self, holder: _Holder, pager: Pager | None, waiting: set[int]) -> Starter:
+    def _run(self, holder: Holder, pager: Pager | None, waiting: set[int]) -> Starter:
         """`waiting`: the processes that have memory to come from the pager."""
         self.parent.say("restoring")
         starter = holder.starter
@@ -278,53 +204,6 @@ class Incarnation:
         if pager is None:
             starter.close()
         return starter
-
-    def _converse(
-        self, sock: socket.socket, starter: Starter, criu: int, pager: Pager | None, waiting: set[int]
-    ) -> None:
-        masters: list[int] = []
-        own_terminal = ctty.is_possible()
-        terminal: list[ctty.Terminal] = []
-        worker: list[int] = []
-
-        def on_notify(notification: runner.Notification) -> bool:
-            masters.extend(notification.fds)
-            if notification.pid:
-                self.pid = notification.pid
-            if notification.script == "setup-namespaces" and own_terminal:
-                terminal.append(ctty.Terminal.begin(self.pid))
-            if notification.script == "post-resume" and own_terminal:
-                worker.append(ctty.let_parent_end(self.pid))
-            if notification.script == "pre-resume":
-                self._before_first_instruction(starter, masters, pager, waiting)
-            return True
-
-        directory = os.open(self.images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            spec = request.RestoreSpec(
-                images_dir_fd=directory,
-                work_dir_fd=directory,
-                root=str(self.directory / "root"),
-                veths=((network.INSIDE, self.record.link.veth),) if self.record.link else (),
-                shared=shared_mounts(self.record, str(self.directory / "root")),
-                lazy_pages=pager is not None,
-                sibling=not own_terminal,
-            )
-            response = runner.converse(sock, request.restore(spec), on_notify, CRIU_TIMEOUT, criu)
-        except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
-            raise self._failure("the restore failed: CRIU died") from None
-        finally:
-            os.close(directory)
-        if not response.success:
-            raise self._failure("the restore failed", response.errmsg)
-        for fd in response.fds:
-            os.close(fd)
-        if worker:
-            ctty.die_with_parent(self.pid, worker[0])
-
-    def _failure(self, what: str, message: str = "") -> CriuFailed:
-        error = logs.failure(what, self.images / "restore.log", message)
-        return tools.keep_log(error, self.images, self.config, "restore")
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], pager: Pager | None, waiting: set[int]

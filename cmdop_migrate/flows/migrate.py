@@ -20,6 +20,7 @@ from typing import Any
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
 from cmdop_migrate.flows import checkpoint, handover, leases, plan, steps, talk, tools
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions, CheckpointResult
 from cmdop_migrate.flows.handover import Settled, settle
 from cmdop_migrate.flows.meter import Meter, Report
 from cmdop_migrate.flows.moves import End, Moves
@@ -88,7 +89,7 @@ class _Migration:
         self.progress = self.meter.say
         self.phases = tools.Phases("migrate")
         self.move = moves.begin(record.session, record.name, record.host, target.name, record.token)
-        self.shipped: checkpoint.Result | None = None
+        self.shipped: CheckpointResult | None = None
         self.answer: dict[str, Any] = {}
         flags = [*(["--lazy"] if wanted.lazy else []), *(["--accept-files"] if "files" in wanted.accept else [])]
         words = ("restore", record.session, "--standby", self.move.id, *flags)
@@ -152,10 +153,10 @@ class _Migration:
             self.receiver.start(READY_TIMEOUT)
 
     @property
-    def _wanted(self) -> checkpoint.Wanted:
+    def _wanted(self) -> CheckpointOptions:
         # A store of files is as near to the target as a copy of it would be.
         is_near = self.records.config.store.startswith("file:")
-        return checkpoint.Wanted(
+        return CheckpointOptions(
             reason="migrate", to=self.target.name, migration=self.move.id,
             on_pack=None if is_near else self.receiver.name_pack, rounds=self.rounds,
         )  # fmt: skip

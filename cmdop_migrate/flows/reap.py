@@ -14,6 +14,7 @@ from typing import Any
 
 from cmdop_migrate.errors import CmdopError, NotIdle
 from cmdop_migrate.flows import checkpoint, end, talk
+from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from cmdop_migrate.flows.phases import Phases
 from cmdop_migrate.session.records import Records
 
@@ -64,5 +65,5 @@ def _reap_one(records: Records, session: str, seconds: float, destroy: bool, say
         Phases("reap").reach("destroy")
         end.kill(records, session, signal.SIGTERM, GRACE, only_idle=seconds)
         return None
-    wanted = checkpoint.Wanted(reason="reap", only_idle=seconds)
+    wanted = CheckpointOptions(reason="reap", only_idle=seconds)
     return checkpoint.checkpoint(records, session, wanted, say).manifest.checkpoint

@@ -115,6 +115,15 @@ def needed_disk(load: Load) -> int:
     return load.memory // RATIO + load.files
 
 
+def proof_deadline(one: Planned, planned: Sequence[Planned], left: float) -> float:
+    """Return the seconds from now within which the park of `one` must be done: its own time, and its share of what
+    the whole plan leaves until the deadline. Nothing is left while some session cannot go in time."""
+    if any(other.how == "leave" for other in planned):
+        return one.end_s
+    spare = max(0.0, left - max(other.end_s for other in planned))
+    return one.end_s + spare / max(1, sum(other.how == "park" for other in planned))
+
+
 def park_seconds(load: Load, budget: Budget) -> float:
     sending = load.send / budget.share if budget.share is not None else 0.0
     return budget.pace * (PARK_FIXED + max(load.work_s, sending))

@@ -174,6 +174,21 @@ def fetch_lazy(
     return Image(found, table, sealer, cache)
 
 
+def read_back(store: Store, ring: KeyRing, found: Manifest, local_dir: Path) -> Image:
+    """Open a checkpoint that is in the store, published or not, to look at parts of it: each is brought when it is
+    asked for. A store that is away is an error."""
+    sealer = Sealer(ring.get(found.key))
+    table = load_table(store, found, sealer)
+    local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    cache = SealedCache(store, found, table, sealer, local_dir / CHUNKS_FILE)
+    try:
+        cache.check_store()
+    except BaseException:
+        cache.close()
+        raise
+    return Image(found, table, sealer, cache)
+
+
 def store_copy(found: Manifest, ring: KeyRing) -> bytes:
     """The manifest, sealed and signed anew with its own key."""
     return manifest.encode(found, ring.get(found.key))

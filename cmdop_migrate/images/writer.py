@@ -4,7 +4,8 @@ begin    mark the upload, then learn what the store already has
 feed, submit, add_blob            from here on nothing waits for the store
 end_input                         all input is in our memory; the session may go on
 finish_input                      all input is digested and sealed, at the store's pace
-commit                            wait for the store, publish the manifest: the commit point
+finish                            wait for the store: it has all but the manifest, which says what to read back
+publish                           put the manifest: the commit point
 abort                             leave what was uploaded usable for the next try
 """
 
@@ -207,14 +208,15 @@ class ImageWriter:
         self.feed.finish()
         self._running.drain()
 
-    def commit(
-        self, token: int, facts: Mapping[str, Any] | None = None, before_publish: Callable[[], None] = lambda: None
-    ) -> Manifest:
-        """Wait for the store, then publish. When this returns the checkpoint exists. When it raises it does not, but
-        for one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true
-        one of a session that goes on, as with --leave-running, and the lease decides what it is good for.
+    def commit(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """`finish`, then `publish`."""
+        result = self.finish(token, facts)
+        self.publish(result)
+        return result
 
-        `before_publish` runs when all but the manifest is stored; if it raises, nothing is published."""
+    def finish(self, token: int, facts: Mapping[str, Any] | None = None) -> Manifest:
+        """Wait until the store has all of the checkpoint but its manifest, and return that. The checkpoint can be read
+        back by it, but does not exist for anyone else before `publish`."""
         self.finish_input()
         pipeline = self._running
         memory = 0
@@ -243,17 +245,20 @@ class ImageWriter:
             "chunks": len(pipeline.table),
             "new_chunks": counts.new_chunks,
         }
-        result = Manifest(
+        return Manifest(
             self.session, self.checkpoint, self._key.fingerprint, token, round(walltime(), 3), self.parent,
             tuple(pipeline.table.packs), tuple(table), blobs, sizes, dict(facts or {}),
         )  # fmt: skip
-        before_publish()
+
+    def publish(self, result: Manifest) -> None:
+        """Publish what `finish` returned. When this returns the checkpoint exists. When it raises it does not, but for
+        one case: the store took the manifest and went away before it could say so. Then the checkpoint is a true one
+        of a session that goes on, as with --leave-running, and the lease decides what it is good for."""
         self._publish(result)
         self._stop()
         self._unmark()
         if self._hints is not None and self._groups is not None:
             self._groups.save(self._hints, self.checkpoint)
-        return result
 
     def abort(self) -> None:
         """Give up. What is uploaded already stays useful for the next try; nothing needs to be cleaned up."""

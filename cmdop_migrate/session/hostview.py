@@ -18,6 +18,8 @@ _OTHER = ("overlay", "tmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "
 REAL = frozenset({*_LOCAL, *_OTHER})
 # What the kernel does not take as the upper layer of an overlay.
 NOT_UPPER = frozenset({"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "vfat", "exfat", "ntfs3", "squashfs", "erofs"})
+# What it does not take as the lower one: their names compare in a way of their own.
+NOT_LOWER = frozenset({"vfat", "exfat", "ntfs3", "cifs", "smb3"})
 RESOLVED = "/run/systemd/resolve/resolv.conf"
 
 

@@ -21,11 +21,15 @@ INSIDE = "eth0"
 TABLE = "cmdop_migrate"
 _BITS = 30
 _LOCK_TABLE = "cmdop_migrate_lock"
-# For a network that is being made anew: nothing arrives in it, from inside or outside.
+# CRIU marks the packets by which it tells a socket that its peer has closed (SOCCR_MARK).
+_CRIU_MARK = 0xC114
+# For a network that is being made anew: nothing arrives in it, from inside or outside, but what CRIU sends. Without its
+# packets a connection whose peer closed before the dump would be open again, and its reader would wait for ever.
 LOCK = f"""
 table inet {_LOCK_TABLE} {{
     chain input {{
         type filter hook input priority -300; policy drop;
+        meta mark {_CRIU_MARK:#x} accept
     }}
 }}
 """

@@ -21,6 +21,7 @@ from cmdop_migrate.session import cgroup, hostlayer, syscalls
 from cmdop_migrate.session.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, mount
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 OVERLAY_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
@@ -76,12 +77,28 @@ def work(order: dict[str, object]) -> None:
     _reset_signals()
     cgroup.join(str(order["cgroup"]))
     syscalls.unshare(syscalls.NEWNS)
+    if order.get("own_network"):
+        _leave_network()
     mount_files(order)
     worker = order["worker"]
     assert isinstance(worker, list)
     fd = int(str(order["worker_fd"]))
     os.set_inheritable(fd, True)
     os.execve(worker[0], [*worker, "swrk", str(fd)], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+
+
+def _leave_network() -> None:
+    """Enter an empty network namespace in which any address can be bound: for the trial of a session that uses the
+    host's network, whose ports and addresses the frozen original still has."""
+    syscalls.unshare(syscalls.NEWNET)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh", b"lo", IFF_UP) + b"\0" * 16)
+    for family in ("ipv4", "ipv6"):
+        try:
+            with open(f"/proc/sys/net/{family}/ip_nonlocal_bind", "w", encoding="ascii") as switch:
+                switch.write("1")  # of the new namespace only
+        except FileNotFoundError:
+            continue  # a kernel without IPv6
 
 
 def mount_files(order: dict[str, object]) -> None:

@@ -17,7 +17,19 @@ from tests.conftest import CAP_SYS_RESOURCE, has_capability
 from tests.crash.witness import Witness, dumping, find, finished, gone, show, stopped
 from tests.hosts import CM, Host, until
 
-STEPS = ("prepare", "criu", "freeze", "reset", "dump", "capture", "upload", "publish", "park")
+STEPS = (
+    "prepare",
+    "criu",
+    "freeze",
+    "reset",
+    "dump",
+    "capture",
+    "upload",
+    "prove",
+    "prove:complete",
+    "publish",
+    "park",
+)
 FROZEN = STEPS[3:]  # at the beginning of these it stands still
 
 
@@ -47,7 +59,7 @@ def test_the_holder_killed_at_every_step_ends_or_parks_the_session_and_says_so(
 ) -> None:
     rows = [("step", "killed", "exit", "session", "why")]
     for step in STEPS[1:]:
-        one = Witness.start(host, step)
+        one = Witness.start(host, step.replace(":", "-"))
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             gone(psutil.Process(host.holder(one.session)))
             cli.send_signal(signal.SIGCONT)
@@ -185,7 +197,7 @@ def test_of_two_checkpoints_at_once_one_is_refused_and_does_no_harm(host: Host) 
 
 def test_a_kill_while_frozen_wins(host: Host) -> None:
     for step in ("dump", "publish"):
-        one = Witness.start(host, step)
+        one = Witness.start(host, step.replace(":", "-"))
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             host.cm_json("kill", one.name, "--signal", "KILL")
             cli.send_signal(signal.SIGCONT)

@@ -96,8 +96,9 @@ class Witness:
 
 @contextlib.contextmanager
 def stopped(host: Host, step: str, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
-    """`args`, at the beginning of `step`: the command line, and the process that stands there."""
-    env = host.env(**{TEST_STOP: f"{args[0]}:{step}"})
+    """`args`, at the beginning of `step` (of another flow: FLOW:STEP): the command line, and the process that stands
+    there."""
+    env = host.env(**{TEST_STOP: step if ":" in step else f"{args[0]}:{step}"})
     # In a session of its own: a stop at a step is no job of the test's terminal.
     cli = subprocess.Popen(
         [*host.prefix, *CM, "--json", *args],

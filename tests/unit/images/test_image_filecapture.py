@@ -57,7 +57,7 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     if on_tmpfs(upper):
         pytest.skip("stats are never trusted on tmpfs")
     first = begun(store, ring, tmp_path)
-    filecapture.capture(first, tmp_path, [upper], Touched())
+    filecapture.add(first, filecapture.capture(first, tmp_path, [upper], Touched()))
     first.finish_input()
     first.commit(1)
     second = begun(store, ring, tmp_path)
@@ -74,7 +74,7 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
         return done
 
     monkeypatch.setattr(filecapture.files, "capture", captured)
-    filecapture.capture(second, tmp_path, [upper], Touched())
+    filecapture.add(second, filecapture.capture(second, tmp_path, [upper], Touched()))
     monkeypatch.undo()
     second.finish_input()
     made = second.commit(2)
@@ -85,7 +85,7 @@ def test_without_room_for_what_spares_work_it_is_done_all_the_same(store, ring, 
     (tmp_path / "files-0.stats").symlink_to("/dev/full")
     for _ in range(2):
         writer = begun(store, ring, tmp_path)
-        filecapture.capture(writer, tmp_path, [upper], Touched())
+        filecapture.add(writer, filecapture.capture(writer, tmp_path, [upper], Touched()))
         writer.finish_input()
         made = writer.commit(1)
         (tmp_path / "files-0.table").unlink()  # reading from such a device would never end
