@@ -16,6 +16,7 @@ def test_pagers(scenario, host, tmp_path):
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +26,7 @@ import pytest
 
 from tests.programs.terminal import Terminal
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "programs"
+CACHE = Path(os.environ.get("PROGRAMS_DIR", "/var/cache/cmdop-migrate/programs"))  # filled by scripts/setup-programs
 MODULES = CACHE / "node_modules"
 HOME = "/root/home"
 WORK = "/root/work"
@@ -41,6 +42,8 @@ QUIET = {
 
 
 class Scenario:
+    """One program: how it is started, what state it has, and how it shows that the state is still there."""
+
     name: ClassVar[str] = ""  # in the table; by default the class's name
     family: ClassVar[str] = ""  # group of the report's rows, set by `each`
     argv: ClassVar[tuple[str, ...]] = ("bash", "--norc")
@@ -51,8 +54,7 @@ class Scenario:
     before: ClassVar[str] = ""  # shell commands inside the session before argv is executed
     rows, columns = 24, 80  # what a session without a client has
     sample: ClassVar[bool] = False  # runs in the default suite: needs only what scripts/setup --test installs
-    expected: ClassVar[str] = ""  # the reason it fails today: issues 3 and 4 of 8 only
-    forks: ClassVar[bool] = True
+    expected: ClassVar[str] = ""  # why it fails today, for what a planned issue mends: xfail(strict)
     advice: ClassVar[str] = ""  # what a user should know or do
 
     def state(self, terminal: Terminal) -> None:
@@ -81,7 +83,7 @@ class Scenario:
             target.write_text(content)
         self.prepare(directory)
         script = f"mkdir -p {HOME}; cp -rT {shlex.quote(str(directory))} {WORK}; cd {WORK}"
-        script += f"; ip route del default 2>/dev/null; {self.before or ':'}; exec \"$@\""
+        script += f'; ip route del default 2>/dev/null; {self.before or ":"}; exec "$@"'
         return ("bash", "-c", script, "bash", *self.argv)
 
 

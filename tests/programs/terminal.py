@@ -21,15 +21,24 @@ from tests.program import Program
 
 WITHIN = float(os.environ.get("PROGRAMS_WITHIN", "60"))  # seconds; the machine may be shared
 # pyte stops parsing at these: keyboard and colour protocols, device control and application strings.
-UNKNOWN = re.compile(r"\x1b\[[<>=][0-9;:]*[a-zA-Z]|\x1b\[\?[0-9;]*[^0-9;hl$]|\x1b\[[0-9;?]*\$[a-z]|\x1b[P_^X].*?\x1b\\", re.S)
+UNKNOWN = re.compile(
+    r"\x1b\[[<>=][0-9;:]*[a-zA-Z]|\x1b\[\?[0-9;]*[^0-9;hl$]|\x1b\[[0-9;?]*\$[a-z]|\x1b[P_^X].*?\x1b\\", re.S
+)
 UNFINISHED = re.compile(r"\x1b(?:\[[0-9;:?<>=$]*|[P_^X][^\x1b]*\x1b?)?\Z")
+
+
+class _Cells(pyte.Screen):
+    def select_graphic_rendition(self, *attributes: int, private: bool = False) -> None:
+        """Ignore the private form, which is a keyboard protocol's."""
+        if not private:
+            super().select_graphic_rendition(*attributes)
 
 
 class Screen:
     """The terminal's cells after all output so far."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        self._cells = pyte.Screen(columns, rows)
+        self._cells = _Cells(columns, rows)
         self._stream = pyte.Stream(self._cells)
         self._held = ""
 

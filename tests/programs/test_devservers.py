@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from tests.hosts import Host
 from tests.programs.driver import drive
@@ -16,27 +17,31 @@ PAGE = "<!doctype html><title>t</title><script type=module src=/main.js></script
 class DevServer(Scenario):
     """A server in the background of a shell that edits sources and fetches what is made of them."""
 
-    start: str
-    url: str
-    source = "main.js"
-    env = {"PATH": "/usr/bin:/bin", "CHOKIDAR_USEPOLLING": ""}
-    needs = ("node", "curl")
+    start: ClassVar[str]
+    url: ClassVar[str]
+    env = {"PATH": "/usr/bin:/bin"}
+    needs = ("node", "curl", str(MODULES / ".bin" / "vite"))
     before = f"ln -s {MODULES} node_modules"
-    files = {"main.js": "import {v} from './value.js'; console.log(v)\n", "value.js": "export const v = 'edit-0'\n", "index.html": PAGE}
+    files = {
+        "main.js": "import {v} from './value.js'; console.log(v)\n",
+        "value.js": "export const v = 'edit-0'\n",
+        "index.html": PAGE,
+    }
 
     def state(self, terminal: Terminal) -> None:
-        terminal.type(f"{self.start} > log 2>&1 &\n")
+        # vite ends at the end of its input, and is stopped when it reads the terminal from the background.
+        terminal.type(f"sleep 100000 | {self.start} > log 2>&1 &\n")
         terminal.ask(f"until {FETCH}{self.url} | grep -o 'edit-[0]'; do sleep .2; done", "edit-0")
 
     def work(self, terminal: Terminal, number: int) -> None:
         edit = f"v=edit; echo \"export const v = '$v-{number}'\" > value.js"
         fetch = f"{FETCH}{self.url} | grep -o 'edit-[{number}]'"
-        terminal.ask(f"{edit}; for i in $(seq 200); do {fetch} && break; sleep .2; done", f"edit-{number}")
+        # Written again until it is noticed: a watcher may ignore a change that follows another within milliseconds.
+        terminal.ask(f"for i in $(seq 50); do {edit}; sleep .5; {fetch} && break; done", f"edit-{number}")
         terminal.ask("jobs", r"Running")
 
 
 class Vite(DevServer):
-    argv = ("bash", "--norc")
     version = f"node {MODULES}/vite/bin/vite.js --version"
     start = "node node_modules/vite/bin/vite.js --host 127.0.0.1 --port 5173 --strictPort"
     url = "5173/value.js"

@@ -47,7 +47,7 @@ class Emacs(Scenario):
     def work(self, terminal: Terminal, number: int) -> None:
         terminal.type(f"round {number}\r")
         terminal.shows(f"^round {number}$")
-        terminal.type(f"\x1b:(write-region nil nil \"{WORK}/saved.{number}\")\r")
+        terminal.type(f'\x1b:(write-region nil nil "{WORK}/saved.{number}")\r')
         assert terminal.read(f"{WORK}/saved.{number}").splitlines() == [
             "first line",
             *(f"round {n}" for n in range(1, number + 1)),

@@ -32,6 +32,7 @@ class Less(Scenario):
 class GitLog(Scenario):
     name = "git log"
     argv = ("git", "log")
+    sample = True
     env = {"PAGER": "less", "GIT_PAGER": "less", "LESS": "R"}
 
     def prepare(self, directory: Path) -> None:

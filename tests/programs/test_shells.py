@@ -62,7 +62,9 @@ class BashJobs(Scenario):
         terminal.ask("secret=$((6*7)); echo =$secret=", "=42=")
 
     def work(self, terminal: Terminal, number: int) -> None:
-        terminal.ask("jobs", r"\[1\] +Running +sleep 5001 &\s+\[2\]. +Stopped.* cat\s+\[3\]. +Stopped +sleep 5002 \| cat")
+        terminal.ask(
+            "jobs", r"\[1\] +Running +sleep 5001 &\s+\[2\]. +Stopped.* cat\s+\[3\]. +Stopped +sleep 5002 \| cat"
+        )
         terminal.ask(f"echo $secret-{number}", f"42-{number}")
         job_control(terminal, 6000 + number)
 
@@ -91,7 +93,6 @@ class Tmux(Scenario):
 
     argv = ("tmux", "-f", "/dev/null", "new-session", "bash --norc")
     version = "tmux -V"
-    sample = True
 
     def state(self, terminal: Terminal) -> None:
         terminal.shows(PROMPT)
