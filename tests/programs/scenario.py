@@ -87,17 +87,22 @@ class Scenario:
         return ("bash", "-c", script, "bash", *self.argv)
 
 
+REGISTERED: list[Scenario] = []  # every scenario of the test files imported so far
+
+
 def each(family: str, *scenarios: type[Scenario]) -> Callable[[Any], Any]:
     """Parametrise a test with `scenario`: heavy unless a sample, expected to fail where the scenario says so. `family`
     groups rows of the report."""
 
     def parameter(kind: type[Scenario]) -> Any:
         kind.family = family
+        scenario = kind()
+        REGISTERED.append(scenario)
         marks = [pytest.mark.timeout(400 if kind.sample else 900)]
         if not kind.sample:
             marks.append(pytest.mark.heavy)
         if kind.expected:
             marks.append(pytest.mark.xfail(strict=True, reason=kind.expected))
-        return pytest.param(kind(), id=kind.name or kind.__name__.lower(), marks=marks)
+        return pytest.param(scenario, id=scenario.title, marks=marks)
 
     return pytest.mark.parametrize("scenario", [parameter(one) for one in scenarios])

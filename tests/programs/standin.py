@@ -110,7 +110,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except ValueError:
             body = {}
         path = self.path.partition("?")[0]
-        if path.endswith("count_tokens") or path.endswith(":countTokens"):
+        if path.endswith(("count_tokens", ":countTokens")):
             self.reply({"input_tokens": 10, "totalTokens": 10})
         elif path.endswith("/messages"):
             self.talk(*anthropic(body), bool(body.get("stream")), named=True)
