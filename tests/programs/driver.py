@@ -74,12 +74,10 @@ def _stages(scenario: Scenario, host: Host, files: Path, result: Result) -> None
         with result.stage("park"):
             park(scenario, terminal, 1)
         with result.stage("restore"):
-            restore(terminal)
-            scenario.work(terminal, 1)
+            _restored(scenario, terminal, 1)
         with result.stage("second round"):
             park(scenario, terminal, 2)
-            restore(terminal)
-            scenario.work(terminal, 2)
+            _restored(scenario, terminal, 2)
         with result.stage("leave-running"):
             host.cm_json("checkpoint", terminal.session, "--leave-running", timeout=LONG)
             scenario.work(terminal, 3)
@@ -126,6 +124,25 @@ def _lives(scenario: Scenario, terminal: Terminal, number: int, cause: str) -> N
         scenario.work(terminal, number)
     except Exception as error:
         raise Ended(f"after a failed checkpoint ({cause}) the program does not answer: {error}") from error
+
+
+def _restored(scenario: Scenario, terminal: Terminal, number: int) -> None:
+    restore(terminal)
+    try:
+        scenario.work(terminal, number)
+    except AssertionError as error:
+        states = [state_of(pid) for pid in terminal.host.pids(terminal.session)]
+        if states.count("T") > scenario.stopped:
+            raise AssertionError(f"{states.count('T')} of {len(states)} processes are stopped: {error}") from error
+        raise
+
+
+def state_of(pid: int) -> str:
+    """Read a process's state: "T" is stopped; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def restore(terminal: Terminal) -> None:

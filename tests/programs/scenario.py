@@ -55,6 +55,7 @@ class Scenario:
     rows, columns = 24, 80  # what a session without a client has
     sample: ClassVar[bool] = False  # runs in the default suite: needs only what scripts/setup --test installs
     expected: ClassVar[str] = ""  # why it fails today, for what a planned issue mends: xfail(strict)
+    stopped: ClassVar[int] = 0  # processes that are stopped when all is well
     advice: ClassVar[str] = ""  # what a user should know or do
 
     def state(self, terminal: Terminal) -> None:

@@ -47,7 +47,7 @@ class Agent(Scenario):
     def say(self, terminal: Terminal, line: str, reply: str) -> None:
         terminal.type(line)
         terminal.shows(line)  # Enter that comes with the text is taken for a pasted line break
-        for _ in range(40):  # Enter may be ignored while the answer before is being painted; alone it does nothing
+        for _ in range(15):  # Enter may be ignored while the answer before is being painted; alone it does nothing
             terminal.type("\r")
             with contextlib.suppress(AssertionError):
                 terminal.shows(reply, 3)

@@ -66,6 +66,47 @@ class Etcd(Scenario):
         terminal.ask('api kv/range -d \'{"key":"YQ=="}\' | grep -o \'version":"[0-9]*\'', f'version":"{number + 1}')
 
 
+SQLITE = """
+import sqlite3, sys
+mode = sys.argv[1]
+before = sqlite3.connect("kept.db", isolation_level=None)
+before.execute(f"pragma journal_mode={mode}")
+before.execute("create table t (n int)")
+for line in sys.stdin:
+    try:
+        before.execute("insert into t values (?)", (int(line),))
+        after = sqlite3.connect("kept.db", isolation_level=None)  # another connection in the same process
+        after.execute("begin immediate"); after.execute("insert into t values (?)", (10 * int(line),))
+        try: before.execute("pragma busy_timeout=0"); before.execute("begin immediate"); print("lock ignored"); break
+        except sqlite3.OperationalError as error: locked = "locked" in str(error)
+        after.execute("commit"); after.close()
+        print("locked", locked, "rows", 100 + before.execute("select count(*) from t").fetchone()[0], flush=True)
+    except sqlite3.Error as error: print("failed:", error, flush=True)
+"""
+
+
+class Sqlite(Scenario):
+    """A database that is open for writing, and a second connection made after the restore."""
+
+    name = "SQLite, rollback journal"
+    argv = ("/usr/bin/python3", "write.py", "delete")
+    version = "/usr/bin/python3 -c 'import sqlite3; print(sqlite3.sqlite_version)'"
+    files = {"write.py": SQLITE}
+    expected = "3 of 8: SQLite compares inode numbers, which a restore changes"
+
+    def state(self, terminal: Terminal) -> None:
+        terminal.ask("0", "locked True rows 102")
+
+    def work(self, terminal: Terminal, number: int) -> None:
+        terminal.ask(str(number), f"locked True rows {102 + 2 * number}")
+
+
+class SqliteWal(Sqlite):
+    name = "SQLite, WAL"
+    argv = ("/usr/bin/python3", "write.py", "wal")
+    expected = "3 of 8: SQLite knows its own locks by the inode number, which a restore changes"
+
+
 class SqlClient(Scenario):
     """A client with an open transaction, fed by the shell through a coprocess."""
 
@@ -135,6 +176,6 @@ class NginxUser(Nginx):
     expected = OTHER_USERS
 
 
-@each("Databases and daemons", Redis, Etcd, Postgres, MariaDb, MariaDbPlain, NginxUser)
+@each("Databases and daemons", Redis, Etcd, Sqlite, SqliteWal, Postgres, MariaDb, MariaDbPlain, NginxUser)
 def test_databases(scenario: Scenario, host: Host, tmp_path: Path) -> None:
     drive(scenario, host, tmp_path)

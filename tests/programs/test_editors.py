@@ -56,6 +56,7 @@ class Emacs(Scenario):
 
 class Nano(Scenario):
     argv = ("nano", "--ignorercfiles", "story.txt")
+    expected = "3 of 8: nano compares inode numbers, which a restore changes, and asks before it writes"
     files = {"story.txt": "on disk\n"}
 
     def state(self, terminal: Terminal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from tests.hosts import Host, until
 from tests.programs.driver import drive
@@ -49,6 +50,7 @@ class BashJobs(Scenario):
     name = "bash with jobs"
     version = "bash --version"
     sample = True
+    stopped = 3
 
     def state(self, terminal: Terminal) -> None:
         terminal.type("sleep 5001 &\n")
@@ -88,15 +90,38 @@ class NestedBash(Scenario):
         job_control(terminal, 6010)
 
 
+class LessInBash(Scenario):
+    """A pager that is the foreground job of a shell: it must not come back as a stopped job."""
+
+    name = "less in bash"
+    version = "less --version"
+    needs = ("less",)
+    files = {"text": "".join(f"line-{number:05d}\n" for number in range(1, 2001))}
+
+    def state(self, terminal: Terminal) -> None:
+        terminal.ask("kept=$((6*7)); echo =$kept=", "=42=")
+        terminal.type("less text\n")
+        terminal.shows(r"\Aline-00001")
+
+    def work(self, terminal: Terminal, number: int) -> None:
+        terminal.type("j")
+        terminal.shows(rf"\Aline-{1 + number:05d}")
+
+    def finish(self, terminal: Terminal) -> None:
+        terminal.type("q")
+        terminal.ask("echo =$((kept+1))=$(jobs)=", "=43==")
+
+
 class Tmux(Scenario):
     """Two panes, in one of them a shell in a shell."""
 
     argv = ("tmux", "-f", "/dev/null", "new-session", "bash --norc")
     version = "tmux -V"
+    nested: ClassVar[str] = "bash --norc"
 
     def state(self, terminal: Terminal) -> None:
         terminal.shows(PROMPT)
-        terminal.type("bash --norc\n")
+        terminal.type(f"{self.nested}\n")
         terminal.type("inner=$((40+2)); echo set=$inner\n")
         terminal.shows("set=42")
         terminal.type("\x02%")
@@ -112,6 +137,11 @@ class Tmux(Scenario):
         terminal.type(f"clear; echo left=$inner-{number}\n")
         terminal.shows(f"^left=42-{number}")
         terminal.type("\x02o")
+
+
+class TmuxSu(Tmux):
+    name = "su in tmux"
+    nested = "su root"
 
 
 def pane_job_control(terminal: Terminal, seconds: int) -> None:
@@ -158,6 +188,6 @@ class Screen(Scenario):
         terminal.hides("first=")
 
 
-@each("Shells and multiplexers", BashJobs, NestedBash, Tmux, Screen)
+@each("Shells and multiplexers", BashJobs, NestedBash, LessInBash, Tmux, TmuxSu, Screen)
 def test_shells(scenario: Scenario, host: Host, tmp_path: Path) -> None:
     drive(scenario, host, tmp_path)
