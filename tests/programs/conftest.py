@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +19,14 @@ def host(tmp_path: Path) -> Iterator[Host]:
     """A host whose sessions reach nothing but themselves: neither the outside nor a service of this machine."""
     if os.geteuid() != 0:
         pytest.skip("sessions need root")
-    with a_host(tmp_path) as one:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, tmp_path, ignore_errors=True)  # up to 1 GB for an agent; pytest would keep it
+        one = stack.enter_context(a_host(tmp_path))
         table = f"cm_programs_{os.getpid()}"
         chains = "".join(
             f"chain {hook} {{ type filter hook {hook} priority -10; ip saddr {one.subnet} drop; }}\n"
             for hook in ("forward", "input")
         )
         subprocess.run(["nft", f"table inet {table} {{\n{chains}}}"], check=True)
-        try:
-            yield one
-        finally:
-            subprocess.run(["nft", "delete", "table", "inet", table], check=False)
+        stack.callback(subprocess.run, ["nft", "delete", "table", "inet", table], check=False)
+        yield one

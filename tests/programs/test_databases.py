@@ -137,7 +137,7 @@ class Postgres(SqlClient):
     """As its own user: it refuses to run as root."""
 
     name = "PostgreSQL"
-    version = "ls /usr/lib/postgresql"
+    version = "psql --version"
     needs = ("pg_ctlcluster", "psql", "setpriv")
     expected = OTHER_USERS
     AS = "setpriv --reuid postgres --regid postgres --clear-groups "

@@ -129,7 +129,7 @@ public class Serve {
 
 class PerlHttp(HttpServer):
     name = "HTTP server in Perl"
-    version = "perl --version"
+    version = "perl -e 'print $^V'"
     needs = ("perl",)
     start = "perl serve.pl"
     files = {
