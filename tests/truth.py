@@ -27,7 +27,7 @@ from cmdop_migrate.flows import checkpoint, dumpable
 from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
 from tests.hosts import PROJECT, Host, until
 from tests.plans import Unfrozen
-from tests.programs import Program
+from tests.program import Program
 
 WITHIN = 60.0
 

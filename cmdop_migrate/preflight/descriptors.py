@@ -31,7 +31,7 @@ _ALARMS = {"8": "CLOCK_REALTIME_ALARM", "9": "CLOCK_BOOTTIME_ALARM"}
 _PIDFD_THREAD, _O_DIRECT = 0o200, os.O_DIRECT
 _PIDFD_GETFD = 438
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
-_KCMP_VM, _KCMP_EPOLL = 1, 7
+_KCMP_VM, _KCMP_FS, _KCMP_EPOLL = 1, 3, 7
 _UDP_CORK, _SO_GET_FILTER = 1, 26
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -222,6 +222,11 @@ class _Reader:
 def shares_memory(pid: int, parent: int) -> bool:
     """Whether two processes are one in memory: for as long as a vfork lasts, or since a clone with CLONE_VM."""
     return _compare(pid, parent, _KCMP_VM, 0, None)
+
+
+def shares_place(pid: int, parent: int) -> bool:
+    """Tell whether two processes have one working directory, root and umask: since a clone with CLONE_FS."""
+    return _compare(pid, parent, _KCMP_FS, 0, None)
 
 
 def _compare(one: int, other: int, kind: int, first: int, second: bytes | None) -> bool:

@@ -46,6 +46,11 @@ KINDS: dict[str, Kind] = {
         "Try again in a moment, or with --wait-quiet 30s.",
         True,
     ),
+    "shared_place": Kind(
+        "shared_memory",
+        "shares its working directory with its parent, pid {0} (clone with CLONE_FS), which CRIU cannot dump",
+        "End the process.",
+    ),
     "dead_leader": Kind(
         "threads", "has ended its first thread while others run, which CRIU cannot dump", "End the process."
     ),

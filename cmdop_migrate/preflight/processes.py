@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cmdop_migrate.preflight import descriptors, mounttable
-from cmdop_migrate.preflight.descriptors import Held, is_deleted_file, is_odd_device, shares_memory
+from cmdop_migrate.preflight.descriptors import Held, is_deleted_file, is_odd_device, shares_memory, shares_place
 from cmdop_migrate.preflight.mounttable import MountTable
 from cmdop_migrate.preflight.obstacles import Obstacle
 
@@ -122,6 +122,8 @@ class _Look:
             yield "memfd_program", exe.removesuffix(_DELETED)
         if parent in self.pids and shares_memory(pid, parent):
             yield "shared_memory", str(parent)
+        elif parent in self.pids and shares_place(pid, parent):
+            yield "shared_place", str(parent)
         if _policy(pid) == _SCHED_DEADLINE:
             yield "deadline", ""
         if self._cwd_is_hidden(pid):

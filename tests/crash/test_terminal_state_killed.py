@@ -12,7 +12,7 @@ import pytest
 from cmdop_migrate.session import cgroup, stopped_jobs
 from tests.crash.witness import Witness, dumping, finished, gone, stopped
 from tests.hosts import Host, until
-from tests.programs import Program
+from tests.program import Program
 
 # Large enough that the dump can be stopped while it reads memory.
 HOLDS_DEV_TTY = (

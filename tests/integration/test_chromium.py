@@ -9,7 +9,7 @@ import pytest
 
 from tests import browsers
 from tests.hosts import Host
-from tests.programs import Program
+from tests.program import Program
 
 # Starts the browser, and evaluates each line typed to it in its page; the connection is kept.
 DRIVER = r"""

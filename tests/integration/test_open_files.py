@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.hosts import Host
-from tests.programs import Program
+from tests.program import Program
 
 # Opened, linked under a second name, and unlinked under the first: the descriptor and the second name are one file.
 LINKED = """

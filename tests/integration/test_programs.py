@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Host, until
-from tests.programs import Program
+from tests.program import Program
 
 PYTHON = sys.executable
 

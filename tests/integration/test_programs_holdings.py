@@ -10,7 +10,7 @@ import pytest
 
 from tests import holdings
 from tests.hosts import a_host, until
-from tests.programs import Program
+from tests.program import Program
 
 # A connection accepted from a unix socket has the listener's name, which CRIU does not give it again (docs/limits.md).
 ALLOWED = [r"unix type 0001 state 03"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Host
-from tests.programs import Program
+from tests.program import Program
 
 
 @pytest.fixture

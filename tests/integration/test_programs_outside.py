@@ -13,7 +13,7 @@ import pytest
 
 from tests.hosts import Host, until
 from tests.outside import CLIENT, Server, is_reset
-from tests.programs import Program
+from tests.program import Program
 
 PYTHON = sys.executable
 

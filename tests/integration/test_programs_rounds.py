@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests import compare
 from tests.hosts import Host, mounts, until, veths_of
-from tests.programs import Program
+from tests.program import Program
 
 ROUNDS = 20
 HOLDS = """

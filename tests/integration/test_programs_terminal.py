@@ -8,7 +8,7 @@ import pytest
 
 from cmdop_migrate.flows import inputs, talk
 from tests.hosts import CM, Host, until
-from tests.programs import Program
+from tests.program import Program
 from tests.ptys import Pty
 
 # Reads nothing until told; then all there is, and shows it.

@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate.flows import talk
 from tests.hosts import Host, pair
-from tests.programs import WITHIN, Program
+from tests.program import WITHIN, Program
 
 # One command a line; os.rename, unlike mv, does not copy where the kernel refuses to rename.
 DRIVER = r"""

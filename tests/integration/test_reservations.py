@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.hosts import Host
-from tests.programs import Program
+from tests.program import Program
 
 # Three generations of processes. Each has its own content in what it inherited; a line "round N" typed to the first
 # goes down the line, and each answers whether its memory is what it wrote, and that it can still use the reservation.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.hosts import Host, until
 from tests.integration.test_programs import need
-from tests.programs import Program
+from tests.program import Program
 
 RENAMED = [r"fd \d+: /dev/(tty|pts/\d+) "]  # a descriptor of /dev/tty comes back as one of the terminal it was
 

@@ -10,7 +10,7 @@ import pytest
 
 from cmdop_migrate import config
 from tests.hosts import Host, a_host, until
-from tests.programs import Program
+from tests.program import Program
 from tests.truth import Planted
 
 WITHIN = 60.0

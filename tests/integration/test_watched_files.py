@@ -9,7 +9,7 @@ import pytest
 
 from cmdop_migrate.flows import talk
 from tests.hosts import Host
-from tests.programs import WITHIN, Program
+from tests.program import WITHIN, Program
 
 # `watch WORD…` in the way named by its first argument; `edit PATH` appends to a file and says whether that was heard.
 WATCHER = r"""

@@ -83,21 +83,21 @@ class Switch:
 
 
 SWITCHES = (
-    Switch(False, "dev_tty", "open descriptors of /dev/tty"),
-    Switch(False, "own_tty_again", "the foreground group, where a process has opened its terminal by name"),
-    Switch(False, "stop_TTIN stop_TTOU", "jobs that the terminal stopped"),
-    Switch(False, "terminal", "the controlling terminal of processes below a second terminal's first"),
-    Switch(False, "inotify_files", "inotify on regular files"),
-    Switch(False, "reservation", "reservations inherited by fork"),
-    Switch(False, "deleted_sparse", "deleted files are judged by the space they take"),
-    Switch(False, "ping", "ping sockets are not refused"),
-    Switch(False, "perf bpf userfault message_queue secret_memory", "refusal of descriptors CRIU does not know"),
-    Switch(False, "user_namespace time_namespace memfd_program", "refusal of namespaces and memfd programs"),
-    Switch(False, "udp_corked pipe_packets", "refusal of datagrams and pipes CRIU cannot dump"),
-    Switch(False, "deleted_watch", "refusal of watches on deleted files"),
-    Switch(False, "unix_unaccepted_data", "refusal of unix connections that wait to be accepted, with data"),
-    Switch(False, "shares_place", "refusal of processes that share a working directory (CLONE_FS)"),
-    Switch(False, "write_lease", "a capture of files that does not break write leases"),
+    Switch(True, "dev_tty", "open descriptors of /dev/tty"),
+    Switch(True, "own_tty_again", "the foreground group, where a process has opened its terminal by name"),
+    Switch(True, "stop_TTIN stop_TTOU", "jobs that the terminal stopped"),
+    Switch(True, "terminal", "the controlling terminal of processes below a second terminal's first"),
+    Switch(True, "inotify_files", "inotify on regular files"),
+    Switch(True, "reservation", "reservations inherited by fork"),
+    Switch(True, "deleted_sparse", "deleted files are judged by the space they take"),
+    Switch(True, "ping", "ping sockets are not refused"),
+    Switch(True, "perf bpf userfault message_queue secret_memory", "refusal of descriptors CRIU does not know"),
+    Switch(True, "user_namespace time_namespace memfd_program", "refusal of namespaces and memfd programs"),
+    Switch(True, "udp_corked pipe_packets", "refusal of datagrams and pipes CRIU cannot dump"),
+    Switch(True, "deleted_watch", "refusal of watches on deleted files"),
+    Switch(True, "unix_unaccepted_data", "refusal of unix connections that wait to be accepted, with data"),
+    Switch(True, "shares_place", "refusal of processes that share a working directory (CLONE_FS)"),
+    Switch(True, "write_lease", "a capture of files that does not break write leases"),
 )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts import Host, until
-from tests.programs import Program
+from tests.program import Program
 from tests.random_programs.generator import BY_TERMINAL, Spec
 
 INSIDE = Path(__file__).parent / "inside"

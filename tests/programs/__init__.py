@@ -1,0 +1,11 @@
+"""Programs that people run, each taken through every way a session can be parked, restored, copied and forked.
+
+`driver` runs one `Scenario` (tests/programs/scenario.py) and keeps what it found; `report` writes docs/compatibility.md.
+
+    pytest tests/programs --all -k less     one program
+    scripts/compatibility                   all of them, then docs/compatibility.md
+"""
+
+from tests.program import Program
+
+__all__ = ["Program"]
