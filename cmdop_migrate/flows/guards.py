@@ -131,9 +131,9 @@ class DumpGuard:
         try:
             if not select.select([self._control], [], [], within)[0]:
                 return {}
-            data = self._control.recv(4096)
+            data = self._control.recv(1 << 20)
             answer: dict[str, Any] = json.loads(data) if data else {}
-        except OSError:
+        except (OSError, ValueError):
             return {}
         return answer
 

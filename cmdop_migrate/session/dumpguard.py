@@ -36,6 +36,10 @@ class Guard:
         self._snapshot: putback.Snapshot | None = None
         self._kill_at: float | None = None
         self._signals, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # it ends with CRIU
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("-1000")
         signal.signal(signal.SIGCHLD, _nothing)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 

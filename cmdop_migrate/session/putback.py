@@ -68,7 +68,7 @@ class Snapshot:
         trap with which CRIU's code ends would otherwise end a thread whose tracer died."""
         snapshot = cls(group)
         for pid in cgroup.pids(group):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, KeyError, ValueError):  # its first thread, or all of it, has just ended
                 snapshot.processes[pid] = Process(pid)
         with _Stopped(group) as stopped:
             for thread, pid in stopped.threads.items():
@@ -302,8 +302,9 @@ def _left_over(pid: int, before: Process) -> list[tuple[int, ...]]:
     calls: list[tuple[int, ...]] = [(_MUNMAP, begin, end - begin) for begin, end, _, name in now if _BLOB in name]
     for begin, end, protection, name in now:
         for first, last, bits in before.hidden:
-            if first <= begin and end <= last and _bits(protection) != bits and _BLOB not in name:
-                calls.append((_MPROTECT, begin, end - begin, bits))
+            start, stop = max(begin, first), min(end, last)  # readable, it may have become one with its neighbour
+            if start < stop and _bits(protection) != bits and _BLOB not in name:
+                calls.append((_MPROTECT, start, stop - start, bits))
     calls += [(_CLOSE, int(fd)) for fd in os.listdir(f"/proc/{pid}/fd") if fd not in before.fds]
     if int(_status(pid)["Umask"], 8) != before.umask:
         calls.append((_UMASK, before.umask))

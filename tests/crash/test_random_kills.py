@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -24,20 +25,26 @@ def ready(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-def assert_none_ended(host: Host, kills: int, seconds: float, say: Callable[[str], None]) -> None:
+def campaign_of(host: Host, kills: int, seconds: float) -> Campaign:
+    """Kill at random; no session may end, but for CRIU killed in the one moment that nothing covers
+    (docs/concepts.md): 2 of 167 when that was measured."""
     done = random_kills.run(host, 1, kills, seconds)
-    show(f"a dump takes {done.duration:.3f} s", done.rows(), say)
-    assert not any(tally.ended for tally in done.tallies.values())
+    show(f"a dump takes {done.duration:.3f} s", done.rows(), print)
+    ended = {victim: tally.ended for victim, tally in done.tallies.items() if tally.ended and victim != "criu"}
+    assert not ended, ended
     assert sum(tally.kills for tally in done.tallies.values()) > kills / 3, "most came too late"
+    return done
 
 
-def test_random_kills_end_no_session(ready: Host, say: Callable[[str], None]) -> None:
-    assert_none_ended(ready, 36, 90, say)
+def test_random_kills_end_no_session(ready: Host) -> None:
+    done = campaign_of(ready, 36, 90)
+    assert len(done.tallies["criu"].ended) <= 1
 
 
 @pytest.mark.heavy
-def test_a_thousand_random_kills_end_no_session(ready: Host, say: Callable[[str], None]) -> None:
-    assert_none_ended(ready, 1000, 3000, say)
+def test_a_thousand_random_kills_end_no_session(ready: Host) -> None:
+    done = campaign_of(ready, 1000, 3000)
+    assert len(done.tallies["criu"].ended) <= done.tallies["criu"].kills * 0.06
 
 
 def state_of(pid: int) -> list[tuple[str, ...]]:
@@ -78,3 +85,43 @@ def test_criu_and_its_guard_are_outside_of_the_command_s_cgroup(ready: Host) -> 
         assert command.wait(60) == 0
     assert groups and all(group.endswith("/holders") for group in groups), groups
     campaign.close()
+
+
+_MASKS = """
+import os, signal, threading, time
+
+def block():
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTRAP, signal.SIGUSR1})
+    time.sleep(10000)
+
+if (child := os.fork()) == 0:
+    time.sleep(10000)
+os.kill(child, signal.SIGSTOP)
+for target in (block, block, signal.pause):
+    threading.Thread(target=target).start()
+print("up", flush=True)
+time.sleep(10000)
+"""
+
+
+def masks_of(host: Host, session: str) -> list[tuple[str, str]]:
+    found = []
+    for pid in host.pids(session):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            lines = Path(f"/proc/{pid}/task/{thread}/status").read_text().splitlines()
+            facts = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            found.append((facts["NSpid"].split()[-1], facts["SigBlk"]))
+    return sorted(found)
+
+
+def test_guarded_dump_keeps_signal_masks_and_stopped_processes(ready: Host) -> None:
+    session = ready.start(sys.executable, "-c", _MASKS, name="m")["session"]
+    ready.wait_for("m", "up")
+    until(lambda: sum(int(mask, 16) & 0x210 == 0x210 for _, mask in masks_of(ready, session)) == 2, 10, "two block")
+    before = masks_of(ready, session)
+    ready.cm_json("checkpoint", "m", "--leave-running")
+    assert masks_of(ready, session) == before
+    ready.cm_json("checkpoint", "m")
+    ready.cm_json("restore", "m")
+    assert masks_of(ready, session) == before
+    assert [psutil.Process(pid).status() for pid in ready.pids(session)].count(psutil.STATUS_STOPPED) == 1
