@@ -18,6 +18,7 @@ from cmdop_migrate.preflight.findings import Finding, several
 from cmdop_migrate.preflight.obstacles import Obstacle
 from cmdop_migrate.preflight.processes import Process, Tree
 from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.touched import Touched
 
 # Of a program that starts another one, or reads /proc: over in milliseconds, on a busy machine in some more.
 MOMENTARY, MOMENT = ("shared_memory", "thread_file"), 1.0
@@ -79,6 +80,13 @@ def check(group: str, record: Record) -> str | None:
         _log.warning("%s", finding.message)
     service = next((one.what for one in dumps.obstacles(odd) if one.kind == "host_service"), None)
     return None if service is None else f"it is connected to {service}, a service that a trial cannot reach"
+
+
+def check_watches(found: Touched) -> Touched:
+    """Return what was found, or raise Blocked where a process watches what CRIU would fail with or lose."""
+    for lost in found.watched.lost:
+        raise Blocked(str(lost), "The session goes on. Restart that program, or end it, then try again.")
+    return found
 
 
 def blocked(finding: Finding) -> Blocked:

@@ -58,7 +58,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         layers=record.layers,
         shares=record.binds,
         hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
-        unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
+        unseen=tuple(sorted(map(str, found.watched.lost))),
         nodes=tuple(dumpable.device_nodes(record, sizes)),
         databases=_databases(group, record),
         measured=measured(records),
