@@ -266,8 +266,9 @@ class Host:
             return
         with contextlib.suppress(FileNotFoundError):
             for pid in cgroup.pids(self.group("holders")):
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGCONT)
+                with contextlib.suppress(ProcessLookupError):  # a gate's process ends with its holder
+                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)
             for one in os.scandir(self.group()):
                 if one.is_dir() and one.name not in OWN_GROUPS:
                     cgroup.kill(one.path)

@@ -8,14 +8,13 @@ An image is two magic numbers, then records, each a u32 length and a protobuf me
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from cmdop_migrate.criu.messages import Malformed, read_varint, varint
+from cmdop_migrate.criu.imagefile import bytes_field, fields, records, with_records
+from cmdop_migrate.criu.messages import read_varint
 
 NAME = "files.img"
-_HEAD = 8
 _REGULAR, _PATH, _SIZE, _MODE = 3, 6, 8, 10
 _REMAPS, _REMAP_TYPE, _LINKED = "remap-fpath.img", 3, 0
 
@@ -27,19 +26,15 @@ def open_as_found(images: Path, paths: Collection[str]) -> None:
 
 
 def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
-    made = bytearray(image[:_HEAD])
-    for message in entries_of(image):
-        entry = b"".join(_entry(message, paths))
-        made += struct.pack("<I", len(entry)) + entry
-    return bytes(made)
+    return with_records(image, (b"".join(_entry(message, paths)) for message in records(image)))
 
 
 def executables(image: bytes) -> set[bytes]:
     """Those that might be run, by their mode. Raises Malformed."""
     found = set()
-    for message in entries_of(image):
-        for number, _, value in fields_of(message):
-            held = {one: content for one, _, content in fields_of(value)} if number == _REGULAR else {}
+    for message in records(image):
+        for number, _, value in fields(message):
+            held = {one: content for one, _, content in fields(value)} if number == _REGULAR else {}
             if _PATH in held and _MODE in held and read_varint(held[_MODE], 0)[0] & 0o111:
                 found.add(held[_PATH])
     return found
@@ -54,49 +49,16 @@ def has_link_remaps(images: Path) -> bool:
         image = (images / _REMAPS).read_bytes()
     except FileNotFoundError:
         return False
-    for message in entries_of(image):
-        kind = {number: read_varint(value, 0)[0] for number, _, value in fields_of(message)}.get(_REMAP_TYPE, _LINKED)
+    for message in records(image):
+        kind = {number: read_varint(value, 0)[0] for number, _, value in fields(message)}.get(_REMAP_TYPE, _LINKED)
         if kind == _LINKED:
             return True
     return False
 
 
-def entries_of(image: bytes) -> Iterator[bytes]:
-    """Split an image file into its protobuf messages. Raises Malformed."""
-    at = _HEAD
-    while at < len(image):
-        if at + 4 > len(image):
-            raise Malformed("the list of open files is cut short")
-        (size,) = struct.unpack_from("<I", image, at)
-        at += 4 + size
-        if at > len(image):
-            raise Malformed("the list of open files is cut short")
-        yield image[at - size : at]
-
-
 def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:
-    for number, field, value in fields_of(message):
-        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in fields_of(value)):
-            kept = b"".join(inner for one, inner, _ in fields_of(value) if one not in (_SIZE, _MODE))
-            field = varint(_REGULAR << 3 | 2) + varint(len(kept)) + kept
+    for number, field, value in fields(message):
+        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in fields(value)):
+            kept = b"".join(inner for one, inner, _ in fields(value) if one not in (_SIZE, _MODE))
+            field = bytes_field(_REGULAR, kept)
         yield field
-
-
-def fields_of(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Split a protobuf message into (field number, the encoded field, its content). Raises Malformed."""
-    at = 0
-    while at < len(message):
-        start = at
-        tag, at = read_varint(message, at)
-        if tag & 7 == 0:
-            begin, (_, at) = at, read_varint(message, at)
-        elif tag & 7 == 2:
-            size, begin = read_varint(message, at)
-            at = begin + size
-        elif tag & 7 in (1, 5):
-            begin, at = at, at + (8 if tag & 7 == 1 else 4)
-        else:
-            raise Malformed(f"wire type {tag & 7} in the list of open files")
-        if at > len(message):
-            raise Malformed("the list of open files is cut short")
-        yield tag >> 3, message[start:at], message[begin:at]

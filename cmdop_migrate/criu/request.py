@@ -43,7 +43,6 @@ class DumpSpec:
     parent: str | None = None  # images of the last dump with `track`, as seen from images_dir: only what changed since
     shared: tuple[SharedMount, ...] = ()
     external: tuple[str, ...] = ()  # other outside things, in CRIU's own words
-    irmap_scan_paths: tuple[str, ...] = ()  # where inotify watches may point
     ghost_limit: int = GHOST_LIMIT  # largest deleted-but-open file to carry
     freeze_seconds: int = FREEZE_SECONDS
     log_file: str = "dump.log"
@@ -88,8 +87,6 @@ def dump(spec: DumpSpec) -> dict[str, Any]:
         opts["track_mem"] = True
     if spec.parent is not None:
         opts["parent_img"] = spec.parent
-    if spec.irmap_scan_paths:
-        opts["irmap_scan_paths"] = list(spec.irmap_scan_paths)
     _external(opts, [f"mnt[{mount.inside}]:{mount.key}" for mount in spec.shared], spec.external)
     return {"type": ReqType.DUMP, "opts": opts}
 

@@ -16,11 +16,11 @@ from blake3 import blake3
 from cmdop_migrate import log
 from cmdop_migrate.criu import openfiles
 from cmdop_migrate.errors import Blocked, ImageRefused
-from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, is_code
+from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, is_code, is_sound
 from cmdop_migrate.images.layout import ID_BYTES, MAX_CHUNK
 from cmdop_migrate.images.reader import Image
 from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.session import files
+from cmdop_migrate.session import files, redirects
 from cmdop_migrate.session.hostlayer import is_under
 from cmdop_migrate.session.touched import Touched
 
@@ -52,8 +52,11 @@ class Carrier:
         self._chunks: dict[str, list[str]] = _load(self._chunks_file)
         self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
         self._sent: dict[str, list[Future[str]]] = {}  # on its way
+        self._last = Touched()
 
     def add(self, found: Touched) -> None:
+        """Describe what processes hold, and carry of it what is to be carried. The list is of what was added last."""
+        self._last = found
         self._take(found.mapped, self._what != "none")
         self._take(found.opened, self._what == "opened")
         if self._wait:
@@ -99,7 +102,12 @@ class Carrier:
 
     def finish(self) -> None:
         self._arrived()
-        rows = [[one.as_json(), _row(carried)] for one, carried in self._rows.values()]
+        held, renamed = self._last.mapped | self._last.opened, self._last.renamed
+        rows = [
+            [one.as_json(), _row(carried), *([renamed[path]] if path in renamed else [])]
+            for path, (one, carried) in self._rows.items()
+            if path in held
+        ]
         self._writer.add_blob(BLOB, json.dumps(rows).encode())
         self._known.save()
         try:
@@ -107,6 +115,16 @@ class Carrier:
             files.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
         except OSError as error:  # it stands still, and this only spares the next one work
             _log.warning("what was carried will be read again: %s", error)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A host file that a session holds. `shown` is what the session calls it: another path than the host's where the
+    session renamed a directory above it."""
+
+    file: HostFile
+    carried: Carried | None
+    shown: str
 
 
 @dataclass(frozen=True)
@@ -131,57 +149,64 @@ def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], 
     """
     rows = parse(image.blob(BLOB))
     known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
-    verdicts = dict(compare((one for one, _ in rows), known.describe, known.begins))
+    verdicts = dict(compare((row.file for row in rows), known.describe, known.begins))
     known.save()
-    by_path = {one.path: (one, carried) for one, carried in rows}
-    wanting = [path for path, verdict in verdicts.items() if verdict is not Verdict.SAME]
-    own = [path for path in wanting if not _in_upper(path, points, uppers)]
-    grown = [path for path in own if verdicts[path] is Verdict.GROWN and by_path[path][1] is None]
-    own = [path for path in own if path not in grown]
-    missing = [path for path in own if by_path[path][1] is None]
-    code = _code(image, (by_path[path][0] for path in missing)) if accept else set(missing)
-    accepted = [path for path in missing if path not in code]
-    missing = [path for path in missing if path not in accepted]
-    if missing:
-        some = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    wanting = [row for row in rows if verdicts[row.file.path] is not Verdict.SAME]
+    own = [row for row in wanting if not _in_upper(row.shown, points, uppers)]
+    grown = [row for row in own if verdicts[row.file.path] is Verdict.GROWN and row.carried is None]
+    own = [row for row in own if row not in grown]
+    missing = [row for row in own if row.carried is None]
+    code = _code(image, missing) if accept else {row.shown for row in missing}
+    accepted = [row for row in missing if row.shown not in code]
+    if refused := [row.file.path for row in missing if row.shown in code]:
+        some = ", ".join(refused[:5]) + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
         hint = (
             "Install the same packages here, or checkpoint with --carry opened; or take data as it is: --accept-files."
         )
         raise Blocked(f"files the session needs are missing or different on this host: {some}", hint)
-    for path in own:
-        described, carried = by_path[path]
-        if carried is not None:
-            _place(image, described, carried, points, uppers)
-        elif verdicts[path] is Verdict.MISSING:
-            _place(image, replace(described, size=0), Carried(0o644, 0, 0, ()), points, uppers)
-    return Brought([path for path in own if path not in accepted], grown, accepted)
+    for row in own:
+        if row.carried is not None:
+            _place(image, row, row.file.size, row.carried, points, uppers)
+        elif verdicts[row.file.path] is Verdict.MISSING:
+            _place(image, row, 0, Carried(0o644, 0, 0, ()), points, uppers)
+    return Brought(
+        [row.shown for row in own if row not in accepted], [row.shown for row in grown], [row.shown for row in accepted]
+    )
 
 
-def _code(image: Image, wanting: Iterable[HostFile]) -> set[str]:
-    """Programs and libraries: no others fit the memory of who has them mapped. By their build-id; of those that have
-    none, by what is in their place, or, where there is nothing, by their mode."""
+def _code(image: Image, wanting: Iterable[Held]) -> set[str]:
+    """Return the programs and libraries, as the session calls them: no others fit the memory of a process that maps
+    them. By their build-id; of those that have none, by what is in their place, or, where there is nothing, by their
+    mode."""
     name = f"criu/{openfiles.NAME}"
     run = openfiles.executables(image.blob(name)) if name in image.manifest.blobs else set()
     return {
-        one.path
-        for one in wanting
-        if one.build_id is not None
-        or is_code(one.path)
-        or (os.fsencode(one.path) in run and not os.path.isfile(one.path))
+        row.shown
+        for row in wanting
+        if row.file.build_id is not None
+        or is_code(row.file.path)
+        or (os.fsencode(row.shown) in run and not os.path.isfile(row.file.path))
     }
 
 
-def parse(blob: bytes) -> list[tuple[HostFile, Carried | None]]:
+def parse(blob: bytes) -> list[Held]:
     """ImageRefused for anything `Carrier` does not write."""
     try:
         rows = json.loads(blob)
         if not isinstance(rows, list):
             raise ValueError("no list")
-        return [(HostFile.from_json(one), _carried(carried)) for one, carried in rows]
+        return [_held(*row) for row in rows]
     except (ValueError, TypeError, KeyError) as error:
         raise ImageRefused(
             f"the image's list of host files is damaged: {error}", "Restore an older checkpoint."
         ) from error
+
+
+def _held(row: Any, carried: Any, shown: str | None = None) -> Held:
+    file = HostFile.from_json(row)
+    if shown is not None and not (isinstance(shown, str) and is_sound(shown)):
+        raise ValueError("bad path")
+    return Held(file, _carried(carried), file.path if shown is None else shown)
 
 
 def _done(ref: str) -> Future[str]:
@@ -217,16 +242,22 @@ def _in_upper(path: str, points: list[str], uppers: list[Path]) -> bool:
     return os.path.lexists(_upper_path(path, points, uppers))
 
 
-def _place(image: Image, described: HostFile, carried: Carried, points: list[str], uppers: list[Path]) -> None:
-    number = _layer(described.path, points)
-    target = _upper_path(described.path, points, uppers)
-    here, there = uppers[number], points[number]
-    for part in Path(os.path.relpath(os.path.dirname(described.path), there)).parts:
-        here, there = here / part, os.path.join(there, part)
+def _place(image: Image, row: Held, size: int, carried: Carried, points: list[str], uppers: list[Path]) -> None:
+    """Write a file into the upper layer, under the name the session has for it."""
+    number = _layer(row.shown, points)
+    target = _upper_path(row.shown, points, uppers)
+    lower = redirects.LowerNames(uppers[number])
+    here, inside = uppers[number], ""
+    for part in Path(os.path.relpath(os.path.dirname(row.shown), points[number])).parts:
+        here, inside = here / part, os.path.join(inside, part)
         if here.is_symlink() or (here.exists() and not here.is_dir()):
-            raise ImageRefused(f"{described.path} cannot be brought along: {there} is no directory in the session")
+            raise ImageRefused(
+                f"{row.shown} cannot be brought along: {os.path.join(points[number], inside)} is no directory in the"
+                " session"
+            )
         if not here.exists():
             here.mkdir(mode=0o755)
+            there = os.path.join(points[number], lower.find(inside))
             if os.path.isdir(there):
                 info = os.stat(there)
                 os.chown(here, info.st_uid, info.st_gid)
@@ -236,11 +267,11 @@ def _place(image: Image, described: HostFile, carried: Carried, points: list[str
         for ref in carried.chunks:
             file.write(image.read(ref))
         file.flush()
-        if os.fstat(fd).st_size != described.size:
-            raise ImageRefused(f"the image's copy of {described.path} is not whole", "Restore an older checkpoint.")
+        if os.fstat(fd).st_size != size:
+            raise ImageRefused(f"the image's copy of {row.file.path} is not whole", "Restore an older checkpoint.")
         os.fchown(fd, carried.uid, carried.gid)
         os.fchmod(fd, carried.mode)
-        os.utime(fd, ns=(described.mtime_ns, described.mtime_ns))
+        os.utime(fd, ns=(row.file.mtime_ns, row.file.mtime_ns))
 
 
 def _load(path: Path) -> dict[str, list[str]]:

@@ -46,6 +46,7 @@ from cmdop_migrate.flows import (
     filecapture,
     hooks,
     leases,
+    mounts,
     opening,
     parkings,
     proof,
@@ -151,7 +152,7 @@ class _Checkpoint:
             self.config, self.record, self.directory, found, wanted.carry, wanted.leave_running, wanted.on_pack
         )
         try:
-            closed = self._capture(criu, found.watches, begun)
+            closed = self._capture(criu, found, begun)
             writer, _ = begun.result()
             with self.phases.phase("upload"):
                 self.progress("uploading")
@@ -192,9 +193,10 @@ class _Checkpoint:
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
         dumpable.check(self.group, self.record)
+        mounts.check_in_place(self.record)
         self._check_room()
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
-        return criu, self._look()
+        return criu, dumpable.check_watches(self._look())
 
     def _check_room(self) -> None:
         """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
@@ -207,10 +209,10 @@ class _Checkpoint:
             message = f"not enough disk at {self.config.state_dir}: {units.show_size(free)} free"
             raise Blocked(f"{message}, up to {units.show_size(needed)} needed", "Free some, then checkpoint again.")
 
-    def _look(self) -> touched.Touched:
-        return touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers))
+    def _look(self, before: touched.Touched | None = None) -> touched.Touched:
+        return touched.look(cgroup.pids(self.group), touched.Layers(self.record.layers, self.uppers), before)
 
-    def _capture(self, criu: Criu, watches: set[str], begun: Opening) -> list[dict[str, object]]:
+    def _capture(self, criu: Criu, before: touched.Touched, begun: Opening) -> list[dict[str, object]]:
         left = ("dump",) if self.wanted.rounds is not None else ("dump", launch.KEPT)
         launch.remove_files(str(self.directory), left)  # by one who was killed: half a dump, or a round
         self.images.mkdir(mode=0o700)
@@ -224,7 +226,7 @@ class _Checkpoint:
 
             def capture_again() -> None:
                 """With the links that CRIU removes when it has its answer: the first walk may have missed them."""
-                capture(self._look())
+                capture(self._look(before))
                 files[-1].result()
 
             def stand_still() -> touched.Touched:
@@ -237,7 +239,7 @@ class _Checkpoint:
                     self.progress("freezing")
                     frozen.update(self._freeze())
                 self.is_ours = True
-                found = self._look()
+                found = dumpable.check_watches(self._look(before))
                 carrier.add(found)
                 with self.phases.phase("reset"):
                     closed.extend(connections.external(self.group, self.record.link is not None))
@@ -251,7 +253,7 @@ class _Checkpoint:
             with contextlib.ExitStack() as booting:
                 booting.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(lambda: begun.result()[0], watches, self.wanted.rounds, stand_still, capture_again)
+                dump.run(lambda: begun.result()[0], self.wanted.rounds, stand_still, capture_again)
             dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):

@@ -11,6 +11,7 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.preflight import dumps, facts, processes
 from cmdop_migrate.preflight.processes import Tree
 from cmdop_migrate.session import cgroup
+from cmdop_migrate.session.touched import Touched
 
 _log = log.get("checkpoint")
 
@@ -28,3 +29,10 @@ def check(group: str, record: Record) -> None:
         if finding.level == "block":
             raise Blocked(finding.message, finding.fix)
         _log.warning("%s", finding.message)
+
+
+def check_watches(found: Touched) -> Touched:
+    """Return what was found, or raise Blocked where a process watches what CRIU would fail with or lose."""
+    for lost in found.watched.lost:
+        raise Blocked(str(lost), "The session goes on. Restart that program, or end it, then try again.")
+    return found

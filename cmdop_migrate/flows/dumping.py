@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import openfiles, pages, request, runner
+from cmdop_migrate.criu import irmap, openfiles, pages, request, runner
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
 from cmdop_migrate.flows import memory, tools
@@ -41,29 +41,13 @@ class Dump:
     def run(
         self,
         writer: Callable[[], ImageWriter],
-        watches: Iterable[str],
         rounds: Rounds | None,
         stand_still: Callable[[], Touched],
         on_link_remaps: Callable[[], None],
     ) -> None:
         """Dump the session. `stand_still` freezes it and returns what it has open; what it raises is raised here, and
-        nothing was dumped. `writer` is not called before that. `watches` are the files the session watched before.
-        `on_link_remaps` is called while CRIU keeps temporary links in the session's files, and only if it made any
-        (openfiles.has_link_remaps)."""
-        announced = set(watches)
-        try:
-            self._once(writer, announced, rounds, stand_still, on_link_remaps)
-        except _Watches as more:  # since we told CRIU; it stands still now
-            self._once(writer, announced | more.paths, rounds, lambda: None, on_link_remaps)
-
-    def _once(
-        self,
-        writer: Callable[[], ImageWriter],
-        watches: set[str],
-        rounds: Rounds | None,
-        stand_still: Callable[[], Touched | None],
-        on_link_remaps: Callable[[], None],
-    ) -> None:
+        nothing was dumped. `writer` is not called before that. `on_link_remaps` is called while CRIU keeps temporary
+        links in the session's files, and only if it made any (openfiles.has_link_remaps)."""
         ours, theirs = pages.channel()
         failed: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
@@ -79,9 +63,7 @@ class Dump:
                 on_link_remaps()
             if note.script != READY:
                 return
-            found = stand_still()
-            if found is not None and (more := set(found.watches) - watches):
-                raise _Watches(more)
+            irmap.write(self._images, stand_still().watched.paths)
             guard.snapshot()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
@@ -104,7 +86,6 @@ class Dump:
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
                 shared=shared_mounts(self._record, ""),
-                irmap_scan_paths=tuple(sorted(watches, key=len, reverse=True)),  # inner ones first
             )
             try:
                 runner.run(
@@ -128,14 +109,9 @@ class Dump:
                 raise own or error from error
             finally:
                 theirs.close()
+                irmap.remove(self._images)
             guard.mend_images(self._images)
         if failed:
             raise failed[0]
         if receiver.ident is None:
             raise CriuFailed("the dump failed: CRIU never said that it begins", "See: cmdop-migrate doctor")
-
-
-class _Watches(Exception):
-    def __init__(self, paths: set[str]) -> None:
-        super().__init__()
-        self.paths = paths

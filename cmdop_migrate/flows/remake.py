@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cmdop_migrate.criu import ctty, logs, openfiles, request, runner
+from cmdop_migrate.criu import ctty, logs, openfiles, request, reservations, runner
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CriuFailed
@@ -102,6 +102,7 @@ class Remake:
                 rules.write(network.LOCK.encode())
         if self.brought.as_found:
             openfiles.open_as_found(self.images, self.brought.as_found)
+        reservations.unreserve(self.images)
         source.lay_out(self.images, lazy)
 
     def _is_locked(self) -> bool:

@@ -66,7 +66,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         layers=record.layers,
         shares=record.binds,
         hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
-        unseen=tuple(sorted(_command(pid) for pid in found.unseen)),
+        unseen=tuple(sorted(map(str, found.watched.lost))),
         nodes=tuple(os.fsdecode(path) for one in sizes for path in one.devices),
         mounts=_mounts(record),
         databases=_databases(group, record),

@@ -24,6 +24,7 @@ from cmdop_migrate.errors import ImageRefused
 
 FORMAT = "cmdop-files"
 VERSION = 1
+REDIRECTED = 2  # the version of a table with renamed directories; tools that read only 1 would lose what is in them
 CHUNK = 1 << 20
 MAX_DEPTH = 4096
 MAX_SIZE = 1 << 53
@@ -40,8 +41,9 @@ HARMLESS = frozenset(((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)))
 _REF = re.compile(r"[0-9a-f]{16,128}")
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _OVERLAY = "trusted.overlay."
+REDIRECT = f"{_OVERLAY}redirect"  # on a renamed directory of the host: its name in the lower layer
 # `overlay.` is how overlayfs stores the marks of an overlay nested inside the session: they are its data.
-_OVERLAY_KEPT = ("opaque", "whiteout", "protattr", "overlay.")
+_OVERLAY_KEPT = ("opaque", "whiteout", "protattr", "redirect", "overlay.")
 _OVERLAY_HOST_BOUND = ("origin", "impure", "nlink", "upper", "uuid")
 
 Xattrs = tuple[tuple[str, bytes], ...]
@@ -112,7 +114,7 @@ class FileTable:
         """The bytes `parse` reads. The same tree gives the same bytes."""
         header = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": REDIRECTED if any(map(is_redirected, self.entries)) else VERSION,
             "live": self.live,
             "chunks": len(self.chunks),
             "entries": len(self.entries),
@@ -134,17 +136,28 @@ def harmless(kind: str, rdev: tuple[int, int]) -> bool:
 def xattr_kept(name: str) -> bool | None:
     """Does this extended attribute of the upper layer travel? None: it must not exist at all.
 
-    Overlayfs keeps its own notes there. Marks of what was hidden travel; notes
-    about this host's lower files do not; what would make the layer depend on
-    other names or on the data of lower files (redirect, metacopy, and any note
-    not known here) is refused. Namespaces of one filesystem (btrfs., …) stay behind.
+    Overlayfs keeps its own notes there. Marks of what was hidden or renamed travel; notes
+    about this host's lower files do not; what would make the layer depend on the
+    data of lower files (metacopy, and any note not known here) is refused.
+    Namespaces of one filesystem (btrfs., …) stay behind.
     """
     if not name.startswith(_OVERLAY):
         return name.startswith(("user.", "security.", "trusted.")) or name in _ACLS
     note = name.removeprefix(_OVERLAY)
-    if note in _OVERLAY_KEPT[:3] or note.startswith(_OVERLAY_KEPT[3]):
+    if note in _OVERLAY_KEPT[:-1] or note.startswith(_OVERLAY_KEPT[-1]):
         return True
     return False if note in _OVERLAY_HOST_BOUND else None
+
+
+def is_redirected(entry: Entry) -> bool:
+    """Tell whether this is a directory of the host that the session renamed."""
+    return bool(entry.xattrs) and any(name == REDIRECT for name, _ in entry.xattrs)
+
+
+def redirect_is_sound(value: bytes) -> bool:
+    """Tell whether this names a directory of the same layer: one name, or an absolute path of plain names."""
+    names = value[1:].split(b"/") if value.startswith(b"/") else [value]
+    return not {b"", b".", b".."} & set(names) and b"/" not in names[0] and b"\0" not in value
 
 
 def parse(data: bytes) -> FileTable:
@@ -155,9 +168,9 @@ def parse(data: bytes) -> FileTable:
     header = _load(0, lines[0])
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         _refuse(0, "it is not a file table")
-    if header.get("version") != VERSION:
+    if header.get("version") not in (VERSION, REDIRECTED):
         raise ImageRefused(
-            f"the file table has format version {header.get('version')!r}, this tool reads {VERSION}",
+            f"the file table has format version {header.get('version')!r}, this tool reads {VERSION} and {REDIRECTED}",
             "Restore it with the version of cmdop-migrate that made it, or a newer one.",
         )
     if set(header) != {"format", "version", "live", "chunks", "entries"} or type(header["live"]) is not bool:
@@ -171,7 +184,10 @@ def parse(data: bytes) -> FileTable:
         if not isinstance(ref, str) or not _REF.fullmatch(ref):
             _refuse(number, "not a chunk id")
         chunks.append(ref)
-    return FileTable(tuple(_entries(lines[count + 1 :], count)), tuple(chunks), header["live"])
+    entries = _entries(lines[count + 1 :], count)
+    if any(map(is_redirected, entries)) != (header["version"] == REDIRECTED):
+        _refuse(0, "its version does not fit what is in it")
+    return FileTable(tuple(entries), tuple(chunks), header["live"])
 
 
 def _entries(lines: list[bytes], chunks: int) -> list[Entry]:
@@ -195,6 +211,8 @@ def _entries(lines: list[bytes], chunks: int) -> list[Entry]:
             last.append(b"")
         if entry.kind == HARDLINK and (entry.link >= len(entries) or entries[entry.link].kind not in LINKABLE):
             _refuse(number, "a hard link to something that is not an earlier file")
+        if is_redirected(entry) and (entry.kind != DIRECTORY or not entry.depth):
+            _refuse(number, "a redirect of something that is no directory below the root")
         if entry.xattrs:
             entry = entry._replace(xattrs=shared.setdefault(entry.xattrs, entry.xattrs))
         entries.append(entry)
@@ -270,6 +288,8 @@ def _xattrs(number: int, row: Any) -> Xattrs:
             _refuse(number, "an extended attribute that is not base64")
         if len(value) > 1 << 16:
             _refuse(number, "an extended attribute that is too long")
+        if name == REDIRECT and not redirect_is_sound(value):
+            _refuse(number, "a directory redirected to what is no name")
         found.append((raw.decode("utf-8", "surrogateescape"), value))
     return tuple(found)
 

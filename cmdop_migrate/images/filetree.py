@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.images.filetable import MAX_DEPTH, Xattrs, harmless, xattr_kept
+from cmdop_migrate.images.filetable import MAX_DEPTH, REDIRECT, Xattrs, harmless, xattr_kept
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -196,10 +196,10 @@ def read_xattrs(node: Node) -> Xattrs:
     found = []
     for name in sorted(os.listxattr(node.handle, follow_symlinks=False)):
         kept = xattr_kept(name)
-        if kept is None:
+        if kept is None or (name == REDIRECT and not stat.S_ISDIR(node.stat.st_mode)):
             raise Blocked(
                 f"{os.fsdecode(node.path)} carries {name}, which ties it to files of this host",
-                "Mount sessions with redirect_dir=off,metacopy=off,index=off; copy the directory anew in the session.",
+                "Mount sessions with metacopy=off,index=off; copy it anew in the session.",
             )
         if kept:
             found.append((name, os.getxattr(node.handle, name, follow_symlinks=False)))

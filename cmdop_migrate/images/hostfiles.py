@@ -66,9 +66,7 @@ class HostFile:
         """Read back strictly: ImageRefused for anything `as_json` does not write."""
         match row:
             case [str(path), int(size), int(mtime_ns), str() | None as build_id, str() | None as digest]:
-                names = path.split("/")
-                sound = names[0] == "" and len(names) > 1 and not {"", ".", ".."} & set(names[1:])
-                sound = sound and "\0" not in path and not _LONE.search(path)
+                sound = is_sound(path)
                 hexes = all(text is None or _HEX.fullmatch(text) for text in (build_id, digest))
                 if sound and hexes and not isinstance(size, bool) and not isinstance(mtime_ns, bool) and size >= 0:
                     return cls(path, size, mtime_ns, build_id, digest)
@@ -76,6 +74,13 @@ class HostFile:
             "the list of host files in the image is damaged",
             "Restore an older checkpoint: `cmdop-migrate checkpoints ls`.",
         )
+
+
+def is_sound(path: str) -> bool:
+    """Tell whether this is an absolute path of plain names, which can be opened."""
+    names = path.split("/")
+    plain = names[0] == "" and len(names) > 1 and not {"", ".", ".."} & set(names[1:])
+    return plain and "\0" not in path and not _LONE.search(path)
 
 
 class Verdict(StrEnum):

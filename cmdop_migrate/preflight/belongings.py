@@ -102,8 +102,7 @@ def _name(move: Move) -> Iterable[Said]:
 
 def _watches(move: Move) -> Iterable[Said]:
     if move.session.unseen:
-        who = several(move.session.unseen)
-        yield Said("warn", f"{who} watches files that were not found: the dump may fail, and the session then goes on")
+        yield Said("block", f"a watch cannot be carried: {several(move.session.unseen)}")
 
 
 def _nodes(move: Move) -> Iterable[Said]:
@@ -191,8 +190,8 @@ RULES: tuple[Rule[Move], ...] = (
     Rule("name", ("block",), "another session there of the same name", "End or rename that one first.", _name),
     Rule(
         "watches",
-        ("warn",),
-        "inotify watches on files that cannot be found",
+        ("block",),
+        "watches (inotify, fanotify) on files that are deleted or cannot be found, or on whole file systems",
         "Restart the program, or end it first.",
         _watches,
     ),

@@ -7,6 +7,7 @@ this process is killed half-way, the kernel takes every one of them down.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import grp
 import os
@@ -22,7 +23,12 @@ from cmdop_migrate.session.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSU
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-OVERLAY_OPTIONS = "redirect_dir=off,metacopy=off,index=off"
+# redirect_dir: without it a directory of the host cannot be renamed (EXDEV). Sessions from before were mounted with
+# "off"; an upper layer of theirs has no redirects, and is the same with either.
+OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,index=off"
+# One device number for all files of a view, whatever layer they are on: else CRIU never finds what is watched. Where
+# the kernel lacks it, watches on files are refused at a checkpoint.
+ONE_DEVICE = ",xino=on"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
@@ -142,16 +148,25 @@ def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> 
     data = f"lowerdir={lower},upperdir={_escaped(store)}/upper,workdir={_escaped(store)}/work,{OVERLAY_OPTIONS}"
     if point == "/":
         try:
-            mount("overlay", target, "overlay", 0, data)
+            _mount_overlay(target, data)
         except OSError as error:
             hint = "Set state_dir to a directory on ext4, xfs, btrfs or tmpfs; the kernel's log (dmesg) says more."
             raise Refused("blocked", f"no copy-on-write view with {base}: {error.strerror}", hint) from error
         return
     try:
-        mount("overlay", target, "overlay", 0, data)
+        _mount_overlay(target, data)
     except OSError:
         # Some file systems (vfat, most FUSE ones) cannot be under an overlay: visible, then, but not writable.
         _bind(point, target, read_only=True)
+
+
+def _mount_overlay(target: str, data: str) -> None:
+    try:
+        mount("overlay", target, "overlay", 0, data + ONE_DEVICE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        mount("overlay", target, "overlay", 0, data)
 
 
 def _escaped(path: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmdop_migrate.session import watches
+from cmdop_migrate.session import redirects, watches
 from cmdop_migrate.session.hostlayer import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
@@ -22,15 +22,16 @@ _DELETED = " (deleted)"
 
 @dataclass
 class Touched:
-    """`mapped`, `opened`: paths of the host. `written`: (layer, path in its upper) of files a process may change
-    through memory, without any time stamp telling. `watches`: what processes watch by inotify, as the session calls
-    it; `unseen`: processes that watch something no path was found for."""
+    """`mapped`, `opened`: paths of the host; `renamed`: what the session calls those of them that are in a directory
+    it has renamed. `written`: (layer, path in its upper) of files a process may change
+    through memory, without any time stamp telling. `watched`: what processes watch, and what of it
+    CRIU cannot carry."""
 
     mapped: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
+    renamed: dict[str, str] = field(default_factory=dict)
     written: set[tuple[int, bytes]] = field(default_factory=set)
-    watches: set[str] = field(default_factory=set)
-    unseen: set[int] = field(default_factory=set)
+    watched: watches.Watched = field(default_factory=watches.Watched)
 
 
 class Layers:
@@ -38,6 +39,7 @@ class Layers:
 
     def __init__(self, points: Iterable[str], uppers: Iterable[Path]) -> None:
         self.points, self.uppers = list(points), list(uppers)
+        self._lower = [redirects.LowerNames(upper) for upper in self.uppers]
 
     def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
         """-> (layer, path below its mount point). `inside` is the point of the mount it is on, when known; else the
@@ -46,7 +48,7 @@ class Layers:
             point = self.points[number]
             if inside is not None and point != inside:
                 continue
-            if self.is_own(number, below) or os.path.lexists(os.path.join(point, below)):
+            if self.is_own(number, below) or os.path.lexists(self.host_path(number, below)):
                 return number, below
         return None
 
@@ -67,19 +69,26 @@ class Layers:
     def is_own(self, number: int, below: str) -> bool:
         return os.path.lexists(self.uppers[number] / below)
 
+    def host_path(self, number: int, below: str) -> str:
+        """Return where the host has a file that is not the session's own."""
+        return os.path.join(self.points[number], self._lower[number].find(below))
 
-def look(pids: Iterable[int], layers: Layers) -> Touched:
-    """Everything the processes hold now. One that ends meanwhile is passed over."""
+
+def look(pids: Iterable[int], layers: Layers, before: Touched | None = None) -> Touched:
+    """Everything the processes hold now. One that ends meanwhile is passed over. `before`: what an earlier look found;
+    with it, the search for watched files is short."""
+    pids = list(pids)
     touched = Touched()
     for pid in pids:
         try:
             _maps(pid, layers, touched)
             _fds(pid, layers, touched)
-            watched = watches.find(pid, layers.uppers)
-            touched.watches |= watched.paths
-            touched.unseen |= {pid} if watched.missing else set()
         except (FileNotFoundError, ProcessLookupError):
             continue
+    if before is None:
+        touched.watched = watches.find(pids, layers.uppers)
+    else:
+        touched.watched = watches.find(pids, layers.uppers, before.watched.paths.values(), watches.AGAIN)
     return touched
 
 
@@ -95,7 +104,7 @@ def _maps(pid: int, layers: Layers, touched: Touched) -> None:
             touched.written |= {(number, os.fsencode(below)) for number, below in layers.own(path)}
         found = layers.find(path) if _is_file(path) else None
         if found is not None and not layers.is_own(*found):
-            touched.mapped.add(_host_path(layers, found))
+            touched.mapped.add(_host_path(layers, found, touched))
 
 
 def _fds(pid: int, layers: Layers, touched: Touched) -> None:
@@ -109,15 +118,18 @@ def _fds(pid: int, layers: Layers, touched: Touched) -> None:
         except (FileNotFoundError, ProcessLookupError):
             continue
         if found is not None and not layers.is_own(*found):
-            touched.opened.add(_host_path(layers, found))
+            touched.opened.add(_host_path(layers, found, touched))
 
 
 def _is_file(path: str) -> bool:
     return path.startswith("/") and not path.endswith(_DELETED) and not path.startswith(_NOT_FILES)
 
 
-def _host_path(layers: Layers, found: tuple[int, str]) -> str:
-    return os.path.join(layers.points[found[0]], found[1])
+def _host_path(layers: Layers, found: tuple[int, str], touched: Touched) -> str:
+    path, shown = layers.host_path(*found), os.path.join(layers.points[found[0]], found[1])
+    if path != shown:
+        touched.renamed[path] = shown
+    return path
 
 
 def _mount_id(pid: int, fd: str) -> str:

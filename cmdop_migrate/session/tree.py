@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.session import cgroup, redirects
 
 MAX_FILES = 1000
 _TCP_STATES = (
@@ -152,6 +152,7 @@ def changed_files(stores: list[tuple[str, Path]]) -> list[Changed]:
     for point, upper in stores:
         for directory, inner, names in os.walk(upper):
             links = [name for name in inner if os.path.islink(os.path.join(directory, name))]
+            links += [name for name in inner if redirects.read(os.path.join(directory, name)) is not None]
             for name in names + links:
                 path = os.path.join(directory, name)
                 shown = os.path.join(point, os.path.relpath(path, upper))
@@ -162,10 +163,14 @@ def changed_files(stores: list[tuple[str, Path]]) -> list[Changed]:
                 if stat.S_ISCHR(info.st_mode) and info.st_rdev == 0:
                     found.append(Changed(shown, "deleted", 0))
                 else:
-                    found.append(Changed(shown, "changed" if os.path.lexists(shown) else "added", info.st_size))
+                    found.append(Changed(shown, "changed" if os.path.lexists(shown) else "added", _size(info)))
                 if len(found) >= MAX_FILES:
                     return found
     return found
+
+
+def _size(info: os.stat_result) -> int:
+    return 0 if stat.S_ISDIR(info.st_mode) else info.st_size
 
 
 def _inner_pid(pid: int) -> int:

@@ -17,11 +17,12 @@ from cmdop_migrate.images.filerestore import restore
 from cmdop_migrate.images.files import capture
 from cmdop_migrate.images.filetable import WHITEOUT, parse
 from cmdop_migrate.images.filetree import measure, remove_tree, snapshot
-from cmdop_migrate.session import touched
+from cmdop_migrate.session import sandbox, touched
 from tests.filechunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
-OFF = "redirect_dir=off,metacopy=off,index=off"
+OFF = "redirect_dir=off,metacopy=off,index=off"  # of sessions that were started before directories could be renamed
+ON = sandbox.OVERLAY_OPTIONS + sandbox.ONE_DEVICE
 
 
 @pytest.fixture
@@ -192,12 +193,50 @@ def test_host_bound_overlay_notes_stay_behind(tmp_path: Path, overlay: Mount) ->
     assert names == {"trusted.overlay.overlay.opaque"}
 
 
+def test_renamed_directories_come_back_and_can_be_renamed_again(tmp_path: Path, overlay: Mount) -> None:
+    _lower(tmp_path / "lower")
+    view = overlay("upper", ON)
+    (view / "kept").rename(view / "kept-elsewhere")
+    (view / "new").mkdir()
+    (view / "renamed" / "sub").rename(view / "new" / "below")
+    (view / "renamed").rename(view / "new" / "renamed")
+    (view / "renamed").mkdir()  # has nothing of what it was
+    (view / "new" / "below" / "deep").write_text("changed")
+    chunks = MemoryChunks()
+    for number in range(3):
+        before, upper = snapshot(view), tmp_path / view.name.removesuffix("-view")
+        assert sorted(before)[:2] == [b"", b"emptied"] and before[b"new/renamed/file"] and b"renamed/file" not in before
+        table = capture(upper, chunks).table
+        again = parse(table.serialise())
+        (tmp_path / f"copy{number}").mkdir()
+        restore(again, chunks, tmp_path / f"copy{number}")
+        assert capture(tmp_path / f"copy{number}", chunks).table.serialise() == table.serialise()
+        view = overlay(f"copy{number}", ON)
+        assert snapshot(view) == before
+        (view / "new" / "renamed").rename(view / f"round{number}")
+        (view / f"round{number}").rename(view / "new" / "renamed")
+
+
+def test_a_layer_of_a_session_without_redirects_is_the_same_with_them(tmp_path: Path, overlay: Mount) -> None:
+    _lower(tmp_path / "lower")
+    view = overlay("upper")
+    _change(view)
+    before = snapshot(view)
+    chunks = MemoryChunks()
+    (tmp_path / "second").mkdir()
+    restore(parse(capture(tmp_path / "upper", chunks).table.serialise()), chunks, tmp_path / "second")
+    again = overlay("second", ON)
+    assert snapshot(again) == before
+    (again / "kept").rename(again / "moved")
+    assert (again / "moved" / "file").read_text() == "kept"
+
+
 @pytest.mark.parametrize("note", ["redirect", "metacopy", "something-new"])
-def test_a_layer_that_depends_on_lower_names_is_refused(tmp_path: Path, overlay: Mount, note: str) -> None:
+def test_a_file_that_depends_on_lower_names_is_refused(tmp_path: Path, overlay: Mount, note: str) -> None:
     (tmp_path / "lower").mkdir()
     overlay("upper")
-    (tmp_path / "upper" / "dir").mkdir()
-    os.setxattr(tmp_path / "upper" / "dir", f"trusted.overlay.{note}", b"/etc")
+    (tmp_path / "upper" / "file").touch()
+    os.setxattr(tmp_path / "upper" / "file", f"trusted.overlay.{note}", b"/etc")
     with pytest.raises(Blocked, match=note):
         capture(tmp_path / "upper", MemoryChunks())
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,12 +102,15 @@ def place(kind: str, tmp: Path, stack: contextlib.ExitStack) -> Iterator[Place]:
     yield hosts, urls, environ
 
 
-def torment(runners: list[Runner], urls: list[str], hosts: list[NetHost], dice: random.Random) -> dict[str, int]:
-    """Until the time is up, every now and then: stop one for a while, kill one, cut a host off, put things right."""
+def torment(
+    runners: list[Runner], urls: list[str], hosts: list[NetHost], dice: random.Random, enough: Callable[[], bool]
+) -> dict[str, int]:
+    """Until the time is up, every now and then: stop one for a while, kill one, cut a host off, put things right. On
+    a busy machine little happens in that time: go on until it is `enough`, at most three times as long."""
     done = dict.fromkeys(("stop", "kill", "cut"), 0)
     healed: dict[int, float] = {}
-    end = time.monotonic() + SECONDS
-    while (now := time.monotonic()) < end:
+    end, last = time.monotonic() + SECONDS, time.monotonic() + SECONDS * 3
+    while (now := time.monotonic()) < end or (now < last and not enough()):
         for number, until in list(healed.items()):
             if until < now:
                 hosts[number].heal()
@@ -139,7 +142,7 @@ def torment(runners: list[Runner], urls: list[str], hosts: list[NetHost], dice: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(SECONDS * 3 + 120)
+@pytest.mark.timeout(SECONDS * 5 + 120)
 @pytest.mark.parametrize("kind", ["sqlite", "s3", "etcd-one", "etcd-three"])
 def test_never_two_whatever_fails(kind: str, tmp_path: Path) -> None:
     if kind != "sqlite" and os.geteuid() != 0:
@@ -147,6 +150,11 @@ def test_never_two_whatever_fails(kind: str, tmp_path: Path) -> None:
     dice = random.Random(f"{SEED}-{kind}")
     events_dir = tmp_path / "events"
     events_dir.mkdir()
+
+    def is_enough() -> bool:
+        so_far = read_events(events_dir.glob("*.events"))
+        return _is_at_stake(so_far) and (not kind.startswith("etcd") or _etcd_told(so_far))
+
     with contextlib.ExitStack() as stack, place(kind, tmp_path, stack) as (hosts, urls, environ):
         runners = [
             Runner(
@@ -158,7 +166,7 @@ def test_never_two_whatever_fails(kind: str, tmp_path: Path) -> None:
         try:
             for at, one in enumerate(runners):
                 one.start(urls[at // WORKERS])
-            done = torment(runners, urls, hosts, dice)
+            done = torment(runners, urls, hosts, dice, is_enough)
         finally:
             for one in runners:
                 one.end()
@@ -167,11 +175,19 @@ def test_never_two_whatever_fails(kind: str, tmp_path: Path) -> None:
     print(_told(kind, events, steps, done))
     assert violations(events) == []
     assert violations(events, drift=RHO) == [], "and on clocks that differ as far as they may"
-    assert len({(one.session, one.token) for one in events}) > 10, "nothing was at stake"
-    assert len({one.worker for one in events if one.what == "held"}) > HOSTS
+    assert _is_at_stake(events), "too little was at stake"
     assert done["stop"] and done["kill"] and (done["cut"] or not hosts)
     if kind.startswith("etcd"):
-        assert len({one.token for one in events if one.session == "s-unwatched"}) > 1, "etcd itself tells"
+        assert _etcd_told(events), "etcd itself tells"
+
+
+def _is_at_stake(events: list[Event]) -> bool:
+    holders = {one.worker for one in events if one.what == "held"}
+    return len({(one.session, one.token) for one in events}) > 10 and len(holders) > HOSTS
+
+
+def _etcd_told(events: list[Event]) -> bool:
+    return len({one.token for one in events if one.session == "s-unwatched"}) > 1
 
 
 def _told(kind: str, events: list[Event], steps: int, done: dict[str, int]) -> str:

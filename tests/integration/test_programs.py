@@ -147,7 +147,9 @@ def test_node_with_a_timer(host: Host) -> None:
 
 def test_tmux_inside(host: Host) -> None:
     need("tmux")
-    with Program(host, "tmux", "-f", "/dev/null", "new-session", "bash --norc") as tmux:
+    # tmux takes keys that follow each other within a millisecond for a paste, and does not look for its prefix in it
+    start = ("start-server", ";", "set", "-g", "assume-paste-time", "0", ";", "new-session", "bash --norc")
+    with Program(host, "tmux", "-f", "/dev/null", *start) as tmux:
         tmux.see("bash-")
         tmux.type("export inner=$((40+2)); echo set=$inner\n")
         tmux.see("set=42")

@@ -45,7 +45,6 @@ SHARE = (SharedMount("share0", "/data", "/mnt/disk/data"),)
         ({"freeze_cgroup": "/c"}, {"freeze_cgroup": "/c"}),
         ({"pages_fd": 9}, {"ps": {"fd": 9}}),
         ({"shared": SHARE, "external": ("net[1]:x",)}, {"external": ["mnt[/data]:share0", "net[1]:x"]}),
-        ({"irmap_scan_paths": ("/srv",)}, {"irmap_scan_paths": ["/srv"]}),
         ({"ghost_limit": 1, "freeze_seconds": 0, "log_level": 2}, {"ghost_limit": 1, "timeout": 0, "log_level": 2}),
         ({"work_dir_fd": 0, "log_file": "x"}, {"work_dir_fd": 0, "log_file": "x"}),
     ],

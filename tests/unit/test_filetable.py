@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -120,8 +121,8 @@ def test_tricks_are_refused(why: str, data: bytes) -> None:
 
 
 def test_another_version_says_so() -> None:
-    with pytest.raises(ImageRefused, match="version 2"):
-        parse(_data(ROOT, version=2))
+    with pytest.raises(ImageRefused, match="version 3"):
+        parse(_data(ROOT, version=3))
 
 
 @pytest.mark.parametrize("row", [_meta("b", "disk", 1, 8, 0), _meta("c", "mem", 1, 1, 1)])
@@ -201,3 +202,36 @@ def test_stats_belong_to_one_table() -> None:
     assert filestats.parse(data, FileTable(table.entries, ("cd" * 32,))) is None
     for damaged in (b"", b"{}", b"[]", b"7", data[:-3], b"[" * 100):
         assert filestats.parse(damaged, table) is None
+
+
+def _directory(name: str, redirect: str, depth: int = 1, kind: str = "d") -> list[Any]:
+    value = base64.b64encode(redirect.encode()).decode()
+    return [kind, depth, name, 0o755, 0, 0, 0, ["trusted.overlay.redirect", value]]
+
+
+@pytest.mark.parametrize("redirect", ["old", "/a/b/old", "ö x"])
+def test_a_renamed_directory_is_read_and_marks_the_version(redirect: str) -> None:
+    table = parse(_data(ROOT, _directory("new", redirect), _file("x", 2), version=2))
+    assert json.loads(table.serialise().split(b"\n")[0])["version"] == 2
+    assert parse(table.serialise()) == table
+
+
+@pytest.mark.parametrize("redirect", ["", "/", "..", ".", "/a/../b", "/a//b", "/a/", "a/b", "a\0b", "/a/."])
+def test_a_redirect_that_is_no_name_of_the_layer_is_refused(redirect: str) -> None:
+    with pytest.raises(ImageRefused, match="redirected"):
+        parse(_data(ROOT, _directory("new", redirect), version=2))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        _data(_directory("", "old", 0), version=2),
+        _data(ROOT, _directory("new", "old", kind="p"), version=2),
+        _data(ROOT, _directory("new", "old")),
+        _data(ROOT, version=2),
+    ],
+    ids=["the root", "a fifo", "version 1", "version 2 without any"],
+)
+def test_a_redirect_where_none_can_be_is_refused(data: bytes) -> None:
+    with pytest.raises(ImageRefused):
+        parse(data)

@@ -56,7 +56,7 @@ def test_mounts_with_odd_names_are_seen(tmp_path: Path) -> None:
         assert {str(one) for one in points} <= set(hostview.read_layers([], []))
         assert all(hostview.mount_of(str(one)).point == str(one) for one in points)
         pid = os.getpid()
-        assert {str(one) for one in points} <= watches._devices(pid).keys()
+        assert {str(one) for one in points} <= watches._read_mounts(pid).devices.keys()
         assert cgroup.mount_point() and touched._mounts(pid)
     finally:
         for point in points:
