@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu import devtty, irmap, openfiles, pages, request, runner, ttyowner
+from cmdop_migrate.criu import devtty, injected, irmap, openfiles, pages, request, runner, ttyowner
 from cmdop_migrate.criu.procdirs import correct_directories
 from cmdop_migrate.criu.provide import Criu
 from cmdop_migrate.errors import CmdopError, CriuFailed
@@ -71,7 +71,7 @@ class Dump:
 
         def receive(still: StillMemory | None) -> None:
             try:
-                pages.receive(ours, memory.Sink(writer(), earlier, still), self._criu.version)
+                pages.receive(ours, memory.Sink(writer(), earlier, still, noted), self._criu.version)
             except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
                 failed.append(error)
 
@@ -84,12 +84,14 @@ class Dump:
                 return
             irmap.write(self._images, stand_still().watched.paths)
             self._stops.make()
+            noted.update(injected.note(cgroup.pids(self._group)))
             guard.snapshot()
             if earlier is not None:
                 still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
             receiver.start()
             stack.callback(receiver.join)
 
+        noted: dict[int, injected.Code] = {}
         still: list[StillMemory] = []
         receiver = threading.Thread(target=lambda: receive(still[0] if still else None), name="pages")
         directory = os.open(self._images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

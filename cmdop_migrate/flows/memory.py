@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cmdop_migrate.criu import pagemap
+from cmdop_migrate.criu.injected import Code
 from cmdop_migrate.criu.pages import LAZY, PAGE, PARENT, PRESENT, Buffer, ProtocolError, Target
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.flows.rounds import StillMemory
@@ -34,18 +35,29 @@ def target_of(name: str) -> Target:
 class Sink:
     """Pages of a dump, into an image."""
 
-    def __init__(self, writer: ImageWriter, earlier: Earlier | None = None, still: StillMemory | None = None) -> None:
-        """With `earlier`, pages that did not change since need not come; `still` is where to read them all the same."""
+    def __init__(
+        self,
+        writer: ImageWriter,
+        earlier: Earlier | None = None,
+        still: StillMemory | None = None,
+        injected: Mapping[int, Code] | None = None,
+    ) -> None:
+        """With `earlier`, pages that did not change since need not come; `still` is where to read them all the same.
+        `injected`: the page of each process that CRIU writes to, as it was before."""
         self._writer, self._feed = writer, writer.feed
         self._earlier, self._still = earlier, still
+        self._injected = injected or {}
         self._target = Target("process", 0)
+        self._filled: tuple[int, memoryview] | None = None  # the last view that was handed out, and its address
 
     def open(self, target: Target) -> bool:
+        self._correct()
         self._target = target
         self._feed.open(name_of(target))
         return self._earlier is not None and target.kind == "process" and name_of(target) in self._earlier
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
+        self._correct()
         if flags & PARENT:
             self._unchanged(vaddr, nr_pages * PAGE)
         else:
@@ -66,13 +78,29 @@ class Sink:
         for at in range(vaddr, vaddr + size, PAGE):
             flags = self._earlier.flags(name, at)
             self._feed.run(at, 1, flags if flags is not None else PRESENT, True)
-            self._still.read(self._target, at, self._feed.window(at, PAGE))
+            self._still.read(self._target, at, self.window(at, PAGE))
+            self._correct()
 
     def window(self, vaddr: int, size: int) -> memoryview:
-        return self._feed.window(vaddr, size)
+        self._correct()
+        view = self._feed.window(vaddr, size)
+        self._filled = vaddr, view
+        return view
 
     def done(self) -> None:
+        self._correct()
         self._feed.done()
+
+    def _correct(self) -> None:
+        """Replace the page that CRIU writes to in what was filled last, which is complete by now."""
+        filled, self._filled = self._filled, None
+        code = self._injected.get(self._target.id) if self._target.kind == "process" else None
+        if filled is None or code is None:
+            return
+        vaddr, view = filled
+        at = code.vaddr - vaddr
+        if 0 <= at <= len(view) - len(code.content):
+            view[at : at + len(code.content)] = code.content
 
 
 class Source:

@@ -8,6 +8,7 @@ import socket
 import struct
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, read_all
 
 from cmdop_migrate.criu import pages
+from cmdop_migrate.criu.injected import Code
 from cmdop_migrate.criu.pages import ADD_F, CLOSE, LAZY, OPEN2, PARENT, PRESENT, Target
 from cmdop_migrate.flows.memory import Sink
 from cmdop_migrate.flows.rounds import Rounds, StillMemory
@@ -70,7 +72,13 @@ def criu(sock: socket.socket, memory: bytes, clean: set[int]) -> None:
 
 
 def dump(
-    store: Store, ring: KeyRing, spill: Path, memory: bytes, clean: set[int], before: tuple[str, Earlier] | None
+    store: Store,
+    ring: KeyRing,
+    spill: Path,
+    memory: bytes,
+    clean: set[int],
+    before: tuple[str, Earlier] | None,
+    injected: Mapping[int, Code] | None = None,
 ) -> tuple[Manifest, Earlier, Still]:
     writer = ImageWriter(store, ring, SESSION, spill, before[0] if before else None, SMALL)
     writer.begin()
@@ -78,7 +86,7 @@ def dump(
     still = Still(memory)
     other = threading.Thread(target=criu, args=(theirs, memory, clean))
     other.start()
-    pages.receive(ours, Sink(writer, before[1] if before else None, still), VERSION)
+    pages.receive(ours, Sink(writer, before[1] if before else None, still, injected), VERSION)
     other.join()
     theirs.close()
     return writer.commit(7), writer.earlier, still
@@ -166,3 +174,18 @@ def test_what_criu_left_of_a_round_is_kept_for_the_next_and_no_longer(tmp_path):
         assert os.listdir(tmp_path / "images.before") == ["inventory.img"]
     rounds.close()
     assert os.listdir(tmp_path) == [] and rounds.parent is None
+
+
+@pytest.mark.parametrize("page", [0, 1, PAGES // 2, PAGES - 1])
+@pytest.mark.parametrize("clean", [set(), set(range(PAGES))])
+def test_page_that_criu_writes_to_is_stored_as_it_was_before(page, clean, tmp_path):
+    store, ring = MemoryStore(), KeyRing((keys.new_key(),))
+    true = os.urandom(PAGES * PAGE)
+    at = page * PAGE
+    seen = true[:at] + b"\x0f\x05" + b"\xcc" * 6 + true[at + 8 :]  # what is there while CRIU runs a system call
+    injected = {7: Code(START + at, true[at : at + PAGE]), 8: Code(START, bytes(PAGE))}
+    before = None
+    if clean:  # left out by CRIU, and read from the process because the store has lost it
+        before = "ab" * 16, dump(MemoryStore(), ring, tmp_path, true, set(), None)[1]
+    found, _, _ = dump(store, ring, tmp_path, seen, clean, before, injected)
+    assert read_all(store, ring, found.checkpoint, tmp_path / "local")[f"process-7@{START:x}"] == true
