@@ -79,7 +79,11 @@ class ClaudeCode(Agent):
 
 class Codex(Agent):
     name = "codex"
-    argv = (str(BIN / "codex"), "--no-alt-screen")
+    argv = (str(BIN / "codex"), "--no-alt-screen", "--no-daemon")
+    advice = (
+        "Start it with `--no-daemon`: its daemon knows processes by their start time, which a restore changes, and may end"
+        " the server that the screen is connected to."
+    )
     prompt = r"›|context left|for shortcuts"
     env = {"STANDIN_KEY": "k"}
     config = {
