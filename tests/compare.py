@@ -205,6 +205,7 @@ def _namespaces(reader: _Reader, pid: int) -> None:
         left, _, right = line.partition(" - ")
         words, (kind, _, options) = left.split(), right.split(maxsplit=2)
         options = re.sub(r"(?:lower|upper|work)dir[+]?=[^,]*,?", "", options)
+        options = options.replace(",xino=on", "")  # shown only where the layers are on several file systems
         facts[f"mount {words[4]} {number if words[4] == '/' else ''}".rstrip()] = f"{kind} {words[5]} {options}"
     for family in ("tcp", "tcp6", "udp", "udp6"):
         for line in _table(pid, family):

@@ -187,8 +187,8 @@ class _Checkpoint:
         """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
         criu = tools.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.records, self.record)
+        mounts.check_in_place(self.record)  # first: the check after it calls a share out of its place a strange mount
         self.untriable = dumpable.check(self.group, self.record)
-        mounts.check_in_place(self.record)
         self._check_room()
         syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
         return criu, dumpable.check_watches(self._look())

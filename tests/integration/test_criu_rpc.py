@@ -19,7 +19,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from criu_session import Memory, Session, find_criu, reap, subreaper, version
 
-from cmdop_migrate.criu import pagemap, pages, provide, runner
+from cmdop_migrate.criu import irmap, pagemap, pages, provide, runner
 from cmdop_migrate.criu.pager import Pager
 from cmdop_migrate.errors import CriuFailed, ImageRefused, TimedOut
 from tests.hosts import until
@@ -394,7 +394,11 @@ def test_what_sessions_hold_survives(session: Session) -> None:
     session.start("/usr/bin/python3", "-c", HOLDINGS)
     session.wait_for("READY")
     memory = Memory()
-    session.dump(memory, irmap_scan_paths=("/srv",))
+    watched = os.stat(f"/proc/{session.pid}/root/srv/watched")
+    irmap.write(
+        session.images, {(os.major(watched.st_dev) << 20 | os.minor(watched.st_dev), watched.st_ino): "/srv/watched"}
+    )
+    session.dump(memory)
     session.gone()
     session.prepare_root()
     lay_out(session, memory, lazy=False)

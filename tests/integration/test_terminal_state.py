@@ -111,7 +111,7 @@ def test_jobs_stopped_by_the_terminal(host: Host) -> None:
         bash.type("spoken\n")
         bash.see("threaded spoken")
         bash.type("fg 4\n")
-        bash.see("sleep 1007")
+        until(lambda: not stopped(bash), 20, "it is continued, after it was given the terminal")
         bash.type("\x03")
         bash.type("echo jobs=$(jobs)=none\n")
         bash.see("jobs==none")

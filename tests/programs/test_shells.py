@@ -65,7 +65,7 @@ class BashJobs(Scenario):
 
     def work(self, terminal: Terminal, number: int) -> None:
         terminal.ask(
-            "jobs", r"\[1\] +Running +sleep 5001 &\s+\[2\]. +Stopped.* cat\s+\[3\]. +Stopped +sleep 5002 \| cat"
+            "jobs", r"\[1\].? +Running +sleep 5001 &\s+\[2\]. +Stopped.* cat\s+\[3\]. +Stopped +sleep 5002 \| cat"
         )
         terminal.ask(f"echo $secret-{number}", f"42-{number}")
         job_control(terminal, 6000 + number)
