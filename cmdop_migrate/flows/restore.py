@@ -81,6 +81,7 @@ class _Restore:
         self.phases = tools.Phases("restore")
         self.began = clock.boottime()
         self.session = ""
+        self.claimed: network.ClaimedLink | None = None
         self.stall: Path | None = None  # where `ls` finds what a session that runs already waits for
         self._telling = threading.Lock()
         self._is_stalled = False
@@ -160,8 +161,11 @@ class _Restore:
         manifest, own = chosen.manifest, chosen.record
         before = contents.record(manifest)
         link = before.link
-        if link is not None and network.exists(link):
-            link = network.choose(self.config.subnet)
+        if self.claimed is not None:
+            self.claimed.release()
+        if link is not None:  # claimed until this process ends, which is after CRIU created the interface
+            self.claimed = network.claim(link) or network.choose(self.config.subnet)
+            link = self.claimed.link
         kept = replace(
             before,
             host=self.config.host,

@@ -74,20 +74,32 @@ def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agen
         hostname.check(store, records)
     for _ in range(TRIES):
         session = new_session_id()
-        link = network.choose(config.subnet) if spec.net == "private" else None
-        lease = leases.take_new(store, records, session)
-        phases.reach("leased")
-        record = Record(
-            session, name or f"s-{session[:6]}", config.host, lease.token, "starting", spec, clock.walltime(), link=link
-        )
+        claimed = network.choose(config.subnet) if spec.net == "private" else None
+        link = claimed.link if claimed is not None else None
         try:
-            started = _start(records, record, wish, lease.fresh_until, agent)
-        except network.LinkTaken:
-            leases.let_go(store, lease)
-            continue
-        except BaseException:
-            leases.let_go(store, lease)
-            raise
+            lease = leases.take_new(store, records, session)
+            phases.reach("leased")
+            record = Record(
+                session,
+                name or f"s-{session[:6]}",
+                config.host,
+                lease.token,
+                "starting",
+                spec,
+                clock.walltime(),
+                link=link,
+            )
+            try:
+                started = _start(records, record, wish, lease.fresh_until, agent)
+            except network.LinkTaken:
+                leases.let_go(store, lease)
+                continue
+            except BaseException:
+                leases.let_go(store, lease)
+                raise
+        finally:
+            if claimed is not None:
+                claimed.release()
         phases.reach("started")
         records.note("started", session, name=started.name, token=started.token, pid=started.pid)
         return started

@@ -6,9 +6,11 @@ a name once: two sessions, of whatever host on this machine, never share one.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 
@@ -68,15 +70,44 @@ class LinkTaken(Exception):
     """Another session got this /30 first."""
 
 
-def choose(subnet: str) -> Link:
+class ClaimedLink:
+    """A link whose name, and so whose /30, no other process of this machine takes until `release`.
+
+    The claim is a socket bound to an abstract address: the kernel gives it to one process, and takes it back when that
+    process ends. Without it, two restores that find a name free would both have CRIU create the interface.
+    """
+
+    def __init__(self, link: Link, claim: socket.socket) -> None:
+        self.link, self._claim = link, claim
+
+    def release(self) -> None:
+        self._claim.close()
+
+
+def claim(link: Link) -> ClaimedLink | None:
+    """None if an interface of that name exists, or another process is about to create it."""
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        bound.bind(f"\0cmdop-migrate/link/{link.veth}")
+    except OSError as error:
+        bound.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    if exists(link):  # after binding: its last claimer released the name only once the interface existed
+        bound.close()
+        return None
+    return ClaimedLink(link, bound)
+
+
+def choose(subnet: str) -> ClaimedLink:
     """A /30 nobody on this machine uses now. Random, not ascending: a session keeps its address when it
     moves, so hosts should not all pick the same ones."""
     total = ipaddress.IPv4Network(subnet).num_addresses // 4
-    taken = set(os.listdir("/sys/class/net"))
     for _ in range(1000):
-        link = link_at(subnet, 1 + int.from_bytes(os.urandom(8)) % (total - 1))
-        if link.veth not in taken:
-            return link
+        claimed = claim(link_at(subnet, 1 + int.from_bytes(os.urandom(8)) % (total - 1)))
+        if claimed is not None:
+            return claimed
     raise Blocked(f"no free /30 left in {subnet}", "Set a larger `subnet`, or end sessions you no longer need.")
 
 

@@ -74,7 +74,7 @@ class Witness:
 
     def assert_runs(self) -> int:
         """It counts on, well past its next look at all of its memory; -> where it stands."""
-        assert self.state == "running"
+        assert (state := self.state) == "running", state
         return self.assert_counts()
 
     def assert_counts(self) -> int:

@@ -131,7 +131,7 @@ def test_a_store_that_is_unmounted_stalls_it(host: Host, tmp_path: Path) -> None
         host.extra["CMDOP_MIGRATE_STORE"] = f"file://{disk}/store"
         one = Witness.start(host, size=64)
         host.cm_json("checkpoint", one.name)
-        with stopped(host, "memory", "restore", one.name, "--lazy") as (_, process):
+        with stopped(host, "adopted", "restore", one.name, "--lazy") as (_, process):
             subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True)
             subprocess.run(["umount", "-l", str(disk)], check=True)
             process.send_signal(signal.SIGCONT)

@@ -65,7 +65,10 @@ def stopped(program: Program) -> list[str]:
     """The names of its processes that are stopped."""
     found = []
     for pid in program.host.pids(program.session):
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since it was listed
+            continue
         if stat.rpartition(")")[2].split()[0] == "T":
             found.append(stat.partition("(")[2].rpartition(")")[0])
     return sorted(found)

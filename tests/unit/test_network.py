@@ -39,10 +39,23 @@ def test_rules_are_the_same_for_all_hosts_of_a_machine() -> None:
 
 
 def test_choose_says_when_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = [network.link_at("10.0.0.0/24", number).veth for number in range(64)]
-    monkeypatch.setattr(network.os, "listdir", lambda _: taken)
+    monkeypatch.setattr(network, "exists", lambda _: True)
     with pytest.raises(Blocked):
         network.choose("10.0.0.0/24")
+
+
+def test_two_restores_at_once_never_choose_the_same_link() -> None:
+    """In CI two migrations of ten chose one of 63 names, and CRIU failed to create the second interface."""
+    claimed = [network.choose("10.0.0.0/28") for _ in range(3)]
+    assert len({one.link.veth for one in claimed}) == 3
+    with pytest.raises(Blocked):
+        network.choose("10.0.0.0/28")
+    assert network.claim(claimed[1].link) is None
+    claimed[1].release()
+    again = network.claim(claimed[1].link)
+    assert again is not None
+    for one in (claimed[0], again, claimed[2]):
+        one.release()
 
 
 def test_socket_table() -> None:
