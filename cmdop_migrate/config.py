@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cmdop_migrate import hostentry, units
+from cmdop_migrate import host_entry, units
 from cmdop_migrate.errors import BadConfig, Usage
-from cmdop_migrate.hostentry import HostEntry
+from cmdop_migrate.host_entry import HostEntry
 
 DEFAULT_FILE = "/etc/cmdop-migrate/config.toml"
 DEFAULT_STATE_DIR = "/var/lib/cmdop-migrate"
@@ -307,15 +307,15 @@ def _hosts(file: Path, text: str, table: object) -> tuple[HostEntry, ...]:
     for name, entry in table.items() if isinstance(table, dict) else [("", table)]:
         line = _line_of(text, f"hosts.{name}" if name else "hosts") or _line_of(text, "hosts") or 1
         if not isinstance(entry, dict):
-            raise BadConfig(f"{file}:{line}: hosts holds one table a host", hostentry.EXAMPLE)
+            raise BadConfig(f"{file}:{line}: hosts holds one table a host", host_entry.EXAMPLE)
         for key, value in entry.items():
             place = f"{file}:{_line_of(text, key, line) or line}"
             try:
-                hostentry.check_field(key, value)
+                host_entry.check_field(key, value)
             except Usage as error:
                 raise BadConfig(f"{place}: {error.message}", error.hint) from error
         try:
-            found.append(hostentry.make(name, entry))
+            found.append(host_entry.make(name, entry))
         except Usage as error:
             raise BadConfig(f"{file}:{line}: {error.message}", error.hint) from error
     return tuple(found)

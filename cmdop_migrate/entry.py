@@ -1,7 +1,7 @@
 """The command line: handed to the ready process where there is one, done here where not.
 
 Python with all our modules takes longer to start than most commands take. The
-agent keeps a process that has loaded them (cli/ready.py); a fork of it does the
+agent keeps a process that has loaded them (cli/forkserver/server.py); a fork of it does the
 work, with this process's words, environment, descriptors and surroundings. This
 one passes signals on, and ends as the fork ended.
 
@@ -22,7 +22,7 @@ import stat
 import sys
 import time
 
-from cmdop_migrate import likeness
+from cmdop_migrate.cli.forkserver import compat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def main() -> None:
         if handed is not None:
             handed.attend()
     except KeyboardInterrupt:  # before the work was begun: once it is, it decides what Ctrl-C means
-        os._exit(likeness.INTERRUPTED)
+        os._exit(compat.INTERRUPTED)
     from cmdop_migrate.cli.main import main as here
 
     try:
         here()
     except SystemExit as end:
-        if end.code == likeness.INTERRUPTED:  # then nobody waits for threads, which may wait for somebody far away
-            os._exit(likeness.INTERRUPTED)
+        if end.code == compat.INTERRUPTED:  # then nobody waits for threads, which may wait for somebody far away
+            os._exit(compat.INTERRUPTED)
         raise
 
 
@@ -77,7 +77,7 @@ def run_dir_of(words: list[str], environ: os._Environ[str] | dict[str, str]) -> 
         return None
     if word not in COMMANDS or "--help" in words or "-h" in words:
         return None
-    if likeness.is_off(environ.get(likeness.SWITCH)) or any(key.startswith(likeness.TEST_PREFIX) for key in environ):
+    if compat.is_off(environ.get(compat.SWITCH)) or any(key.startswith(compat.TEST_PREFIX) for key in environ):
         return None
     settings = [value for key, value in environ.items() if key.startswith("CMDOP_MIGRATE_")]
     if any(_DESCRIPTORS in one for one in (*words, *settings)):  # ours, as <(…): a fork has the streams alone
@@ -203,7 +203,7 @@ def _given() -> list[int]:
 
 def _request() -> bytes:
     """Likeness, streams, words, environment: fields with a NUL between them, after their length."""
-    fields = [likeness.of_this_process()]
+    fields = [compat.of_this_process()]
     for name in _STREAMS:
         stream = getattr(sys, name)
         if stream is None:
@@ -225,7 +225,7 @@ def _agree(connection: _socket.socket, run_dir: str, request: bytes) -> int | No
     connection.settimeout(PATIENCE)
     directory = os.open(run_dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        connection.connect(f"/proc/self/fd/{directory}/{likeness.SOCKET}")  # however long its path is
+        connection.connect(f"/proc/self/fd/{directory}/{compat.SOCKET}")  # however long its path is
     finally:
         os.close(directory)
     peer = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)

@@ -26,12 +26,15 @@ from typing import Any, Self
 from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import SessionExited, TimedOut, Usage
-from cmdop_migrate.flows import afar, peers, talk, turns
-from cmdop_migrate.flows import migrate as migrate_flow
-from cmdop_migrate.flows import run as run_flow
-from cmdop_migrate.flows.conversation import Output
-from cmdop_migrate.flows.turns import Asked, Do
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.gateway import client
+from cmdop_migrate.host import run as run_flow
+from cmdop_migrate.host import talk
+from cmdop_migrate.host import turn as host_turn
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.turn import Asked, Do
+from cmdop_migrate.migration import migrate as migrate_flow
+from cmdop_migrate.migration import peers
+from cmdop_migrate.session.requests import Output
 
 SLICE = 1.0  # seconds that an AsyncSession that was cancelled still waits for in the background
 __all__ = ["AsyncSession", "Match", "Output", "Session"]
@@ -80,7 +83,7 @@ class _Here(_Way):
         return talk.wait(self.records, session, pattern, timeout, start)
 
     def turn(self, session: str, asked: Asked) -> dict[str, Any]:
-        return turns.turn(self.records, session, asked)
+        return host_turn.turn(self.records, session, asked)
 
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]:
         migrate_flow.check(self.records, session, wanted)
@@ -89,20 +92,20 @@ class _Here(_Way):
 
 
 class _Afar(_Way):
-    def __init__(self, place: afar.Place) -> None:
+    def __init__(self, place: client.Place) -> None:
         self.place, self.actor = place, place.credential.claims.name
 
     def send(self, session: str, data: bytes) -> dict[str, Any]:
-        return afar.send(self.place, session, data)
+        return client.send(self.place, session, data)
 
     def output(self, session: str, start: int | None) -> Output:
-        return afar.output(self.place, session, start)
+        return client.output(self.place, session, start)
 
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
-        return afar.wait(self.place, session, pattern, timeout, start)
+        return client.wait(self.place, session, pattern, timeout, start)
 
     def turn(self, session: str, asked: Asked) -> dict[str, Any]:
-        return afar.turn(self.place, session, asked)
+        return client.turn(self.place, session, asked)
 
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]:  # noqa: ARG002 - a _Way
         raise Usage("a relay moves nothing", f"On the host that has it: cmdop-migrate migrate {session[:12]} --to {to}")
@@ -133,8 +136,8 @@ class Session:
         """
         way: _Way
         if credential is not None:
-            place = afar.place(relay, afar.load(Path(credential).expanduser()))
-            way, found = _Afar(place), afar.find(place, reference)
+            place = client.place(relay, client.load(Path(credential).expanduser()))
+            way, found = _Afar(place), client.find(place, reference)
             session, name = found.session, found.name
         elif relay is not None:
             raise Usage("a relay asks who you are", "Give a credential, too: relay token create --actor NAME")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Not the session's: a file handle and an inode number name a file of one host; a count-down counts.
-# "settime flags": a timerfd set to a point in time is set again to what was left of it (criu/timerfds.py).
+# "settime flags": a timerfd set to a point in time is set again to what was left of it (criu/image/timerfds.py).
 _FDINFO_SKIP = ("mnt_id", "ino", "it_value", "ticks", "eventfd-id", "Pid", "NSpid", "settime flags")
 _STATUS = (
     *("Name", "Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "Threads", "SigPnd", "ShdPnd", "SigIgn", "SigCgt"),

@@ -18,10 +18,10 @@ import psutil
 
 from cmdop_migrate import config
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.flows import talk
-from cmdop_migrate.flows.tools import TEST_STOP
-from cmdop_migrate.session import cgroup
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.resources import TEST_STOP
 from tests.hosts import Host, until
 
 COUNT = "while :; do echo n $((++i)); sleep 0.05; done"

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cmdop_migrate.flows.phases import TEST_STOP
-from cmdop_migrate.session import cgroup, launch, network
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.holder import start as holder_start
+from cmdop_migrate.session import network
+from cmdop_migrate.util.timings import TEST_STOP
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
@@ -239,7 +241,7 @@ class Host:
             if not ended or not (record["exit"] or record["phase"] == "parked"):
                 left.append(f"directory {session}")
             if record["phase"] == "parked":
-                left += [f"{one} of parked {session}" for one in launch.FILES if (where / one).exists()]
+                left += [f"{one} of parked {session}" for one in holder_start.FILES if (where / one).exists()]
         return left
 
     def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:

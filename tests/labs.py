@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from scripts.lablib.lab import Lab
 from tests.hosts import PROJECT, Host
 

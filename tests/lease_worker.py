@@ -15,8 +15,8 @@ from pathlib import Path
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import LeaseUnreachable
-from cmdop_migrate.lease.base import Register
 from cmdop_migrate.lease.margins import freeze_allowance, renew_every
+from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.registry import etcd_place, open_register
 from cmdop_migrate.lease.rules import Lost, Observation
 from cmdop_migrate.lease.sqlite import SqliteRegister

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.flows.phases import TEST_STOP
+from cmdop_migrate.util.timings import TEST_STOP
 from tests.hosts import CM, Host, pair
 from tests.sshds import Login, Sshd, an_sshd, new_key
 

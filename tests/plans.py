@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import Any
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
 from tests.hosts import CM, Host, until
 
 COUNTER = "i=0; while :; do i=$((i+1)); echo n=$i; sleep .01; done"

@@ -16,8 +16,8 @@ from typing import Any
 
 from cmdop_migrate import config
 from cmdop_migrate.errors import TimedOut
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
 from tests import compare
 from tests.hosts import Host, until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.hosts import CM, Host, until
 
 OFF = {"CMDOP_MIGRATE_READY": "0"}
@@ -41,7 +41,7 @@ def process(host: Host) -> psutil.Process | None:
     for pid in cgroup.pids(host.group("agent")):
         with contextlib.suppress(psutil.Error):
             one = psutil.Process(pid)
-            if "cmdop_migrate.cli.ready" in one.cmdline():
+            if "cmdop_migrate.cli.forkserver.server" in one.cmdline():
                 return one
     return None
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.flows import afar
-from cmdop_migrate.flows.line import Line
+from cmdop_migrate.gateway import client as gateway_client
+from cmdop_migrate.gateway.relay_channel import Line
 from tests.hosts import CM, PROJECT, Host, until
 from tests.moves import World, two
 from tests.ptys import Pty
@@ -69,7 +69,7 @@ class Linked:
         return Pty(self.argv(file, "attach", session, *options), self.env())
 
     def line(self, file: Path, session: str) -> Line:
-        credential = afar.load(file)
+        credential = gateway_client.load(file)
         assert credential.relay
         return Line(credential.relay, credential, session)
 

@@ -25,9 +25,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from cmdop_migrate.config import Config, load
-from cmdop_migrate.flows import relaytokens
-from cmdop_migrate.lease.base import Swap
+from cmdop_migrate.gateway import credentials
 from cmdop_migrate.lease.record import LeaseRecord
+from cmdop_migrate.lease.register import Swap
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.relay.credentials import Credential, parse, unb64
 from cmdop_migrate.relay.frames import Frame, Kind, decode, encode, with_table
@@ -169,12 +169,12 @@ class ARelay:
             self.process.stdout.close()
 
     def host_credential(self, name: str) -> Credential:
-        return relaytokens.create_host(self.config, name, None)
+        return credentials.create_host(self.config, name, None)
 
     def client_credential(
         self, actor: str = "alice", sessions: str = "*", seconds: float | None = 600, role: Any = "execute"
     ) -> Credential:
-        return relaytokens.create_client(self.config, actor, role, sessions, seconds)
+        return credentials.create_client(self.config, actor, role, sessions, seconds)
 
     def knock(self, source: str = PLACE, **options: Any) -> Dialer:
         """A connection that has not said yet who it is."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cmdop_migrate.errors import CmdopError
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session.channel import HolderGone
+from cmdop_migrate.host import talk
+from cmdop_migrate.session.holder_client import HolderGone
 from tests import fences
 from tests.hosts import Host, until
 

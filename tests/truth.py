@@ -23,8 +23,9 @@ from unittest import mock
 import pytest
 
 from cmdop_migrate.errors import CmdopError
-from cmdop_migrate.flows import checkpoint, dumpable
-from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
+from cmdop_migrate.snapshot import checkpoint
+from cmdop_migrate.snapshot.capture import dump_checks
+from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
 from tests.hosts import PROJECT, Host, until
 from tests.plans import Unfrozen
 from tests.program import Program
@@ -94,7 +95,7 @@ class Planted(Program):
         """Park and restore it with nothing checked before the freeze. Returns what failed; empty when all of it
         works."""
         nothing = mock.Mock(return_value=None)
-        with mock.patch.object(dumpable, "check", nothing), mock.patch.object(dumpable, "check_frozen", nothing):
+        with mock.patch.object(dump_checks, "check", nothing), mock.patch.object(dump_checks, "check_frozen", nothing):
             try:
                 checkpoint.checkpoint(self.records, self.name, CheckpointOptions())
             except CmdopError as error:

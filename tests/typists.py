@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.flows import afar
-from cmdop_migrate.flows.line import Line
-from cmdop_migrate.session.channel import HolderGone
+from cmdop_migrate.gateway import client
+from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.session.holder_client import HolderGone
 from tests.hosts import Host, until
 
 # Counts every 20 ms; says back each line. Without echo and line editing, so that all output is its own.
@@ -143,7 +143,7 @@ def typing(line: Line, every: float = 0.03) -> Iterator[Typist]:
 def main() -> None:
     """By order, from another machine: CREDENTIAL SESSION; a line `next` on standard input waits until it counts on and
     answers with the longest pause since the last one; `stop` finishes and answers with all there was."""
-    credential = afar.load(Path(sys.argv[1]))
+    credential = client.load(Path(sys.argv[1]))
     assert credential.relay is not None
     with typing(Line(credential.relay, credential, sys.argv[2])) as typist:
         typist.counts_on()

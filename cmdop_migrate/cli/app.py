@@ -15,10 +15,10 @@ from cmdop_migrate import clock, log
 from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
-from cmdop_migrate.flows import aheads
+from cmdop_migrate.holder.protocol import UNSURE, UNWANTED
+from cmdop_migrate.host.host import DIED, Records
+from cmdop_migrate.migration import prefetch_directory
 from cmdop_migrate.model import Record
-from cmdop_migrate.session.records import DIED, Records
-from cmdop_migrate.session.wire import UNSURE, UNWANTED
 
 RECENT = 60.0
 
@@ -64,10 +64,10 @@ class App:
         kept = records.all()
         needed = any(map(_needs_agent, kept))
         if needed or any(map(_has_just_died, kept)):
-            from cmdop_migrate.flows import agentlock
+            from cmdop_migrate.host import agent_process
 
             try:
-                agentlock.ensure(self.config)
+                agent_process.ensure(self.config)
             except CmdopError as error:  # where nothing lives that is nobody's trouble
                 log.get("cli").log(logging.WARNING if needed else logging.INFO, "no agent: %s", error.message)
 
@@ -78,7 +78,7 @@ class App:
         records = Records(self.config)
         records.prepare()
         records.sweep()
-        aheads.sweep(self.config.state_dir)
+        prefetch_directory.sweep(self.config.state_dir)
         if keeping:
             self._keep_agent(records)
         return records

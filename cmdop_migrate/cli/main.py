@@ -16,39 +16,39 @@ import click
 from cmdop_migrate import __version__, log
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App
+from cmdop_migrate.cli.forkserver.compat import INTERRUPTED
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, Usage
-from cmdop_migrate.likeness import INTERRUPTED
 
 # command -> (module, function). Modules load only when their command is used: starting a session is quick.
 COMMANDS = {
-    "run": ("sessions", "run"),
-    "ls": ("sessions", "ls"),
-    "show": ("sessions", "show"),
-    "attach": ("talk", "attach"),
-    "send": ("talk", "send"),
-    "output": ("talk", "output"),
-    "wait": ("talk", "wait"),
-    "kill": ("sessions", "kill"),
+    "run": ("run", "run"),
+    "ls": ("run", "ls"),
+    "show": ("run", "show"),
+    "attach": ("attach", "attach"),
+    "send": ("attach", "send"),
+    "output": ("attach", "output"),
+    "wait": ("attach", "wait"),
+    "kill": ("run", "kill"),
     "plan": ("plan", "plan"),
-    "checkpoint": ("images", "checkpoint"),
-    "restore": ("images", "restore"),
-    "fork": ("images", "fork"),
+    "checkpoint": ("checkpoint", "checkpoint"),
+    "restore": ("checkpoint", "restore"),
+    "fork": ("checkpoint", "fork"),
     "reap": ("reap", "reap"),
-    "migrate": ("moves", "migrate"),
-    "resume": ("moves", "resume"),
+    "migrate": ("migrate", "migrate"),
+    "resume": ("migrate", "resume"),
     "drain": ("drain", "drain"),
     "undrain": ("drain", "undrain"),
-    "checkpoints": ("images", "checkpoints"),
-    "key": ("keys", "key"),
-    "lease": ("fence", "lease"),
-    "agent": ("fence", "agent"),
+    "checkpoints": ("checkpoint", "checkpoints"),
+    "key": ("key", "key"),
+    "lease": ("lease", "lease"),
+    "agent": ("lease", "agent"),
     "relay": ("relay", "relay"),
-    "turn": ("turns", "turn"),
-    "inputs": ("turns", "inputs"),
-    "events": ("talk", "events"),
+    "turn": ("turn", "turn"),
+    "inputs": ("turn", "inputs"),
+    "events": ("attach", "events"),
     "hosts": ("hosts", "hosts"),
-    "doctor": ("machine", "doctor"),
-    "version": ("machine", "version"),
+    "doctor": ("doctor", "doctor"),
+    "version": ("doctor", "version"),
     "facts": ("plan", "facts"),
     "link": ("relay", "link"),
 }
@@ -62,7 +62,7 @@ class Commands(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module, function = COMMANDS[cmd_name]
-        found = getattr(importlib.import_module(f"cmdop_migrate.cli.{module}"), function)
+        found = getattr(importlib.import_module(f"cmdop_migrate.cli.commands.{module}"), function)
         assert isinstance(found, click.Command)
         return found
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cmdop_migrate.criu.messages import CgroupMode, NetworkLock, ReqType, encode
+from cmdop_migrate.criu.rpc import CgroupMode, NetworkLock, ReqType, encode
 
 GHOST_LIMIT = 256 << 20
 FREEZE_SECONDS = 10

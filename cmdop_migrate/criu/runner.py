@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import log
-from cmdop_migrate.criu import logs
-from cmdop_migrate.criu.messages import Malformed, ReqType, decode, encode
+from cmdop_migrate.criu.failures import diagnosis
+from cmdop_migrate.criu.rpc import Malformed, ReqType, decode, encode
 from cmdop_migrate.errors import TimedOut
 
 _LOG = log.get("criu")
@@ -282,7 +282,7 @@ def run(
             response = converse(ours, request, on_notify, timeout, worker.pid)
         except HungUp:
             end(worker, on_stuck=on_stuck)
-            raise logs.failure(f"{what}: CRIU died ({_how(worker.returncode)})", log_path) from None
+            raise diagnosis.failure(f"{what}: CRIU died ({_how(worker.returncode)})", log_path) from None
         except BaseException:
             ours.close()
             if on_cancel is not None:
@@ -292,7 +292,7 @@ def run(
         end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE, on_stuck)
     _LOG.debug("CRIU answered: success=%s phases=%s", response.success, response.phases)
     if not response.success:
-        raise logs.failure(what, log_path, response.errmsg)
+        raise diagnosis.failure(what, log_path, response.errmsg)
     return response
 
 

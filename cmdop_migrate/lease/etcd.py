@@ -23,10 +23,10 @@ from typing import Any
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import LeaseUnreachable
-from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.etcdhttp import EtcdClient, EtcdLimits, EtcdPlace, EtcdRefused
 from cmdop_migrate.lease.margins import RHO
 from cmdop_migrate.lease.record import can_name_lease, check_session
+from cmdop_migrate.lease.register import Cell, Register, Swap
 
 REUSE = 1.0
 """For how many seconds after it was asked for one grant serves further writes, on this host's clock."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.record import check_session
+from cmdop_migrate.lease.register import Cell, Register, Swap
 
 
 class MemoryRegister(Register):

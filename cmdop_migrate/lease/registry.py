@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from cmdop_migrate.errors import BadConfig
-from cmdop_migrate.lease.base import Register
+from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.storage.registry import s3_place, shown

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from botocore.exceptions import BotoCoreError, ClientError
 
 from cmdop_migrate.errors import LeaseUnreachable
-from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.record import can_name_lease, check_session
-from cmdop_migrate.lease.s3cells import S3Cells
+from cmdop_migrate.lease.register import Cell, Register, Swap
+from cmdop_migrate.lease.s3_cas import S3Cells
 from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.storage.s3client import S3Limits, S3Place, s3_client
 from cmdop_migrate.storage.s3errors import translated

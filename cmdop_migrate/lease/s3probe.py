@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from botocore.exceptions import ClientError, ReadTimeoutError
 
 from cmdop_migrate.errors import BadConfig
-from cmdop_migrate.lease.base import Cell
-from cmdop_migrate.lease.s3cells import S3Cells
+from cmdop_migrate.lease.register import Cell
+from cmdop_migrate.lease.s3_cas import S3Cells
 from cmdop_migrate.storage.s3errors import http_status
 
 ROUNDS = 4

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from cmdop_migrate.errors import LeaseUnreachable
-from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.record import can_name_lease, check_session
+from cmdop_migrate.lease.register import Cell, Register, Swap
 
 _TABLE = "CREATE TABLE IF NOT EXISTS lease (session TEXT PRIMARY KEY, data BLOB NOT NULL, version INTEGER NOT NULL)"
 _INSERT = "INSERT INTO lease (session, data, version) VALUES (?, ?, 1) ON CONFLICT DO NOTHING"

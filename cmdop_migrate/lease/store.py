@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from cmdop_migrate import clock as clocks
 from cmdop_migrate.errors import LeaseUnreachable, LeaseUnreadable
 from cmdop_migrate.lease import rules
-from cmdop_migrate.lease.base import Cell, Register, Swap
 from cmdop_migrate.lease.margins import check_ttl, fresh_for
 from cmdop_migrate.lease.record import LeaseRecord, check_checkpoint, check_instance, check_session, parse
+from cmdop_migrate.lease.register import Cell, Register, Swap
 from cmdop_migrate.lease.rules import ANY, Already, AnyCheckpoint, Claim, Grant, Lost, Observation, Wait, Wanted
 
 TRIES = 8  # swaps lost in a row to other writers of our own host (an agent and a command), before giving up

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cmdop_migrate.preflight.hostfacts import HostFacts
-from cmdop_migrate.preflight.sessionfacts import Carry, SessionFacts
+from cmdop_migrate.preflight.facts.host import HostFacts
+from cmdop_migrate.preflight.facts.session import Carry, SessionFacts
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import NotAdmitted, Unreachable
 from cmdop_migrate.relay.credentials import NONCE_SIZE, Claims, b64, verify_hello, verify_presented
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind, decode, with_table
-from cmdop_migrate.relay.truth import Truth
+from cmdop_migrate.relay.lease_lookup import Truth
 
 
 class Refusal(Exception):

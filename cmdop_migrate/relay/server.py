@@ -19,13 +19,15 @@ from websockets.http11 import Request, Response
 from cmdop_migrate import log
 from cmdop_migrate.clock import boottime, walltime
 from cmdop_migrate.errors import Unreachable, Usage
-from cmdop_migrate.relay import admission, pages
+from cmdop_migrate.relay import admission
+from cmdop_migrate.relay import http as relay_http
 from cmdop_migrate.relay.admission import Refusal
-from cmdop_migrate.relay.connection import Connection
-from cmdop_migrate.relay.door import Door, origin_allowed
-from cmdop_migrate.relay.figures import Figures, LineBudget
+from cmdop_migrate.relay.connection_limits import Door, origin_allowed
 from cmdop_migrate.relay.frames import FRAME_MAX, Frame, FrameError, Kind, decode, encode, with_table
-from cmdop_migrate.relay.signals import (
+from cmdop_migrate.relay.lease_lookup import Truth
+from cmdop_migrate.relay.metrics import Figures, LineBudget
+from cmdop_migrate.relay.router.router import Switchboard
+from cmdop_migrate.relay.router.router_events import (
     Action,
     Answered,
     Ask,
@@ -41,8 +43,7 @@ from cmdop_migrate.relay.signals import (
     Send,
     Ticked,
 )
-from cmdop_migrate.relay.switchboard import Switchboard
-from cmdop_migrate.relay.truth import Truth
+from cmdop_migrate.relay.server_connection import Connection
 
 TICK = 0.5
 SILENT_BEATS = 3
@@ -82,7 +83,7 @@ class Relay:
         self._door = Door(serving.connections)
         self._lines = LineBudget()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pages = pages.Pages({"/healthz": self._health, "/metrics": self._metrics}, serving.assets)
+        self._pages = relay_http.Pages({"/healthz": self._health, "/metrics": self._metrics}, serving.assets)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Serve until `stop`. `ready` hears the port."""
@@ -135,21 +136,21 @@ class Relay:
         address = _address(socket)
         if not self._door.throttle.allows(address, boottime()):
             self._refused("throttled", "too many failures from this address", address)
-            page = pages.text("too many failures\n", http.HTTPStatus.TOO_MANY_REQUESTS)
-            return pages.response(page, Retry_After="5")
+            page = relay_http.text("too many failures\n", http.HTTPStatus.TOO_MANY_REQUESTS)
+            return relay_http.response(page, Retry_After="5")
         if not origin_allowed(request.headers.get_all("Origin"), request.headers.get("Host"), self._serving.origins):
             self._failed("origin", "a page from elsewhere", address)
-            return pages.response(pages.text("not from this origin\n", http.HTTPStatus.FORBIDDEN))
+            return relay_http.response(relay_http.text("not from this origin\n", http.HTTPStatus.FORBIDDEN))
         return None
 
-    def _health(self) -> pages.Page:
+    def _health(self) -> relay_http.Page:
         since = self._truth.silent_since
         if since is None:
-            return pages.text("ok\n")
+            return relay_http.text("ok\n")
         words = f"the lease store has not answered for {boottime() - since:.0f} s\n"
-        return pages.text(words, http.HTTPStatus.SERVICE_UNAVAILABLE)
+        return relay_http.text(words, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _metrics(self) -> pages.Page:
+    def _metrics(self) -> relay_http.Page:
         board, figures = self._board.bay, self._figures
         figures.set("hosts", len(board.hosts))
         figures.set("clients", len(board.clients))
@@ -158,7 +159,7 @@ class Relay:
         figures.set("channels", sum(len(one.channels) for one in board.hosts.values()))
         figures.set("waiting", sum(len(one.waiting) for one in board.entries.values()))
         figures.set("queued_bytes", sum(one.queued for one in self._connections.values()))
-        return pages.text(figures.text())
+        return relay_http.text(figures.text())
 
     # Connections
 

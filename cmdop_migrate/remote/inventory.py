@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate import hostentry
+from cmdop_migrate import host_entry
 from cmdop_migrate.errors import BadConfig, HostNotFound, Usage
-from cmdop_migrate.hostentry import HostEntry
+from cmdop_migrate.host_entry import HostEntry
 from cmdop_migrate.remote.sshconfig import SshConfig
 
 CONFIG, INVENTORY, SSH_CONFIG = "config file", "inventory", "~/.ssh/config"
@@ -147,7 +147,7 @@ class Inventory:
         last = last.strip()
         if not before and (last in self._written or last in self._kept() or last in self._ssh.names()):
             return self._find(last, hops)
-        user, address, port = hostentry.split_login(last)
+        user, address, port = host_entry.split_login(last)
         return self._resolve(HostEntry(last, address, port, user, jump=before or None), "jump", hops)
 
     def _kept(self) -> Mapping[str, HostEntry]:
@@ -155,7 +155,7 @@ class Inventory:
             table = json.loads(self._file.read_bytes())
             if table["format"] != _FORMAT:
                 raise ValueError(f"format {table['format']}, this version knows {_FORMAT}")
-            return {name: hostentry.make(name, one) for name, one in table["hosts"].items()}
+            return {name: host_entry.make(name, one) for name, one in table["hosts"].items()}
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, Usage) as error:

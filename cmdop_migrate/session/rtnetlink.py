@@ -14,7 +14,7 @@ import struct
 import threading
 from types import TracebackType
 
-from cmdop_migrate.session import syscalls
+from cmdop_migrate.holder import syscalls
 
 LOOPBACK = 1  # the index of `lo`, in every namespace
 TIMEOUT = 10.0

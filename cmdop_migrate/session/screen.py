@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 
-from cmdop_migrate.session.ring import AT_START, TRACKED, Modes
+from cmdop_migrate.holder.output_ring import AT_START, TRACKED, Modes
 
 PREFIX = 0x1C  # Ctrl-\
 _ALTERNATE = {47, 1047, 1049}

@@ -15,10 +15,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cmdop_migrate import bulk, log
+from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, check_prefix, check_range, is_name
+from cmdop_migrate.util import bulk_io
 
 TMP = ".tmp"  # no object has this name: segments never begin with a dot
 # A crashed writer's file is removed when nothing was written to it for this long. A writer that was stopped for
@@ -176,7 +177,7 @@ class LocalStore(Store):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
-                bulk.write(fd, data, 0, cached=len(data) < 1 << 20)
+                bulk_io.write(fd, data, 0, cached=len(data) < 1 << 20)
                 os.fsync(fd)
             finally:
                 os.close(fd)

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.servers import S3Server, seaweed
 
 STORES = ("file", "s3")

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cmdop_migrate.images import catalog, index, layout
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.writer import ImageWriter, Tuning
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.format.manifest import Manifest
+from cmdop_migrate.images.store import catalog, index
+from cmdop_migrate.images.write.writer import ImageWriter, Tuning
 from cmdop_migrate.storage.memory import MemoryStore
 from scripts.benchlib.common import table
 from tests.unit.images.image_helpers import Wrapped

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.session.holder_client import Channel
 from tests.hosts import Host, a_host
 
 BAR_MS = 50.0

@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.flows import tools
-from cmdop_migrate.likeness import SOCKET
+from cmdop_migrate.cli.forkserver.compat import SOCKET
+from cmdop_migrate.host import resources
 from scripts.benchlib import common, rivals
 from scripts.benchlib.imagereport import bars, tables
 from scripts.benchlib.moves import Stores, Subject
@@ -112,7 +112,7 @@ def _first_outputs(
     results: dict[tuple[str, int], Samples],
 ) -> None:
     """What is compared across sizes is measured in turns: a quarter of an hour later the machine is another."""
-    criu = tools.find_criu(_config(host))
+    criu = resources.find_criu(_config(host))
     subjects = {size: Subject(host, criu, memory, rivals.Payload(size, asked.random), f"of-{size}") for size in sizes}
     for subject in subjects.values():
         subject.start()
@@ -148,7 +148,7 @@ def _served(host: Host) -> Iterator[None]:
 @contextmanager
 def _subject(host: Host, mib: int, memory: Path, random: int) -> Iterator[tuple[Subject, rivals.Twin]]:
     host.dir.mkdir(exist_ok=True)
-    criu = tools.find_criu(_config(host))
+    criu = resources.find_criu(_config(host))
     payload = rivals.Payload(mib, random)
     twin = rivals.Twin(criu, payload, memory)
     subject = Subject(host, criu, memory, payload)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import tools
+from cmdop_migrate.host import resources
 from scripts.benchlib import common, rivals
 from scripts.benchlib.common import Bar, median, show
 from scripts.benchlib.moves import NAME, Subject
@@ -108,7 +108,7 @@ def _measure(asked: common.Asked, store: str, mib: int) -> Samples:
             server = stack.enter_context(asked.s3(folder))
             places = {"CMDOP_MIGRATE_STORE": server.url(server.new_bucket())} | server.environ()
         world = stack.enter_context(two(folder, ttl="15s", environ=places))
-        criu = tools.find_criu(config.load(environ=world.a.env()))
+        criu = resources.find_criu(config.load(environ=world.a.env()))
         payload = rivals.Payload(mib, asked.random)
         twin = rivals.Twin(criu, payload, memory)
         stack.callback(twin.close)

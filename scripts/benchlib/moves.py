@@ -12,10 +12,10 @@ from typing import Any
 
 import psutil
 
-from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.flows.mounts import shared_mounts
-from cmdop_migrate.images import layout
+from cmdop_migrate.criu.install.find import Criu
+from cmdop_migrate.images.format import layout
 from cmdop_migrate.model import Record
+from cmdop_migrate.snapshot.mounts import shared_mounts
 from cmdop_migrate.storage.registry import open_store
 from scripts.benchlib import common, rivals, stream
 from tests.hosts import CM, Host, until

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.lease.base import Swap
 from cmdop_migrate.lease.record import LeaseRecord
+from cmdop_migrate.lease.register import Swap
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.relay import frames
+from cmdop_migrate.relay.client_connection import Connection, dial
 from cmdop_migrate.relay.credentials import Credential, b64
-from cmdop_migrate.relay.dial import Connection, dial
 from cmdop_migrate.relay.frames import Frame, Kind
-from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.session.holder_client import Channel
 from scripts.benchlib import common
 from tests.relayed import Linked, linked
 from tests.relays import ARelay, a_relay

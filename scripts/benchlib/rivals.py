@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 
 from cmdop_migrate.criu import request, runner
-from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.criu.install.find import Criu
+from cmdop_migrate.holder import cgroup
 from scripts.benchlib import common
 from tests.integration.criu_session import Session
 from tests.servers import S3Server

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from cmdop_migrate.criu import pages
-from cmdop_migrate.criu.provide import Criu
-from cmdop_migrate.images import layout
-from cmdop_migrate.images.spool import UPLOADERS
+from cmdop_migrate.criu import page_server
+from cmdop_migrate.criu.install.find import Criu
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.write.upload_queue import UPLOADERS
 from cmdop_migrate.storage.base import Store
 from scripts.benchlib import rivals
 
@@ -46,7 +46,7 @@ def stream(criu: Criu, session: rivals.Target, images: Path, store: Store) -> St
         assert zstd.stdin is not None and zstd.stdout is not None
         for end in (zstd.stdin, zstd.stdout):
             fcntl.fcntl(end.fileno(), fcntl.F_SETPIPE_SZ, PIPE)
-        ours, theirs = pages.channel()
+        ours, theirs = page_server.channel()
         with ThreadPoolExecutor(2, "stream") as pool, theirs:
             try:
                 taken = pool.submit(_take, ours, criu, zstd.stdin)
@@ -66,23 +66,23 @@ def stream(criu: Criu, session: rivals.Target, images: Path, store: Store) -> St
 def _take(sock: socket.socket, criu: Criu, out: IO[bytes]) -> None:
     """All pages, moved by the kernel: none of them comes up to us."""
     with sock, out:
-        wire = pages.Wire(sock, criu.version)
+        wire = page_server.Wire(sock, criu.version)
         while (message := wire.next()) is not None:
             command, flags, nr_pages, _, _ = message
-            if command == pages.OPEN2:
+            if command == page_server.OPEN2:
                 sock.sendall(b"\0")
-            elif command == pages.ADD or (command == pages.ADD_F and flags & pages.PRESENT):
-                left = nr_pages * pages.PAGE
+            elif command == page_server.ADD or (command == page_server.ADD_F and flags & page_server.PRESENT):
+                left = nr_pages * page_server.PAGE
                 while left:
                     moved = os.splice(sock.fileno(), out.fileno(), left)
                     if not moved:
-                        raise pages.ProtocolError("the connection ended inside a message")
+                        raise page_server.ProtocolError("the connection ended inside a message")
                     left -= moved
-            elif command in (pages.CHECK_PARENT, pages.CLOSE, pages.FORCE_CLOSE):
+            elif command in (page_server.CHECK_PARENT, page_server.CLOSE, page_server.FORCE_CLOSE):
                 sock.sendall(struct.pack("<i", 0))
-                if command != pages.CHECK_PARENT:
+                if command != page_server.CHECK_PARENT:
                     return
-    raise pages.ProtocolError("CRIU closed the connection before it had sent everything")
+    raise page_server.ProtocolError("CRIU closed the connection before it had sent everything")
 
 
 def _send(source: IO[bytes], store: Store) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmdop_migrate.session import cgroup, syscalls
-from cmdop_migrate.session.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, mount
+from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.holder.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC, mount
 from scripts.lablib.model import LabTrouble
 
 NEWCGROUP = 0x02000000

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cmdop_migrate import config as settings
-from cmdop_migrate.images import keys
+from cmdop_migrate.images.format import keys
 from scripts.lablib.boot import HOME, PATH, Room
 from scripts.lablib.model import SSH_PORT, LabSpec, NodeSpec
 from tests.servers import ACCESS_KEY, SECRET_KEY

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from scripts.lablib import boot, furnish, place, services, wires
 from scripts.lablib.model import SWITCH, LabSpec, LabTrouble, Owner
 

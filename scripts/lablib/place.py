@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR
-from cmdop_migrate.session import cgroup, hostview
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.session import host_mounts
 from scripts.lablib.model import LabSpec, LabTrouble, Owner
 
 # Below the state directory: on a host of the lab its own is mounted there, so that it does not see the others'.
@@ -32,7 +33,7 @@ GROUP = "cmdop-lab"
 def labs_dir() -> Path:
     """Not on an overlay: sessions' changes could not be kept there."""
     for place in PLACES:
-        if hostview.mount_of(os.path.realpath(place)).kind not in hostview.NOT_UPPER:
+        if host_mounts.mount_of(os.path.realpath(place)).kind not in host_mounts.NOT_UPPER:
             return Path(place)
     raise LabTrouble(f"no room for labs: {' and '.join(PLACES)} lie on file systems that cannot hold sessions.")
 

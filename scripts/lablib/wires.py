@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-from cmdop_migrate.session import syscalls
+from cmdop_migrate.holder import syscalls
 from scripts.lablib.model import BITS, LabTrouble, NodeSpec
 
 BRIDGE, INSIDE = "br0", "eth0"

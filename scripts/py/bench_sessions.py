@@ -19,7 +19,7 @@ from pathlib import Path
 from bench_figure import Figure, percentile
 from demo_place import Place, Trouble
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 
 QUIET = 0.002  # between keys, so that one echo is never waited for by the next
 PATIENCE = 10.0

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 from cmdop_migrate import config as settings
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 
 PREFIX = "cmdop-demo."
 TIMEOUT = 30.0

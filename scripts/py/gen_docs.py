@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 import cmdop_migrate
-from cmdop_migrate import config, errors, hostentry
+from cmdop_migrate import config, errors, host_entry
 from cmdop_migrate.cli.main import cli
-from cmdop_migrate.preflight import moves
+from cmdop_migrate.preflight import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "cmdop-migrate"
@@ -99,7 +99,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(cli),
         "docs/reference/errors.md": errors_page(errors.all_errors()),
         "docs/reference/settings.md": settings_page(config.KEYS),
-        "docs/plan.md": plan_page(moves.checks()),
+        "docs/plan.md": plan_page(plan.checks()),
     }
 
 
@@ -170,7 +170,7 @@ def settings_page(keys: Mapping[str, config.Setting]) -> str:
         "    sudo = true\n",
         "| key | is |",
         "|---|---|",
-        *(f"| `{key}` | {about} |" for key, (_, about) in hostentry.FIELDS.items()),
+        *(f"| `{key}` | {about} |" for key, (_, about) in host_entry.FIELDS.items()),
     ]
     return NOTE.format(source="cmdop_migrate/config.py") + "\n".join(lines) + "\n"
 
@@ -196,7 +196,7 @@ def cli_page(group: click.Group) -> str:
     return NOTE.format(source="the help texts in cmdop_migrate/cli") + "\n".join(lines).rstrip() + "\n"
 
 
-def plan_page(checks: list[moves.About]) -> str:
+def plan_page(checks: list[plan.About]) -> str:
     rows = [f"| `{one.name}` | {', '.join(one.levels)} | {_cell(one.about)} | {_cell(one.fix)} |" for one in checks]
     return NOTE.format(source="cmdop_migrate/preflight/") + PLAN + "\n".join(rows) + "\n"
 

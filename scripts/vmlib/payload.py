@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from cmdop_migrate.images import keys
+from cmdop_migrate.images.format import keys
 from cmdop_migrate.relay import certificate
 from scripts.vmlib import base, inputs
 from scripts.vmlib.model import ACCESS_KEY, FLEET, PAYLOAD, PROJECT, SECRET_KEY, Fleet, Machine

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.lease.base import Register
 from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore

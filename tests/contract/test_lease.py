@@ -1,4 +1,4 @@
-"""The contract of lease/base.py, against every backend, and the lease store over each of them."""
+"""The contract of lease/register.py, against every backend, and the lease store over each of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from cmdop_migrate.errors import LeaseNewer, LeaseUnreadable, Usage
-from cmdop_migrate.lease.base import Register, Swap
+from cmdop_migrate.lease.register import Register, Swap
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting

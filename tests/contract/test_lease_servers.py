@@ -15,14 +15,14 @@ import pytest
 
 from cmdop_migrate import config as settings
 from cmdop_migrate.errors import BadConfig, LeaseUnreachable
-from cmdop_migrate.flows import leases
+from cmdop_migrate.host import leases
 from cmdop_migrate.lease import s3
-from cmdop_migrate.lease.base import Swap
 from cmdop_migrate.lease.etcd import EtcdRegister, server_ttl
 from cmdop_migrate.lease.etcdhttp import EtcdLimits
+from cmdop_migrate.lease.register import Swap
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.s3 import S3Register
-from cmdop_migrate.lease.s3cells import S3Cells
+from cmdop_migrate.lease.s3_cas import S3Cells
 from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.storage.registry import s3_place

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cmdop_migrate.lease.registry import RELAY, open_lease, open_register, sibling
 from cmdop_migrate.lease.store import Held
+from cmdop_migrate.relay.credential_registry import Issued
 from cmdop_migrate.relay.credentials import issue
-from cmdop_migrate.relay.issued import Issued
 
 
 def test_credentials_live_beside_the_leases(lease_url: str) -> None:

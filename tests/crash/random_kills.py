@@ -34,9 +34,9 @@ from pathlib import Path
 import psutil
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session import cgroup
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
 from tests import readies
 from tests.crash.witness import Witness, show
 from tests.hosts import Host, a_host, open_files, until

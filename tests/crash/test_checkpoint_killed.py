@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.conftest import CAP_SYS_RESOURCE, has_capability
 from tests.crash.witness import Witness, dumping, find, finished, gone, show, stopped
 from tests.hosts import CM, Host, until

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, dumping, finished, gone
 from tests.hosts import Host, a_host, until
 

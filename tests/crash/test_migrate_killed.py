@@ -20,8 +20,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.flows.phases import TEST_STOP
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.util.timings import TEST_STOP
 from tests.crash.witness import Witness, show
 from tests.etcds import etcd
 from tests.hosts import CM, Host, open_files, processes, until

@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.flows import proof, schedule
+from cmdop_migrate.drain import schedule
+from cmdop_migrate.holder import cgroup
 from cmdop_migrate.model import Record
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.snapshot import proof
 from tests.crash.witness import LARGE, Witness, finished, gone, stopped
 from tests.hosts import Host, until
 

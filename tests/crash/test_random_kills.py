@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.crash import random_kills
 from tests.crash.random_kills import Campaign, criu_of
 from tests.crash.witness import show

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, finished, gone, stopped
 from tests.hosts import Host, a_host, until
 from tests.readies import lives

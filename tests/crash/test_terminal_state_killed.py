@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import cgroup, stopped_jobs
+from cmdop_migrate.holder import cgroup, stopped_jobs
 from tests.crash.witness import Witness, dumping, finished, gone, stopped
 from tests.hosts import Host, until
 from tests.program import Program

@@ -21,10 +21,10 @@ from typing import Any
 import psutil
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import talk
-from cmdop_migrate.flows.tools import TEST_STOP
-from cmdop_migrate.session import cgroup
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.resources import TEST_STOP
 from tests.hosts import CM, Host, until
 
 SMALL, LARGE = 2, 40  # MiB; what is larger than 32 has its memory served behind it

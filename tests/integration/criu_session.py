@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate import config
-from cmdop_migrate.criu import pagemap, pages, request, runner
-from cmdop_migrate.criu.pages import PAGE, Target
+from cmdop_migrate.criu import page_server, request, runner
+from cmdop_migrate.criu.image import pagemap
+from cmdop_migrate.criu.page_server import PAGE, Target
 
 SUBREAPER = 36
 
@@ -33,7 +34,7 @@ def find_criu() -> tuple[str, ...]:
     if named := os.environ.get("CMDOP_MIGRATE_CRIU"):
         return (named,)
     with contextlib.suppress(ImportError):
-        provide: Any = importlib.import_module("cmdop_migrate.criu.provide")
+        provide: Any = importlib.import_module("cmdop_migrate.criu.install.find")
         if known := provide.find(None, config.load().state_dir / "criu"):
             return tuple(known.argv)
     found = shutil.which("criu")
@@ -150,7 +151,7 @@ class Session:
         )
         return request.dump(spec)
 
-    def dump(self, memory: pages.PageSink | None, timeout: float = 60, **more: Any) -> runner.Response:
+    def dump(self, memory: page_server.PageSink | None, timeout: float = 60, **more: Any) -> runner.Response:
         """Through our page server, or into files without one."""
         if memory is None:
             return runner.run(
@@ -161,7 +162,7 @@ class Session:
 
         def take() -> None:
             try:
-                pages.receive(ours, memory, version(self.criu))
+                page_server.receive(ours, memory, version(self.criu))
             except BaseException as error:
                 outcome.append(error)
 

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import tools
-from cmdop_migrate.images import catalog, keys, layout, manifest, reader
-from cmdop_migrate.images.filetable import CHAR, DIRECTORY, FILE, SYMLINK, Entry, FileTable
-from cmdop_migrate.images.seal import Sealer
-from cmdop_migrate.images.tables import load_table
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.host import resources
+from cmdop_migrate.images.files.file_table import CHAR, DIRECTORY, FILE, SYMLINK, Entry, FileTable
+from cmdop_migrate.images.format import keys, layout, manifest
+from cmdop_migrate.images.format.seal import Sealer
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.read.load_table import load_table
+from cmdop_migrate.images.store import catalog
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
 from tests.crash.witness import Witness
 from tests.hosts import Host, a_host
@@ -35,7 +37,7 @@ class Parked:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.calls = host.dir / "criu-calls"
-        found = tools.find_criu(config.load(environ=host.env()))
+        found = resources.find_criu(config.load(environ=host.env()))
         wrapper = host.dir / "criu"
         wrapper.write_text(WRAPPER.format(log=self.calls, criu=" ".join(found.argv)))
         wrapper.chmod(0o700)

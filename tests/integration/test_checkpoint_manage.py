@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate.flows.phases import TEST_STOP
-from cmdop_migrate.images import keys
+from cmdop_migrate.images.format import keys
+from cmdop_migrate.util.timings import TEST_STOP
 from tests.crash.witness import Witness, finished, stopped
 from tests.hosts import CM, Host, pair, until
 from tests.servers import seaweed

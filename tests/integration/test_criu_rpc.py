@@ -19,8 +19,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from criu_session import Memory, Session, find_criu, reap, subreaper, version
 
-from cmdop_migrate.criu import irmap, pagemap, pages, provide, runner
-from cmdop_migrate.criu.pager import Pager
+from cmdop_migrate.criu import page_server, runner
+from cmdop_migrate.criu.image import pagemap, watched_paths
+from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.lazy.pager import Pager
 from cmdop_migrate.errors import CriuFailed, ImageRefused, TimedOut
 from tests.hosts import until
 
@@ -129,8 +131,8 @@ class Later:
     """The memory of one process, as the pager asks for it."""
 
     def __init__(self, memory: Memory, pid: int) -> None:
-        self.memory, self.target = memory, pages.Target("process", pid)
-        self.runs = [run for run in memory.runs[self.target] if run.flags & pages.LAZY]
+        self.memory, self.target = memory, page_server.Target("process", pid)
+        self.runs = [run for run in memory.runs[self.target] if run.flags & page_server.LAZY]
 
     def later(self) -> Iterator[tuple[int, int]]:
         return ((run.vaddr, run.end) for run in self.runs)
@@ -142,7 +144,7 @@ class Later:
 
     def read(self, start: int) -> bytes:
         _, end = self.window(start)
-        return b"".join(self.memory.read(self.target, start, (end - start) // pages.PAGE))
+        return b"".join(self.memory.read(self.target, start, (end - start) // page_server.PAGE))
 
     def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
         return self.window(vaddr)
@@ -395,7 +397,7 @@ def test_what_sessions_hold_survives(session: Session) -> None:
     session.wait_for("READY")
     memory = Memory()
     watched = os.stat(f"/proc/{session.pid}/root/srv/watched")
-    irmap.write(
+    watched_paths.write(
         session.images, {(os.major(watched.st_dev) << 20 | os.minor(watched.st_dev), watched.st_ino): "/srv/watched"}
     )
     session.dump(memory)
@@ -416,7 +418,9 @@ def test_we_read_the_pagemaps_criu_writes_and_get_the_same_targets(session: Sess
     assert session.dump(None, leave_running=True).success
     theirs = {path.name: pagemap.load(path) for path in session.images.glob("pagemap-*.img")}
     for pages_id, runs in theirs.values():
-        assert (session.images / f"pages-{pages_id}.img").stat().st_size == sum(r.nr_pages for r in runs) * pages.PAGE
+        assert (session.images / f"pages-{pages_id}.img").stat().st_size == sum(
+            r.nr_pages for r in runs
+        ) * page_server.PAGE
     memory = Memory()
     assert session.dump(memory).success
     assert {pagemap.image_name(target) for target in memory.runs} == theirs.keys()
@@ -460,10 +464,10 @@ def test_a_worker_whose_child_outlives_it_is_not_waited_for(tmp_path: Path) -> N
 
 def test_half_a_cache_of_criu_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = tmp_path / "half"
-    monkeypatch.setattr(provide, "HALF_CACHE", str(half))
+    monkeypatch.setattr(find, "HALF_CACHE", str(half))
     half.touch()
-    provide.find(None, tmp_path)
+    find.find(None, tmp_path)
     assert half.exists()  # somebody may be writing it
     os.utime(half, (1, 1))
-    provide.find(None, tmp_path)
+    find.find(None, tmp_path)
     assert not half.exists()

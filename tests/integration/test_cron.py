@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import cmdop_migrate
-from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.host.resources import TEST_STOP
 from tests import fences
 from tests.drains import World, several
 from tests.hosts import CM, PROJECT, Host, until

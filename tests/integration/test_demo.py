@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="sessions need root")
 STORY = Path(__file__).parents[2] / "scripts/py/demo.py"

@@ -17,12 +17,12 @@ import psutil
 import pytest
 
 from cmdop_migrate import clock, config
-from cmdop_migrate.flows import drain as drain_flow
-from cmdop_migrate.flows import evacuation
-from cmdop_migrate.flows.drainwish import Wanted
-from cmdop_migrate.flows.stop import Stop
-from cmdop_migrate.flows.tools import TEST_STOP
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.drain import drain as drain_flow
+from cmdop_migrate.drain import runner
+from cmdop_migrate.drain.drain_options import Wanted
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.resources import TEST_STOP
+from cmdop_migrate.util.signals import Stop
 from tests import fences
 from tests.drains import World, several
 from tests.hosts import CM, Host, until
@@ -336,8 +336,8 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     sessions = {name: fences.counter(a, name) for name in ("w1", "w2")}
     for key, value in a.env(**{TEST_STOP: "migrate:begin ship"}).items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(evacuation, "OVERTIME", 1.0)
-    monkeypatch.setattr(evacuation, "ABANDON", 3.0)
+    monkeypatch.setattr(runner, "OVERTIME", 1.0)
+    monkeypatch.setattr(runner, "ABANDON", 3.0)
     records, began = Records(config.load()), clock.boottime()
     wanted = Wanted(hosts=("host-b",), deadline=20.0, parallel=2)
     facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)

@@ -130,9 +130,9 @@ def test_stray_file_among_the_sessions(quick: Host) -> None:
 def test_a_hundred_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Renewed in one loop, in time, by an agent that stays small. Only the leases are real here: see `leased`."""
     from cmdop_migrate import clock
-    from cmdop_migrate.flows.agent import Agent
-    from cmdop_migrate.flows.agentlock import Lock
-    from cmdop_migrate.flows.leases import open_store, take_new
+    from cmdop_migrate.agent.daemon import Agent
+    from cmdop_migrate.host.agent_process import Lock
+    from cmdop_migrate.host.leases import open_store, take_new
     from cmdop_migrate.model import Record, Spec, new_session_id
 
     with a_host(tmp_path, ttl="3s") as host:

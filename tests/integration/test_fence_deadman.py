@@ -173,20 +173,28 @@ def test_self_fence_delay_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_no_deadline_is_on_the_wall_clock() -> None:
     """Setting the clock back an hour changes nothing, because nothing of the fence asks it."""
     project = Path(__file__).resolve().parents[2] / "cmdop_migrate"
-    files = [*project.glob("lease/*.py"), *(project / "flows" / f"{name}.py" for name in FENCE_FLOWS)]
-    files += [project / "session" / f"{name}.py" for name in ("deadlines", "deadman")]
+    files = [*project.glob("lease/*.py"), *(project / f"{name}.py" for name in FENCE)]
     asks = re.compile(r"walltime|time\.time\(|CLOCK_REALTIME|datetime|[^_]time\.time_ns")
     found = [path.name for path in files if asks.search(path.read_text())]
     assert len(files) > 8 and found == []
 
 
-FENCE_FLOWS = ("agent", "agentlock", "hostname", "leases", "lines", "standin")
+FENCE = (
+    "agent/daemon",
+    "agent/deadline_watchdog",
+    "agent/holder_connections",
+    "holder/lease_watchdog",
+    "host/agent_process",
+    "host/leases",
+    "host/name_lease",
+    "session/holder_deadlines",
+)
 
 
 def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
     """The second thread: nobody polls the timer here."""
-    from cmdop_migrate.session import cgroup
-    from cmdop_migrate.session.deadman import DeadMan
+    from cmdop_migrate.holder import cgroup
+    from cmdop_migrate.holder.lease_watchdog import DeadMan
 
     mount = cgroup.mount_point()
     assert mount is not None

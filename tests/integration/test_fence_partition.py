@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.host.resources import TEST_STOP
 from tests import fences
 from tests.hosts import CM, Host, pair, until
 from tests.stamps import Stamped, assert_superseded, told_all_the_time

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu import ctty
+from cmdop_migrate.criu.terminal import traced_task
 from cmdop_migrate.errors import Unexpected
-from cmdop_migrate.flows import agentlock, incarnation, leases, restore
+from cmdop_migrate.host import agent_process, leases
+from cmdop_migrate.host.host import Records
 from cmdop_migrate.lease.store import Held
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.snapshot import restore
+from cmdop_migrate.snapshot.rebuild import restore_session
 from tests import fences
 from tests.hosts import Host, pair, until
 
@@ -301,12 +303,12 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
         left.write_text(str(len(a.pids(session))))
         give_back(over, lease)
 
-    monkeypatch.setattr(ctty, "die_with_parent", kill_holder)
+    monkeypatch.setattr(traced_task, "die_with_parent", kill_holder)
     monkeypatch.setattr(leases.TakeOver, "give_back", look)
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
     with pytest.raises(Unexpected):
-        restore.restore(Records(config.load()), session, incarnation.Wanted())
+        restore.restore(Records(config.load()), session, restore_session.Wanted())
     until(left.exists, 10, "the lease is given back")
     assert int(ran.read_text()) > 0 and left.read_text() == "0"
     until(lambda: not a.holders(session), 10)
@@ -328,9 +330,9 @@ def test_a_lease_is_given_back_when_no_agent_can_be_had(
         if records.is_held(session):  # it has begun
             raise Unexpected("the agent ended at once", "See its log.")
 
-    monkeypatch.setattr(agentlock, "ensure", none)
+    monkeypatch.setattr(agent_process, "ensure", none)
     with pytest.raises(Unexpected):
-        restore.restore(records, session, incarnation.Wanted())
+        restore.restore(records, session, restore_session.Wanted())
     until(lambda: fences.lease(a, session)["state"] == "parked", 10, "the lease is given back")
     b.ok("restore", session)
     fences.counts_on(b, session)

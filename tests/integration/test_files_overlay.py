@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.images.filerestore import restore
-from cmdop_migrate.images.files import capture
-from cmdop_migrate.images.filetable import WHITEOUT, parse
-from cmdop_migrate.images.filetree import measure, remove_tree, snapshot
-from cmdop_migrate.session import sandbox, touched
+from cmdop_migrate.holder import sandbox
+from cmdop_migrate.images.files.capture import capture
+from cmdop_migrate.images.files.file_table import WHITEOUT, parse
+from cmdop_migrate.images.files.unpack import restore
+from cmdop_migrate.images.files.walk import measure, remove_tree, snapshot
+from cmdop_migrate.session import files_in_use
 from tests.filechunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
@@ -263,8 +264,8 @@ def test_a_file_changed_through_memory_is_found_on_any_layer(tmp_path: Path, ove
     (view / name).parent.mkdir(exist_ok=True)
     (view / name).write_bytes(bytes(4096))
     (tmp_path / "root-upper").mkdir()
-    layers = touched.Layers(("/", str(view)), (tmp_path / "root-upper", tmp_path / "upper"))
+    layers = files_in_use.Layers(("/", str(view)), (tmp_path / "root-upper", tmp_path / "upper"))
     with (view / name).open("r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
         memory[0] = 7
-        found = touched.look([os.getpid()], layers)
+        found = files_in_use.look([os.getpid()], layers)
     assert (1, os.fsencode(name)) in found.written

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session import cgroup, wire
-from cmdop_migrate.session.channel import Channel
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.holder import cgroup, protocol
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.session.holder_client import Channel
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
 from tests.ptys import Pty
@@ -238,7 +238,7 @@ def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: P
         records = Records(config.load(environ=host.env()))
         asked = {"op": "send", "data": "echo hang\r", "actor": "ann", "stream": "a" * 16}
         with Channel(records.socket(session)) as lost:
-            lost.sock.sendall(wire.control(asked))
+            lost.sock.sendall(protocol.control(asked))
             until(lambda: (tmp_path / "asked").exists(), 10, "the gate is asked")
         with Channel(records.socket(session)) as again:
             answer = again.ask(**asked)

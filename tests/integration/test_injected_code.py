@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu import injected
-from cmdop_migrate.flows import checkpoint, dumping
-from cmdop_migrate.flows.checkpoint_types import CheckpointOptions
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.criu import injected_code
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.snapshot import checkpoint
+from cmdop_migrate.snapshot.capture import dump
+from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
 from tests.hosts import Host
 from tests.program import Program
 
@@ -24,20 +25,20 @@ STATIC = "echo 'int pause(void); int main() { for (;;) pause(); }' > s.c; gcc -s
 def test_noted_page_is_the_one_criu_writes_to(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed: scripts/setup --test")
-    noted: dict[int, injected.Code] = {}
+    noted: dict[int, injected_code.Code] = {}
     logs: list[str] = []
-    note, run = injected.note, dumping.Dump._dump
+    note, run = injected_code.note, dump.Dump._dump
 
-    def note_too(pids: list[int]) -> Mapping[int, injected.Code]:
+    def note_too(pids: list[int]) -> Mapping[int, injected_code.Code]:
         noted.update(note(pids))
         return noted
 
-    def run_too(self: dumping.Dump, *more: object) -> None:
+    def run_too(self: dump.Dump, *more: object) -> None:
         run(self, *more)  # type: ignore[arg-type]
         logs.append(Path(self._images, "dump.log").read_text(errors="replace"))
 
-    monkeypatch.setattr(injected, "note", note_too)
-    monkeypatch.setattr(dumping.Dump, "_dump", run_too)
+    monkeypatch.setattr(injected_code, "note", note_too)
+    monkeypatch.setattr(dump.Dump, "_dump", run_too)
     for key, value in host.env().items():
         monkeypatch.setenv(key, value)
     start = f"cd /root; {STATIC}; for i in 1 2 3 4 5 6; do ./s & done; python3 -qc 'input()' & echo rea''dy; sleep 1000"

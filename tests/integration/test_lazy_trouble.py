@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, stopped
 from tests.disks import fill, tmpfs
 from tests.hosts import Host, open_files, processes, until

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.flows.moves import End, Moves
-from cmdop_migrate.flows.phases import TEST_STOP
-from cmdop_migrate.session import cgroup
-from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host.move_journal import End, Moves
+from cmdop_migrate.session.holder_client import Channel
+from cmdop_migrate.util.timings import TEST_STOP
 from tests import fences
 from tests.crash.witness import LARGE, Witness, finished, stopped
 from tests.hosts import CM, Host, until

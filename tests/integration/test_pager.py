@@ -19,9 +19,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from pager_subject import PAGE, pattern
 
-from cmdop_migrate.criu import provide, userfault
-from cmdop_migrate.criu.pager import SOCKET, Pager
-from cmdop_migrate.criu.space import BLOCK, Memory
+from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.lazy import userfaultfd
+from cmdop_migrate.criu.lazy.address_space import BLOCK, Memory
+from cmdop_migrate.criu.lazy.pager import SOCKET, Pager
 from cmdop_migrate.errors import ImageRefused, Unexpected
 from tests.hosts import until
 from tests.integration.criu_session import find_criu, version
@@ -250,7 +251,7 @@ def test_children_to_whom_nothing_is_to_come_keep_no_descriptor(tmp_path: Path) 
 
 def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image has pages where the process has no mapping, and no event told of it."""
-    monkeypatch.setattr("cmdop_migrate.criu.space._DOUBT", 0.2)
+    monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._DOUBT", 0.2)
     pages = Pages(PAGES + 3)
     heard: list[BaseException] = []
     with Pager(tmp_path, lambda pid: pages, heard.append) as pager, subject(tmp_path, 5) as process:
@@ -268,10 +269,10 @@ def test_closing_leaves_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_the_kernel_says_what_criu_says_of_it() -> None:
-    criu = provide.Criu(find_criu(), version(find_criu()), "private")
-    assert userfault.is_possible() == bool(provide.features(criu, ("uffd-noncoop",)))
+    criu = find.Criu(find_criu(), version(find_criu()), "private")
+    assert userfaultfd.is_possible() == bool(find.features(criu, ("uffd-noncoop",)))
 
 
 def test_an_unknown_machine_gets_its_memory_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
-    assert not userfault.is_possible()
+    assert not userfaultfd.is_possible()

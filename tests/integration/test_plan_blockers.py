@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.flows.plan import TEST_FACTS
-from cmdop_migrate.preflight import cpu
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.migration.plan import TEST_FACTS
+from cmdop_migrate.preflight.facts import cpu
 from tests.hosts import Host, a_host, until
 from tests.plans import Counting, Unfrozen, blocks, said
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from cmdop_migrate.flows import inputs, talk
+from cmdop_migrate.host import input_journal, talk
 from tests.hosts import CM, Host, until
 from tests.program import Program
 from tests.ptys import Pty
@@ -93,7 +93,7 @@ def test_output_numbers_and_journal_go_on(host: Host) -> None:
         assert after.data[: kept.end - after.start] == kept.data[after.start - kept.start :]  # each at its number
         numbers = [int(word) for word in after.data.split()[1:] if word.isdigit()]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-        lines = list(inputs.journal(counter.records, counter.records.find("p")))
+        lines = list(input_journal.journal(counter.records, counter.records.find("p")))
         assert [(one["seq"], one["text"], one["token"]) for one in lines] == [(1, "first\r", 1), (2, "second\r", 2)]
         assert first["seq"] == 2
 

@@ -19,17 +19,17 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu import apt, provide
+from cmdop_migrate.criu.install import apt, find
 from cmdop_migrate.errors import Unreachable
-from cmdop_migrate.flows import doctor
-from cmdop_migrate.preflight import checks
+from cmdop_migrate.host import doctor
+from cmdop_migrate.preflight.rules import doctor as rules_doctor
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="CRIU needs root"),
     pytest.mark.skipif(shutil.which("apt-get") is None, reason="a private CRIU comes through apt"),
 ]
 
-FETCH = "import sys, pathlib; from cmdop_migrate.criu import provide; provide.fetch(pathlib.Path(sys.argv[1]), print)"
+FETCH = "import sys, pathlib; from cmdop_migrate.criu.install import find; find.fetch(pathlib.Path(sys.argv[1]), print)"
 
 
 def system_state() -> dict[str, tuple[int, int]]:
@@ -42,7 +42,7 @@ def system_state() -> dict[str, tuple[int, int]]:
 @dataclass(frozen=True)
 class Fetched:
     prefix: Path
-    criu: provide.Criu
+    criu: find.Criu
     said: tuple[str, ...]
     changed: dict[str, tuple[int, int]]
 
@@ -53,7 +53,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     said: list[str] = []
     before = system_state()
     try:
-        criu = provide.fetch(prefix, said.append)
+        criu = find.fetch(prefix, said.append)
     except Unreachable as error:
         pytest.skip(f"no archive to fetch from: {error.message}")
     after = system_state()
@@ -66,7 +66,7 @@ def test_what_is_fetched_passes_crius_own_check(fetched: Fetched) -> None:
     done = subprocess.run([*fetched.criu.argv, "check"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert fetched.criu.source == "private"
-    assert provide.too_old(fetched.criu.version, os.uname().release) is None
+    assert find.too_old(fetched.criu.version, os.uname().release) is None
     assert any("unpacking" in line for line in fetched.said)
 
 
@@ -82,20 +82,20 @@ def test_nothing_of_the_fetch_is_left_but_the_tree(fetched: Fetched) -> None:
 def test_a_second_fetch_does_nothing(fetched: Fetched) -> None:
     trees = {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")}
     said: list[str] = []
-    assert provide.fetch(fetched.prefix, said.append) == fetched.criu
+    assert find.fetch(fetched.prefix, said.append) == fetched.criu
     assert said == []
     assert {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")} == trees
 
 
 def test_find_needs_no_process_once_it_knows(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = provide.find(None, fetched.prefix)
+    found = find.find(None, fetched.prefix)
     assert found is not None
 
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert provide.find(None, fetched.prefix) == found
+    assert find.find(None, fetched.prefix) == found
 
 
 def test_doctor_is_content_with_it(fetched: Fetched) -> None:
@@ -103,7 +103,7 @@ def test_doctor_is_content_with_it(fetched: Fetched) -> None:
     found = {check.name: check for check in doctor.diagnose(settings)}
     assert found["criu"].level == "ok"
     assert found["cgroup2"].level == "ok" or found["cgroup2"].fix
-    assert checks.usable(list(found.values())) is not any(check.fatal for check in found.values())
+    assert rules_doctor.usable(list(found.values())) is not any(check.fatal for check in found.values())
 
 
 @pytest.mark.parametrize("moment", ["state/lists/*InRelease", "tree/usr"])
@@ -128,12 +128,12 @@ def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
         child.communicate()
     assert list(prefix.glob("work-*"))
     assert not list(prefix.glob("criu-*"))
-    left = provide.find(None, prefix)
+    left = find.find(None, prefix)
     assert left is None or left.source == "system"
     # With a whole tree put there, the next fetch has nothing to do but sweep.
     (tree,) = fetched.prefix.glob("criu-*")
     shutil.copytree(tree, prefix / tree.name, symlinks=True)
-    assert provide.fetch(prefix, lambda _: None).version == fetched.criu.version
+    assert find.fetch(prefix, lambda _: None).version == fetched.criu.version
     assert not list(prefix.glob("work-*"))
 
 
@@ -142,10 +142,10 @@ def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
     prefix = tmp_path / "criu"
     prefix.mkdir()
     said: list[str] = []
-    results: list[provide.Criu] = []
+    results: list[find.Criu] = []
     with open(prefix / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=lambda: results.append(provide.fetch(prefix, said.append)), daemon=True)
+        second = threading.Thread(target=lambda: results.append(find.fetch(prefix, said.append)), daemon=True)
         second.start()
         second.join(0.3)
         assert second.is_alive() and said == ["waiting for another fetch of CRIU to end"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.host.resources import TEST_STOP
 from tests import fences
 from tests.hosts import CM, PROJECT, Host, a_host, until
 from tests.ptys import Pty

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
+from cmdop_migrate.host.host import Records
 from cmdop_migrate.model import Record, Spec, new_session_id
-from cmdop_migrate.session.records import Records
 from tests.disks import fill, tmpfs
 
 

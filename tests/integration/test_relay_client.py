@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.errors import NotAdmitted
-from cmdop_migrate.flows.line import Line
-from cmdop_migrate.session.channel import HolderGone
+from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.session.holder_client import HolderGone
 from tests.hosts import CM
 from tests.relayed import Linked, linked
 

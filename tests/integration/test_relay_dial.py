@@ -12,8 +12,8 @@ import pytest
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import CmdopError, NotAdmitted, Unreachable, Usage
+from cmdop_migrate.relay.client_connection import Lost, dial
 from cmdop_migrate.relay.credentials import Credential
-from cmdop_migrate.relay.dial import Lost, dial
 from tests.proxy import Proxy
 from tests.relays import ARelay, a_relay
 

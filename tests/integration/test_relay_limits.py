@@ -15,13 +15,13 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
+from cmdop_migrate.relay.credential_registry import Issued
 from cmdop_migrate.relay.credentials import Credential, issue, unb64
-from cmdop_migrate.relay.figures import Figures
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, decode, encode, with_table
-from cmdop_migrate.relay.issued import Issued
+from cmdop_migrate.relay.lease_lookup import Truth
+from cmdop_migrate.relay.metrics import Figures
+from cmdop_migrate.relay.router.router_events import Limits
 from cmdop_migrate.relay.server import Relay, Serving
-from cmdop_migrate.relay.signals import Limits
-from cmdop_migrate.relay.truth import Truth
 from tests.relays import PLACE, SESSION
 
 FLEET = Ed25519PrivateKey.from_private_bytes(bytes(32))

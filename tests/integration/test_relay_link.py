@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import afar, link, linkserve, tools
-from cmdop_migrate.session import cgroup
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.gateway import client, host_link, link_main
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host import resources
+from cmdop_migrate.host.host import Records
 from tests import fences, typists
 from tests.hosts import Host, until
 from tests.relayed import Linked, linked
@@ -91,7 +92,7 @@ def test_several_relays_behind_one_name(tmp_path: Path, monkeypatch: pytest.Monk
     async def resolve(_: str) -> list[str]:
         return places  # what a name server would say
 
-    monkeypatch.setattr(link, "addresses", resolve)
+    monkeypatch.setattr(host_link, "addresses", resolve)
     with linked(tmp_path) as world, contextlib.ExitStack() as stack:
         first, port = world.relay, world.relay.port
         second = subprocess.Popen(
@@ -125,12 +126,12 @@ def test_several_relays_behind_one_name(tmp_path: Path, monkeypatch: pytest.Monk
 def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
     """The link of host A, in a thread of ours."""
     records = Records(config.load(environ=world.a.env()))
-    signer = tools.open_keys(records.config).relay_signer
+    signer = resources.open_keys(records.config).relay_signer
     loop = asyncio.new_event_loop()
 
     async def run() -> None:
-        listed = linkserve.Listing(records.config).why_not
-        await link.Link(records, url, lambda: afar.load(credential), signer.sign, listed).run()
+        listed = link_main.Listing(records.config).why_not
+        await host_link.Link(records, url, lambda: client.load(credential), signer.sign, listed).run()
 
     task = loop.create_task(run())
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([task])))
@@ -179,7 +180,7 @@ def test_doctor_and_a_relay_that_was_set_after_the_agent_was_started(world: Link
 def test_doctor_and_a_relay_that_does_not_answer_or_does_not_admit(world: Linked) -> None:
     a, file = world.a, "CMDOP_MIGRATE_RELAY_CREDENTIAL"
     own = a.extra[file]
-    ident = afar.load(Path(own)).claims.id
+    ident = client.load(Path(own)).claims.id
     try:
         for other, word in (
             (world.dir / "none", "No such file"),
@@ -190,8 +191,8 @@ def test_doctor_and_a_relay_that_does_not_answer_or_does_not_admit(world: Linked
             assert bad is not None and bad["level"] == "missing" and word in bad["message"] and bad["fix"]
         spare = world.dir / "spare.credential"
         a.ok("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"], "--out", str(spare))
-        assert afar.load(spare).claims.id != ident
-        a.ok("relay", "token", "revoke", afar.load(spare).claims.id)
+        assert client.load(spare).claims.id != ident
+        a.ok("relay", "token", "revoke", client.load(spare).claims.id)
         a.extra[file] = str(spare)
         bad = relay_check(a)
         assert bad is not None and bad["level"] == "missing" and bad["fix"], bad
@@ -216,7 +217,7 @@ def test_doctor_and_a_link_that_is_not_connected(world: Linked) -> None:
     given.chmod(0o600)
     bad = world.dir / "bad.credential"
     a.ok("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"], "--out", str(bad))
-    a.ok("relay", "token", "revoke", afar.load(bad).claims.id)
+    a.ok("relay", "token", "revoke", client.load(bad).claims.id)
     a.extra[key] = str(given)
     session = fences.counter(a, "unlinked")
     try:

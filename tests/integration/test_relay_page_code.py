@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cmdop_migrate.relay import credentials, frames, sealed
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.relay import credentials, e2e, frames
 from cmdop_migrate.relay.frames import Frame, Kind
-from cmdop_migrate.session import screen, wire
+from cmdop_migrate.session import screen
 from tests.browsers import Page, a_browser
 from tests.relays import SESSION, a_relay
 
@@ -134,7 +135,7 @@ class Joined:
         )
         handshake = bytes.fromhex(page.eval("frames.hex(side.handshake)"))
         key = credentials.unb64(self.bearer.claims.key)
-        self.host = sealed.HostSide(SESSION, token, "host-ä", fleet.sign, key, handshake)
+        self.host = e2e.HostSide(SESSION, token, "host-ä", fleet.sign, key, handshake)
 
     def answer(self, first: bytes | None = None, token: int | None = None) -> str:
         first = self.host.first if first is None else first
@@ -173,7 +174,11 @@ def test_no_other_host_session_or_older_incarnation_is_believed(page: Page) -> N
 
 
 def test_the_holders_frames_come_apart_at_any_cut(page: Page) -> None:
-    stream = wire.control({"event": "exit", "code": 0}) + wire.output(PAST_2_32, b"\x00\xffab") + wire.control({})
+    stream = (
+        protocol.control({"event": "exit", "code": 0})
+        + protocol.output(PAST_2_32, b"\x00\xffab")
+        + protocol.control({})
+    )
     for step in (1, 4, 7, len(stream)):
         pieces = [stream[at : at + step].hex() for at in range(0, len(stream), step)]
         page.eval(
@@ -187,7 +192,7 @@ def test_the_holders_frames_come_apart_at_any_cut(page: Page) -> None:
         ]
     asked = {"op": "type", "at": 3, "data": "\x00\x1bé"}
     said = bytes.fromhex(page.eval(f"frames.hex(wire.control({js(asked)}))"))
-    assert [wire.parse_control(payload) for _, payload in wire.Decoder().feed(said)] == [asked]
+    assert [protocol.parse_control(payload) for _, payload in protocol.Decoder().feed(said)] == [asked]
     assert page.eval("wire.latin1(bytes('00ff1bc3'))") == "\x00\xff\x1bÃ"
 
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from cmdop_migrate.flows import relaytokens, tools
-from cmdop_migrate.relay import credentials, pages, sealed
+from cmdop_migrate.gateway import credentials as gateway_credentials
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.host import resources
+from cmdop_migrate.relay import credentials, e2e, http
 from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
-from cmdop_migrate.session import wire
 from tests.browsers import Browser, Page, a_browser
 from tests.relays import SESSION, ARelay, Dialer, a_relay
 
@@ -32,7 +33,7 @@ class Host:
     def __init__(self, relay: ARelay, forged: bool = False) -> None:
         self._relay = relay
         self._dialer: Dialer = relay.dial(relay.host_credential("host-a"))
-        signer = tools.open_keys(relay.config).relay_signer
+        signer = resources.open_keys(relay.config).relay_signer
         self._signer = Ed25519PrivateKey.generate() if forged else signer
         self.token = 0
         self._heard: list[dict[str, Any]] = []
@@ -47,10 +48,10 @@ class Host:
         frame = self._expect(Kind.OPEN)
         while frame.token != self.token:
             frame = self._expect(Kind.OPEN)
-        self._number, self._seq, self._decoder = frame.channel, 0, wire.Decoder()
+        self._number, self._seq, self._decoder = frame.channel, 0, protocol.Decoder()
         handshake = credentials.unb64(frame.text("handshake"))
         key = credentials.unb64(who.claims.key)
-        self._side = sealed.HostSide(SESSION, self.token, "host-a", self._signer.sign, key, handshake)
+        self._side = e2e.HostSide(SESSION, self.token, "host-a", self._signer.sign, key, handshake)
         self._data(self._side.first)
 
     def accept(self, who: Credential) -> None:
@@ -66,7 +67,7 @@ class Host:
                     return one
                 assert one.get("op") == "resize", one
             for _, payload in self._decoder.feed(self._side.open(self._expect(Kind.DATA).payload)):
-                self._heard.append(wire.parse_control(payload))
+                self._heard.append(protocol.parse_control(payload))
 
     def typed(self, at: int, text: str) -> None:
         """All of this comes, in whatever pieces, from number `at` on."""
@@ -78,7 +79,7 @@ class Host:
         assert got == text
 
     def say(self, **message: Any) -> None:
-        self._data(self._side.seal(wire.control(message)))
+        self._data(self._side.seal(protocol.control(message)))
 
     def attached(self, start: int, end: int, **more: Any) -> dict[str, Any]:
         asked = self.hear("attach")
@@ -86,7 +87,7 @@ class Host:
         return asked
 
     def print(self, seq: int, text: str) -> None:
-        self._data(self._side.seal(wire.output(seq, text.encode())))
+        self._data(self._side.seal(protocol.output(seq, text.encode())))
 
     def close(self, code: str = "lost") -> None:
         self._dialer.say(Kind.CLOSE, {"code": code, "why": "a test"}, SESSION, self.token, self._number)
@@ -222,7 +223,7 @@ def test_a_host_that_is_not_of_the_fleet_is_not_believed(relay: ARelay, browser:
 def elsewhere(browser: Browser, tmp_path: Path) -> Iterator[str]:
     """The page on another server, as docs/relay-page.md says."""
     copy = tmp_path / "web"
-    shutil.copytree(pages.OWN, copy)
+    shutil.copytree(http.OWN, copy)
     index = (copy / "index.html").read_text()
     assert 'name="relay" content="same-origin"' in index
     (copy / "index.html").write_text(index.replace('content="same-origin"', 'content="credential"'))
@@ -244,8 +245,8 @@ def test_the_page_from_another_server_is_let_in_when_it_is_named(
 ) -> None:
     host = Host(relay)
     host.live(6)
-    where = relaytokens.Where(browser.url.replace("https:", "wss:"))
-    who = relaytokens.create_client(relay.config, "alice", "execute", "*", 600, where)
+    where = gateway_credentials.Where(browser.url.replace("https:", "wss:"))
+    who = gateway_credentials.create_client(relay.config, "alice", "execute", "*", 600, where)
     page = browser.page()
     page.go(elsewhere)
     page.wait("!document.getElementById('sign-in').hidden")

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cmdop_migrate.flows import relaytokens
+from cmdop_migrate.gateway import credentials as gateway_credentials
 from cmdop_migrate.relay import certificate, credentials
 from cmdop_migrate.relay.credentials import Claims, Credential, b64
 from cmdop_migrate.relay.frames import HEADER_SIZE, PAYLOAD_MAX, Frame, Kind, encode, with_credit
@@ -125,8 +125,8 @@ def test_bad_credentials_are_refused_and_recorded_and_told_nothing(relay: ARelay
 def test_expired_revoked_and_unlisted_credentials_are_refused(relay: ARelay, pair: Pair) -> None:
     short = relay.client_credential(seconds=1.0)
     revoked = relay.client_credential()
-    relaytokens.revoke(relay.config, revoked.claims.id[:10])
-    signer = relaytokens.tools.open_keys(relay.config).relay_signer
+    gateway_credentials.revoke(relay.config, revoked.claims.id[:10])
+    signer = gateway_credentials.tools.open_keys(relay.config).relay_signer
     unlisted = credentials.issue(
         signer, "client", "alice", "admin", "*", None
     )  # whoever stole the key, and not the store
@@ -416,7 +416,7 @@ def test_killed_and_restarted_hosts_and_clients_come_back(own_relay: ARelay) -> 
     host.register(token=5)
     client.open()
     client.expect(Kind.STATUS)
-    until(lambda: relaytokens.open_issued(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
+    until(lambda: gateway_credentials.open_issued(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
     before = relay.facts
     relay.stop(signal.SIGKILL)
     with pytest.raises(ConnectionClosed):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.flows import talk
+from cmdop_migrate.host import talk
 from tests.hosts import Host, pair
 from tests.program import WITHIN, Program
 

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from cmdop_migrate.cli.main import cli
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from tests.hosts import CM, Host, until
 
 

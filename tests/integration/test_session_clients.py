@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import TimedOut
-from cmdop_migrate.flows import end
-from cmdop_migrate.session import wire
-from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.host import kill
+from cmdop_migrate.session.holder_client import Channel
 from tests import fences
 from tests.hosts import CM, Host, until
 from tests.ptys import Pty
@@ -126,8 +126,8 @@ def test_clients_that_do_not_read(host: Host) -> None:
     session = host.start("sh", "-c", "read x; seq 600000; echo finished; read x; echo end", name="t")["session"]
     holder = host.holder(session)
     before = pss(holder)
-    silent = wire.connect(str(host.run / f"{session}.sock"), 5)
-    silent.sendall(wire.control({"op": "attach", "actor": "", "read_only": True}))
+    silent = protocol.connect(str(host.run / f"{session}.sock"), 5)
+    silent.sendall(protocol.control({"op": "attach", "actor": "", "read_only": True}))
     with attach(host, "t") as stopped:
         until(lambda: host.sessions()[0]["clients"] == 1)
         stopped.process.send_signal(signal.SIGSTOP)
@@ -159,20 +159,20 @@ def test_nonsense_from_a_client(host: Host) -> None:
     for nonsense in (
         b"GET / HTTP/1.0\r\n\r\n",
         b"\xff" * 100,
-        wire.control({"op": "attach"}),
-        wire.control({"op": "kill", "signal": "x", "grace": 1}),
-        wire.control({"op": "kill", "signal": 999, "grace": 100}),
-        *(wire.control({"op": "kill", "signal": 18, "grace": float(never)}) for never in ("inf", "nan", "1e300")),
-        wire.control({"op": "fresh", "token": 1, "until": float("inf"), "since": 0}),
-        wire.control({"op": "resize", "rows": 1 << 40, "cols": -1}),
-        wire.control({"op": "send", "data": "\u20ac", "actor": "x"}),
-        wire.control({"op": "attach", "actor": "x", "from": -1}),
+        protocol.control({"op": "attach"}),
+        protocol.control({"op": "kill", "signal": "x", "grace": 1}),
+        protocol.control({"op": "kill", "signal": 999, "grace": 100}),
+        *(protocol.control({"op": "kill", "signal": 18, "grace": float(never)}) for never in ("inf", "nan", "1e300")),
+        protocol.control({"op": "fresh", "token": 1, "until": float("inf"), "since": 0}),
+        protocol.control({"op": "resize", "rows": 1 << 40, "cols": -1}),
+        protocol.control({"op": "send", "data": "\u20ac", "actor": "x"}),
+        protocol.control({"op": "attach", "actor": "x", "from": -1}),
         b"\x00\x00\x00\x00\x02[]",
         b"\x00\x00\x00\x00\x01{",
         b"\x00\x00\x01\x86\xa0" + b'{"op":' + b"[" * 99_994,
-        wire.output(1, b"x"),
+        protocol.output(1, b"x"),
     ):
-        sock = wire.connect(path, 5)
+        sock = protocol.connect(path, 5)
         sock.sendall(nonsense)
         sock.settimeout(0.2)
         try:
@@ -181,10 +181,10 @@ def test_nonsense_from_a_client(host: Host) -> None:
             pass
         sock.close()
     # asks and asks, never reads; then types a lot into a session that is gone from its list
-    sock = wire.connect(path, 1)
+    sock = protocol.connect(path, 1)
     try:
         for _ in range(20000):
-            sock.sendall(wire.control({"op": "status"}))
+            sock.sendall(protocol.control({"op": "status"}))
     except (BlockingIOError, ConnectionError):
         pass
     sock.close()
@@ -197,7 +197,7 @@ def test_more_clients_than_are_taken(host: Host) -> None:
     session = host.start("cat", name="t")["session"]
     socks = []
     for _ in range(530):
-        socks.append(wire.connect(str(host.run / f"{session}.sock"), 5))
+        socks.append(protocol.connect(str(host.run / f"{session}.sock"), 5))
     time.sleep(0.3)
     error = host.fails("send", "t", "x", status=6, code="unreachable")
     assert "closed the connection" in error["message"]
@@ -228,9 +228,9 @@ def test_kill_escalates(host: Host) -> None:
 def test_kill_of_one_that_does_not_end_is_not_called_done(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.start("bash", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done", name="t")
     host.wait_for("t", "up")
-    monkeypatch.setattr(end, "LATEST", -29.0)  # its holder may be stopped, say: nobody kills it when its grace is over
+    monkeypatch.setattr(kill, "LATEST", -29.0)  # its holder may be stopped, say: nobody kills it when its grace is over
     with pytest.raises(TimedOut, match="told to end"):
-        end.kill(fences.records(host), "t", signal.SIGTERM, 30.0)
+        kill.kill(fences.records(host), "t", signal.SIGTERM, 30.0)
     assert host.sessions()[0]["state"] == "running" and "killed" not in host.ok("events", "t")
 
 

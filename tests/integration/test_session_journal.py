@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.flows import inputs
-from cmdop_migrate.session.journal import ROTATE_AT
+from cmdop_migrate.holder.input_journal import ROTATE_AT
+from cmdop_migrate.host import input_journal
 from tests import fences
 from tests.hosts import Host, pair
 
@@ -23,7 +23,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 def journal(host: Host, session: str) -> list[dict[str, Any]]:
     records = fences.records(host)
-    return list(inputs.journal(records, records.find(session)))
+    return list(input_journal.journal(records, records.find(session)))
 
 
 def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.flows import inputs, talk, turns
-from cmdop_migrate.session import wire
-from cmdop_migrate.session.channel import Channel
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.host import input_journal, talk
+from cmdop_migrate.host import turn as host_turn
+from cmdop_migrate.session.holder_client import Channel
 from tests import fences
 from tests.hosts import CM, Host, pair, until
 from tests.ptys import Pty
@@ -29,11 +30,11 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 def lines(host: Host, session: str) -> list[dict[str, Any]]:
     records = fences.records(host)
-    return list(inputs.journal(records, records.find(session)))
+    return list(input_journal.journal(records, records.find(session)))
 
 
-def turn(host: Host, session: str, do: turns.Do = "show", actor: str = "root", **options: Any) -> dict[str, Any]:
-    return turns.turn(fences.records(host), session, turns.Asked(do, actor, **options))
+def turn(host: Host, session: str, do: host_turn.Do = "show", actor: str = "root", **options: Any) -> dict[str, Any]:
+    return host_turn.turn(fences.records(host), session, host_turn.Asked(do, actor, **options))
 
 
 def printed(host: Host, session: str) -> int:
@@ -109,8 +110,8 @@ class Flood:
     """A client that pastes for ever, as fast as it is read, and never listens."""
 
     def __init__(self, host: Host, session: str, actor: str) -> None:
-        self.sock: socket.socket = wire.connect(str(host.run / f"{session}.sock"), 60)
-        self.sock.sendall(wire.control({"op": "attach", "actor": actor, "from": 0}))
+        self.sock: socket.socket = protocol.connect(str(host.run / f"{session}.sock"), 60)
+        self.sock.sendall(protocol.control({"op": "attach", "actor": actor, "from": 0}))
         self.sent, self.over = 0, False
         self.thread = threading.Thread(target=self._run)
 
@@ -129,7 +130,7 @@ class Flood:
         while not self.over:
             number += 1
             try:
-                self.sent += self.sock.send(wire.typed(b"flood %09d\r" % number * 200))
+                self.sent += self.sock.send(protocol.typed(b"flood %09d\r" % number * 200))
             except OSError:
                 return
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.flows import talk
+from cmdop_migrate.host import talk
 from tests.hosts import Host
 from tests.program import WITHIN, Program
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import watches
+from cmdop_migrate.session import inotify_watches
 
 PROGRAM = """
 import ctypes, os, subprocess, sys
@@ -30,6 +30,6 @@ def test_the_one_on_its_own_file_system(tmp_path: Path, name: str) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        found = watches.find([process.pid], [])
+        found = inotify_watches.find([process.pid], [])
         process.kill()
     assert list(found.paths.values()) == [f"{tmp_path}/{name}/with space"] and not found.lost

@@ -14,7 +14,7 @@ import pytest
 import testinfra
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
 from scripts.lablib import place
 from scripts.lablib.lab import Lab
 from scripts.lablib.model import S3_PORTS, LabSpec, LabTrouble

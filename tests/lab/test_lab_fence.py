@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.flows.tools import TEST_STOP
+from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.lease.margins import freeze_allowance
 from scripts.lablib import services
 from tests import fences

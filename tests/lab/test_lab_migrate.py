@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from cmdop_migrate.flows.tools import TEST_STOP
-from cmdop_migrate.session import cgroup
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host.resources import TEST_STOP
 from tests import fences
 from tests.hosts import until
 from tests.labs import LabHost, TestLab, a_lab

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cmdop_migrate.session import wire
-from cmdop_migrate.session.writers import NOTES
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.holder.input_admission import NOTES
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
 from tests.modes import record
@@ -97,8 +97,8 @@ def test_from_afar_it_is_the_same(tmp_path: Path, sign: Sign) -> None:
 def test_clients_without_end_do_not_push_others_out_of_the_record(host: Host) -> None:
     session = host.start("sleep", "1000", name="w")["session"]
     for _ in range(150):
-        with wire.connect(str(host.run / f"{session}.sock")) as sock:
-            sock.sendall(wire.control({"op": "attach", "actor": "eve", "terminal": True}))
+        with protocol.connect(str(host.run / f"{session}.sock")) as sock:
+            sock.sendall(protocol.control({"op": "attach", "actor": "eve", "terminal": True}))
             sock.recv(1)
     until(lambda: host.sessions()[0]["clients"] == 0, 10, "they are gone")
     assert len(record.events(host, session, "attached", "detached")) == NOTES

@@ -14,8 +14,8 @@ import time
 import pyte
 
 from cmdop_migrate import config
-from cmdop_migrate.flows import talk
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.host import talk
+from cmdop_migrate.host.host import Records
 from tests.hosts import Host, until
 from tests.program import Program
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cmdop_migrate.preflight.cpu import Cpu
-from cmdop_migrate.preflight.hostfacts import HostFacts, Port, Service, Standing
+from cmdop_migrate.preflight.facts.cpu import Cpu
+from cmdop_migrate.preflight.facts.host import HostFacts, Port, Service, Standing
+from cmdop_migrate.preflight.facts.processes import Process, Tree
+from cmdop_migrate.preflight.facts.session import HeldFile, SessionFacts
 from cmdop_migrate.preflight.move import Move
-from cmdop_migrate.preflight.processes import Process, Tree
-from cmdop_migrate.preflight.sessionfacts import HeldFile, SessionFacts
 
 MIB = 1 << 20
 LIBC = HeldFile("/lib/libc.so.6", 2 * MIB, 1, "ab", "cd", mapped=True)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.flows.agent import Agent
-from cmdop_migrate.flows.agentlock import Lock, Running, holder_of
-from cmdop_migrate.flows.handover import Settled, Settling
-from cmdop_migrate.flows.moves import Move
-from cmdop_migrate.lease.base import Cell
+from cmdop_migrate.agent.daemon import Agent
+from cmdop_migrate.host.agent_process import Lock, Running, holder_of
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.register import Cell
 from cmdop_migrate.lease.store import Held, LeaseStore
+from cmdop_migrate.migration.ownership import Settled, Settling
 from cmdop_migrate.model import Exit, Record, Spec
-from cmdop_migrate.session.records import Records
 from tests.disks import fill, tmpfs
 
 SESSION = "a" * 24

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cmdop_migrate import beside
+from cmdop_migrate.util import threads
 
 
 def test_several_at_a_time_and_in_order() -> None:
@@ -20,7 +20,7 @@ def test_several_at_a_time_and_in_order() -> None:
         time.sleep(0.02 * (number % 2 == 0))
         return number * number
 
-    assert [one.result() for one in beside.each(work, range(8), 3, "w")] == [n * n for n in range(8)]
+    assert [one.result() for one in threads.each(work, range(8), 3, "w")] == [n * n for n in range(8)]
 
 
 def test_no_more_than_were_allowed_and_none_for_who_has_left() -> None:
@@ -36,7 +36,7 @@ def test_no_more_than_were_allowed_and_none_for_who_has_left() -> None:
             now[0] -= 1
         return number
 
-    taken = beside.each(work, iter(range(1000)), 4, "w")
+    taken = threads.each(work, iter(range(1000)), 4, "w")
     assert begun == []
     for number in range(10):
         assert next(taken).result() == number
@@ -50,7 +50,7 @@ def test_what_fails_fails_where_it_is_taken() -> None:
             raise KeyError(number)
         return number
 
-    first, second, third = beside.each(work, range(3), 3, "w")
+    first, second, third = threads.each(work, range(3), 3, "w")
     assert (first.result(), third.result()) == (0, 2)
     with pytest.raises(KeyError):
         second.result()
@@ -59,7 +59,7 @@ def test_what_fails_fails_where_it_is_taken() -> None:
 def test_nobody_waits_for_what_hangs() -> None:
     over = threading.Event()
     try:
-        (only,) = beside.each(lambda _: over.wait(30), [1], 4, "w")
+        (only,) = threads.each(lambda _: over.wait(30), [1], 4, "w")
         with pytest.raises(TimeoutError):
             only.result(0.01)
     finally:

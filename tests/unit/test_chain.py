@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import chain
-from cmdop_migrate.session import journal as journal_module
-from cmdop_migrate.session.journal import Journal, digest
+from cmdop_migrate.holder import input_journal as journal_module
+from cmdop_migrate.holder.input_journal import Journal, digest
+from cmdop_migrate.session import input_journal_check
 
 
 def written(tmp_path: Path, count: int = 6) -> tuple[list[bytes], str]:
@@ -19,16 +19,18 @@ def written(tmp_path: Path, count: int = 6) -> tuple[list[bytes], str]:
     return (tmp_path / "j").read_bytes().splitlines(), journal.head
 
 
-def seqs(verdict: chain.Verdict) -> list[int | None]:
+def seqs(verdict: input_journal_check.Verdict) -> list[int | None]:
     return [one.seq for one in verdict.breaks]
 
 
 def test_whole(tmp_path: Path) -> None:
     lines, head = written(tmp_path)
-    found = chain.verify(lines, head)
+    found = input_journal_check.verify(lines, head)
     assert found.ok and (found.lines, found.first, found.last, found.head) == (6, 1, 6, head)
-    assert chain.verify([], "").ok and chain.verify(lines[2:], head).ok, "the oldest may have been put away"
-    assert chain.verify([*lines, *_after(lines)], head).ok, "what came while it was read"
+    assert input_journal_check.verify([], "").ok and input_journal_check.verify(lines[2:], head).ok, (
+        "the oldest may have been put away"
+    )
+    assert input_journal_check.verify([*lines, *_after(lines)], head).ok, "what came while it was read"
 
 
 def _after(lines: list[bytes]) -> list[bytes]:
@@ -43,28 +45,31 @@ def test_a_long_line_is_followed_by_the_next_number(tmp_path: Path) -> None:
     again = Journal(str(tmp_path / "j"))
     assert (again.next, again.head) == (3, first.head)
     again.write({"text": "next"})
-    assert chain.verify((tmp_path / "j").read_bytes().splitlines(), again.head).ok
+    assert input_journal_check.verify((tmp_path / "j").read_bytes().splitlines(), again.head).ok
 
 
 def test_touched(tmp_path: Path) -> None:
     lines, head = written(tmp_path)
     changed = [*lines[:2], lines[2].replace(b"line 2", b"line X"), *lines[3:]]
-    assert seqs(chain.verify(changed, head)) == [4]
+    assert seqs(input_journal_check.verify(changed, head)) == [4]
     removed = [*lines[:2], *lines[3:]]
-    assert seqs(chain.verify(removed, head)) == [4] and "3 is missing" in chain.verify(removed).breaks[0].problem
+    assert (
+        seqs(input_journal_check.verify(removed, head)) == [4]
+        and "3 is missing" in input_journal_check.verify(removed).breaks[0].problem
+    )
     renumbered = [
         *lines[:2],
         *(line.replace(b'"seq":%d' % n, b'"seq":%d' % (n - 1)) for n, line in enumerate(lines[3:], 4)),
     ]
-    assert 3 in seqs(chain.verify(renumbered, head))
-    assert seqs(chain.verify([lines[1], lines[0], *lines[2:]], head))[0] == 1
-    assert seqs(chain.verify([*lines[:3], lines[2], *lines[3:]], head))[0] == 3
-    assert seqs(chain.verify(lines[:4], head)) == [None], "the last ones are gone"
-    assert seqs(chain.verify([], head)) == [None]
+    assert 3 in seqs(input_journal_check.verify(renumbered, head))
+    assert seqs(input_journal_check.verify([lines[1], lines[0], *lines[2:]], head))[0] == 1
+    assert seqs(input_journal_check.verify([*lines[:3], lines[2], *lines[3:]], head))[0] == 3
+    assert seqs(input_journal_check.verify(lines[:4], head)) == [None], "the last ones are gone"
+    assert seqs(input_journal_check.verify([], head)) == [None]
     first = [lines[0].replace(b'"prev":""', b'"prev":"ab"'), *lines[1:]]
-    assert seqs(chain.verify(first, head)) == [1, 2]
+    assert seqs(input_journal_check.verify(first, head)) == [1, 2]
     unbound = [*lines[:3], b'{"seq":4}', *lines[4:]]
-    assert seqs(chain.verify(unbound, head)) == [4, 5]
+    assert seqs(input_journal_check.verify(unbound, head)) == [4, 5]
 
 
 def test_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +82,7 @@ def test_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(8):
         last.write({"text": "y" * 60})
     lines = (tmp_path / "j.1").read_bytes().splitlines() + path.read_bytes().splitlines()
-    found = chain.verify(lines, last.head)
+    found = input_journal_check.verify(lines, last.head)
     assert found.ok and (found.first, found.last, found.unchained) == (1, 11, 2)
 
 
@@ -88,9 +93,9 @@ def test_a_line_that_a_full_disk_took(tmp_path: Path) -> None:
     journal.write({"text": "lost"})
     journal._fd = fd
     journal.write({"text": "kept"})
-    found = chain.verify((tmp_path / "j").read_bytes().splitlines(), journal.head)
+    found = input_journal_check.verify((tmp_path / "j").read_bytes().splitlines(), journal.head)
     assert [one.problem for one in found.breaks] == ["line 4 is missing"]
     cut = [*lines, b'{"seq":4,"te']
-    assert [one.problem for one in chain.verify(cut).breaks] == [
+    assert [one.problem for one in input_journal_check.verify(cut).breaks] == [
         "behind line 3: what is no line, cut by a crash or a full disk"
     ]

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from cmdop_migrate.preflight import checks, facts
-from cmdop_migrate.preflight.facts import CriuFacts, Facts, Mount, Network, Space
+from cmdop_migrate.preflight.facts import machine as facts_machine
+from cmdop_migrate.preflight.facts.machine import CriuFacts, Facts, Mount, Network, Space
+from cmdop_migrate.preflight.rules import doctor
 
 NETWORK = Network(loopback_up=True, veth=True, nat=True, ip_forward=False, forward_dropped_by=())
 SPACE = Space("/var/lib", "ext4", True, 100 << 30)
-OPTIONS = dict.fromkeys([*checks.NEEDED_OPTIONS, *checks.WANTED_OPTIONS], "y")
-TOOLS = {name: f"/usr/bin/{name}" for name in facts.TOOLS}
+OPTIONS = dict.fromkeys([*doctor.NEEDED_OPTIONS, *doctor.WANTED_OPTIONS], "y")
+TOOLS = {name: f"/usr/bin/{name}" for name in facts_machine.TOOLS}
 GOOD = Facts(
     root=True,
     release="6.12.1",
@@ -20,7 +21,7 @@ GOOD = Facts(
     overlay=True,
     userfaultfd=True,
     namespaces=frozenset({"pid", "mnt", "net", "ipc", "uts", "user"}),
-    capabilities=frozenset(facts.CAPABILITIES),
+    capabilities=frozenset(facts_machine.CAPABILITIES),
     tools=TOOLS,
     state=SPACE,
     network=NETWORK,
@@ -35,9 +36,9 @@ def without(options: dict[str, str], *names: str) -> dict[str, str]:
 
 
 def test_a_good_machine_has_nothing_to_fix() -> None:
-    found = checks.run(GOOD)
+    found = doctor.run(GOOD)
     assert {check.level for check in found} == {"ok"}
-    assert checks.usable(found)
+    assert doctor.usable(found)
     assert len({check.name for check in found}) == len(found)
 
 
@@ -79,12 +80,12 @@ ROWS = [
 
 @pytest.mark.parametrize(("name", "machine", "level", "fatal", "says"), ROWS)
 def test_one_lack_is_one_finding(name: str, machine: Facts, level: str, fatal: bool, says: str) -> None:
-    found = checks.run(machine)
+    found = doctor.run(machine)
     check = next(check for check in found if check.name == name)
     assert (check.level, check.fatal) == (level, fatal)
     assert says in check.message + " " + check.fix
     assert check.fix or level == "ok"
-    assert checks.usable(found) is not fatal
+    assert doctor.usable(found) is not fatal
 
 
 def test_the_longest_and_last_mount_above_a_path_is_its_own() -> None:
@@ -95,24 +96,25 @@ def test_the_longest_and_last_mount_above_a_path_is_its_own() -> None:
         "23 21 0:10 / /var rw - overlay none rw\n"
         "broken line\n"
     )
-    mounts = facts.parse_mountinfo(text)
+    mounts = facts_machine.parse_mountinfo(text)
     assert len(mounts) == 4
     kinds = {
-        path: getattr(facts.mount_of(path, mounts), "kind", None) for path in ("/var/lib", "/var two/x", "/variety")
+        path: getattr(facts_machine.mount_of(path, mounts), "kind", None)
+        for path in ("/var/lib", "/var two/x", "/variety")
     }
     assert kinds == {"/var/lib": "overlay", "/var two/x": "tmpfs", "/variety": "ext4"}
 
 
 def test_capabilities_are_read_by_bit() -> None:
-    assert facts.parse_capabilities("CapEff:\t000001ffffffffff\n") == frozenset(facts.CAPABILITIES)
-    assert facts.parse_capabilities("CapEff:\t000001fffeffffff\n") == frozenset(facts.CAPABILITIES) - {
+    assert facts_machine.parse_capabilities("CapEff:\t000001ffffffffff\n") == frozenset(facts_machine.CAPABILITIES)
+    assert facts_machine.parse_capabilities("CapEff:\t000001fffeffffff\n") == frozenset(facts_machine.CAPABILITIES) - {
         "CAP_SYS_RESOURCE"
     }
-    assert facts.parse_capabilities("") == frozenset()
+    assert facts_machine.parse_capabilities("") == frozenset()
 
 
 def test_kernel_options_that_are_off_are_absent() -> None:
-    assert facts.parse_kernel_options("CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=m\n") == {"A": "y", "C": "m"}
+    assert facts_machine.parse_kernel_options("CONFIG_A=y\n# CONFIG_B is not set\nCONFIG_C=m\n") == {"A": "y", "C": "m"}
 
 
 def test_forward_drops_are_those_of_ipv4_by_policy() -> None:
@@ -122,4 +124,4 @@ def test_forward_drops_are_those_of_ipv4_by_policy() -> None:
         '{"chain": {"family": "ip6", "table": "filter", "name": "FORWARD", "hook": "forward", "policy": "drop"}},'
         '{"chain": {"family": "inet", "table": "t", "name": "in", "hook": "input", "policy": "drop"}}]}'
     )
-    assert facts.parse_forward_drops(listing) == ("ip filter FORWARD",)
+    assert facts_machine.parse_forward_drops(listing) == ("ip filter FORWARD",)

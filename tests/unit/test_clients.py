@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.session.clients import Clients
-from cmdop_migrate.session.ring import Ring
+from cmdop_migrate.holder.clients import Clients
+from cmdop_migrate.holder.output_ring import Ring
 
 
 class Short:

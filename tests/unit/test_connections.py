@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from cmdop_migrate.session import connections
+from cmdop_migrate.session import tcp_connections
 
 HOLDER = """
 import socket, sys
@@ -27,7 +27,7 @@ def test_a_network_is_listed_once_however_many_processes_are_in_it(monkeypatch):
     gone = subprocess.Popen(["true"])
     gone.wait()
     looked: list[int] = []
-    rows = connections._rows
+    rows = tcp_connections._rows
 
     def counted(pid: int):
         looked.append(pid)
@@ -37,15 +37,15 @@ def test_a_network_is_listed_once_however_many_processes_are_in_it(monkeypatch):
         for one in held:
             assert one.stdout is not None and one.stdout.readline() == b"ready\n"
         pids = [idle.pid, gone.pid, *(one.pid for one in held)]
-        monkeypatch.setattr(connections.cgroup, "pids", lambda group: pids)
-        monkeypatch.setattr(connections, "_rows", counted)
-        found = connections.external("any", private=False)
+        monkeypatch.setattr(tcp_connections.cgroup, "pids", lambda group: pids)
+        monkeypatch.setattr(tcp_connections, "_rows", counted)
+        found = tcp_connections.external("any", private=False)
         assert sorted(one.pid for one in found) == sorted(one.pid for one in held)
         assert {one.remote_port for one in found} == {port}
         assert looked == [held[0].pid]
         looked.clear()
-        monkeypatch.setattr(connections.cgroup, "pids", lambda group: [idle.pid])
-        assert connections.external("any") == [] and looked == [], "no sockets, no look"
+        monkeypatch.setattr(tcp_connections.cgroup, "pids", lambda group: [idle.pid])
+        assert tcp_connections.external("any") == [] and looked == [], "no sockets, no look"
     finally:
         for one in (*held, idle):
             one.kill()

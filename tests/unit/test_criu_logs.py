@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu.causes import RULES
-from cmdop_migrate.criu.logs import explain, failure
+from cmdop_migrate.criu.failures.diagnosis import explain, failure
+from cmdop_migrate.criu.failures.table import RULES
 
 LOGS = Path(__file__).parents[1] / "golden" / "criu-logs"
 EXPECTED = {

@@ -9,8 +9,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu import messages
-from cmdop_migrate.criu.messages import SCHEMA, Malformed, ReqType, decode, encode
+from cmdop_migrate.criu import rpc
+from cmdop_migrate.criu.rpc import SCHEMA, Malformed, ReqType, decode, encode
 
 KNOWN = [
     ("req", {"type": ReqType.VERSION}, "080a"),
@@ -106,6 +106,6 @@ def test_broken_bytes_are_malformed(wire: str) -> None:
 @given(st.binary(max_size=64))
 def test_any_bytes_are_fields_or_malformed(data: bytes) -> None:
     try:
-        assert isinstance(messages.decode("resp", data), dict)
+        assert isinstance(rpc.decode("resp", data), dict)
     except Malformed:
         pass

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu.missing import Missing
+from cmdop_migrate.criu.lazy.missing import Missing
 
 SPACE = 40
 stretches = st.tuples(st.integers(0, SPACE - 1), st.integers(1, 12))

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu import pagemap, pages
-from cmdop_migrate.criu.messages import Malformed
-from cmdop_migrate.criu.pagemap import Run, joined
-from cmdop_migrate.criu.pages import LAZY, PAGE, PARENT, PRESENT, ProtocolError, Target
+from cmdop_migrate.criu import page_server
+from cmdop_migrate.criu.image import pagemap
+from cmdop_migrate.criu.image.pagemap import Run, joined
+from cmdop_migrate.criu.page_server import LAZY, PAGE, PARENT, PRESENT, ProtocolError, Target
+from cmdop_migrate.criu.rpc import Malformed
 
 NEW, OLD = (4, 2), (4, 1)
 BASE = 0x7F0000001000
@@ -91,19 +92,19 @@ def background(work: Callable[[], object]) -> tuple[threading.Thread, list[objec
 def test_receive_a_dump(pair: tuple[socket.socket, socket.socket], version: tuple[int, int]) -> None:
     ours, criu = pair
     sink = Sink()
-    thread, outcome = background(lambda: pages.receive(ours, sink, version))
-    criu.sendall(header(version, pages.OPEN2, dst=7 << 8 | 1))
+    thread, outcome = background(lambda: page_server.receive(ours, sink, version))
+    criu.sendall(header(version, page_server.OPEN2, dst=7 << 8 | 1))
     assert criu.recv(1) == b"\0"
     payload = os.urandom(40 * PAGE)
-    criu.sendall(header(version, pages.ADD_F, PRESENT | LAZY, 40, BASE) + payload[:100])
+    criu.sendall(header(version, page_server.ADD_F, PRESENT | LAZY, 40, BASE) + payload[:100])
     criu.sendall(payload[100:])
-    criu.sendall(header(version, pages.ADD_F, LAZY, 3, BASE + 100 * PAGE))  # announced, no pages
-    criu.sendall(header(version, pages.CHECK_PARENT))
+    criu.sendall(header(version, page_server.ADD_F, LAZY, 3, BASE + 100 * PAGE))  # announced, no pages
+    criu.sendall(header(version, page_server.CHECK_PARENT))
     assert criu.recv(4) == b"\0\0\0\0"
-    criu.sendall(header(version, pages.OPEN2, dst=9 << 8 | 2))
+    criu.sendall(header(version, page_server.OPEN2, dst=9 << 8 | 2))
     assert criu.recv(1) == b"\0"
-    criu.sendall(header(version, pages.ADD_F, PRESENT, 1, 0) + bytes(PAGE))
-    criu.sendall(header(version, pages.FORCE_CLOSE))
+    criu.sendall(header(version, page_server.ADD_F, PRESENT, 1, 0) + bytes(PAGE))
+    criu.sendall(header(version, page_server.FORCE_CLOSE))
     assert criu.recv(4) == b"\0\0\0\0"
     thread.join(10)
     assert outcome == [41]
@@ -120,14 +121,14 @@ def test_receive_a_dump(pair: tuple[socket.socket, socket.socket], version: tupl
 
 
 BAD = {
-    "left early": header(NEW, pages.OPEN2, dst=0x101),
-    "left inside a run": header(NEW, pages.ADD_F, PRESENT, 2, BASE) + bytes(PAGE),
-    "left inside a header": header(NEW, pages.OPEN2, dst=0x101)[:20],
+    "left early": header(NEW, page_server.OPEN2, dst=0x101),
+    "left inside a run": header(NEW, page_server.ADD_F, PRESENT, 2, BASE) + bytes(PAGE),
+    "left inside a header": header(NEW, page_server.OPEN2, dst=0x101)[:20],
     "unknown command": header(NEW, 99),
-    "unknown kind": header(NEW, pages.OPEN2, dst=0x103),
-    "opened twice": header(NEW, pages.OPEN2, dst=0x101) * 2,
-    "absurd length": header(NEW, pages.ADD_F, PRESENT, 1 << 60, BASE),
-    "crooked address": header(NEW, pages.ADD_F, PRESENT, 1, 5),
+    "unknown kind": header(NEW, page_server.OPEN2, dst=0x103),
+    "opened twice": header(NEW, page_server.OPEN2, dst=0x101) * 2,
+    "absurd length": header(NEW, page_server.ADD_F, PRESENT, 1 << 60, BASE),
+    "crooked address": header(NEW, page_server.ADD_F, PRESENT, 1, 5),
 }
 
 
@@ -138,7 +139,7 @@ def test_a_broken_dump_is_refused_and_never_done(pair: tuple[socket.socket, sock
     criu.sendall(BAD[name])
     criu.shutdown(socket.SHUT_WR)
     with pytest.raises(ProtocolError):
-        pages.receive(ours, sink, NEW)
+        page_server.receive(ours, sink, NEW)
     assert "done" not in sink.log
     assert ours.fileno() == -1
 
@@ -150,9 +151,9 @@ def test_a_sink_that_fails_hangs_up_on_criu(pair: tuple[socket.socket, socket.so
         def window(self, vaddr: int, size: int) -> memoryview:
             raise OSError("no room")
 
-    criu.sendall(header(NEW, pages.ADD_F, PRESENT, 1, BASE) + bytes(PAGE))
+    criu.sendall(header(NEW, page_server.ADD_F, PRESENT, 1, BASE) + bytes(PAGE))
     with pytest.raises(OSError, match="no room"):
-        pages.receive(ours, Full(), NEW)
+        page_server.receive(ours, Full(), NEW)
     with pytest.raises((ConnectionError, BrokenPipeError)):
         criu.sendall(bytes(1 << 20))
 

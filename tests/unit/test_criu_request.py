@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.criu.messages import ReqType, decode
 from cmdop_migrate.criu.request import DumpSpec, RestoreSpec, SharedMount, dump, restore, wire
+from cmdop_migrate.criu.rpc import ReqType, decode
 
 COMMON = {
     "images_dir_fd": 3,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu import provide
-from cmdop_migrate.criu.verdicts import Verdict, Verdicts
+from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.install.probe_cache import Verdict, Verdicts
 from cmdop_migrate.errors import Blocked
 
 RELEASE = os.uname().release
@@ -28,7 +28,7 @@ RELEASE = os.uname().release
     ],
 )
 def test_versions_are_read_as_criu_and_packages_write_them(text: str, version: tuple[int, int, int] | None) -> None:
-    assert provide.parse_version(text) == version
+    assert find.parse_version(text) == version
 
 
 @pytest.mark.parametrize(
@@ -47,12 +47,12 @@ def test_versions_are_read_as_criu_and_packages_write_them(text: str, version: t
 def test_before_4_2_no_criu_serves_kernels_from_6_16_on(
     version: tuple[int, int, int], release: str, usable: bool
 ) -> None:
-    assert (provide.too_old(version, release) is None) is usable
+    assert (find.too_old(version, release) is None) is usable
 
 
 def test_os_release_is_read_with_and_without_quotes() -> None:
     text = "# comment\nNAME=\"Debian GNU/Linux\"\nID=debian\nVERSION_CODENAME=bookworm\nID_LIKE='a b'\n\n"
-    assert provide.parse_os_release(text) == {
+    assert find.parse_os_release(text) == {
         "NAME": "Debian GNU/Linux",
         "ID": "debian",
         "VERSION_CODENAME": "bookworm",
@@ -61,7 +61,7 @@ def test_os_release_is_read_with_and_without_quotes() -> None:
 
 
 def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
-    assert provide.read_os_release(tmp_path / "none") == {}
+    assert find.read_os_release(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_elsewhere_the_hint_names_the_package(release: dict[str, str], says: str) -> None:
-    assert says in provide.install_hint(release)
+    assert says in find.install_hint(release)
 
 
 def fake(path: Path, version: str, check: int, counter: Path) -> Path:
@@ -91,11 +91,11 @@ def fake(path: Path, version: str, check: int, counter: Path) -> Path:
 def test_a_configured_criu_that_works_is_used_and_asked_once(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     binary = fake(tmp_path / "criu", "4.9.1", 0, asked)
-    first = provide.find(str(binary), tmp_path / "prefix")
-    assert first == provide.Criu((str(binary),), (4, 9, 1), "configured")
+    first = find.find(str(binary), tmp_path / "prefix")
+    assert first == find.Criu((str(binary),), (4, 9, 1), "configured")
     if os.geteuid() != 0:
         pytest.skip("verdicts are only kept for root")
-    assert provide.find(str(binary), tmp_path / "prefix") == first
+    assert find.find(str(binary), tmp_path / "prefix") == first
     assert asked.read_text().split() == ["--version", "check"]
 
 
@@ -104,17 +104,17 @@ def test_a_configured_criu_that_fails_is_refused_with_its_words_and_asked_again(
     binary = fake(tmp_path / "criu", "4.9.1", 1, asked)
     for _ in range(2):
         with pytest.raises(Blocked, match="no such luck") as caught:
-            provide.find(str(binary), tmp_path / "prefix")
+            find.find(str(binary), tmp_path / "prefix")
         assert "criu" in caught.value.hint
     # A new file at the same path is another CRIU.
     fake(binary, "4.9.2", 0, asked)
-    found = provide.find(str(binary), tmp_path / "prefix")
+    found = find.find(str(binary), tmp_path / "prefix")
     assert found is not None and found.version == (4, 9, 2)
 
 
 def test_a_configured_criu_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Blocked, match="No such file"):
-        provide.find(str(tmp_path / "none"), tmp_path / "prefix")
+        find.find(str(tmp_path / "none"), tmp_path / "prefix")
 
 
 def test_a_verdict_holds_for_one_kernel_and_one_file(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_a_killed_fetch_left_is_never_a_candidate(tmp_path: Path) -> None:
     half = tmp_path / "work-abc" / "sid" / "tree" / "usr" / "sbin"
     half.mkdir(parents=True)
     fake(half / "criu", "9.9.9", 0, tmp_path / "asked")
-    found = provide.find(None, tmp_path)
+    found = find.find(None, tmp_path)
     assert found is None or found.source == "system"
     assert not (tmp_path / "asked").exists()
 
@@ -154,7 +154,7 @@ def test_the_private_one_runs_by_its_own_loader(tmp_path: Path) -> None:
     libraries = tree / "usr/lib/some-linux-gnu"
     libraries.mkdir(parents=True)
     (libraries / "ld-linux-some.so.2").touch()
-    candidate = provide.private_candidate(tree)
+    candidate = find.private_candidate(tree)
     assert candidate.argv[0] == str(libraries / "ld-linux-some.so.2")
     assert candidate.argv[1] == "--library-path"
     assert str(libraries) in candidate.argv[2].split(":")

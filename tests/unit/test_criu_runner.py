@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.criu import runner
-from cmdop_migrate.criu.messages import ReqType, decode, encode
+from cmdop_migrate.criu.rpc import ReqType, decode, encode
 from cmdop_migrate.criu.runner import HungUp, Notification, converse
 from cmdop_migrate.errors import CriuFailed, TimedOut
 

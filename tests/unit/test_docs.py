@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate import config, errors
 from cmdop_migrate.cli.main import COMMANDS, cli
-from cmdop_migrate.preflight import moves
+from cmdop_migrate.preflight import plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,8 +44,8 @@ def _is_hidden(name: str) -> bool:
 
 
 def test_every_check_of_a_plan_is_there(gen_docs: ModuleType) -> None:
-    page = gen_docs.plan_page(moves.checks())
-    for one in moves.checks():
+    page = gen_docs.plan_page(plan.checks())
+    for one in plan.checks():
         assert f"| `{one.name}` | {', '.join(one.levels)} |" in page and one.fix in page
 
 

@@ -9,17 +9,16 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
+from cmdop_migrate.drain.drain_options import Wanted
+from cmdop_migrate.drain.runner import Evacuation
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.flows import handover
-from cmdop_migrate.flows.drains import KEPT, Drain, Drains, Entry
-from cmdop_migrate.flows.drainwish import Wanted
-from cmdop_migrate.flows.evacuation import Evacuation
-from cmdop_migrate.flows.moves import Moves
-from cmdop_migrate.flows.stop import Stop
-from cmdop_migrate.flows.workers import Worker
+from cmdop_migrate.host import draining, move_journal
+from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.model import Exit, Record, Spec
-from cmdop_migrate.session import draining
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.util.self_exec import Worker
+from cmdop_migrate.util.signals import Stop
 from tests.hosts import until
 
 
@@ -84,7 +83,7 @@ def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_p
     session = "a" * 24
     records.directory(session).mkdir(parents=True)
     spec = Spec(("true",), "/", "root", ())
-    ended = Exit(None, handover.moved_to("host-b", 2), 1.0)
+    ended = Exit(None, move_journal.moved_to("host-b", 2), 1.0)
     records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
     Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
     made = drains.begin("host-a")

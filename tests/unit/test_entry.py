@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate import config, entry, likeness
-from cmdop_migrate.cli import ready, readyfork
+from cmdop_migrate import config, entry
+from cmdop_migrate.cli.forkserver import child, compat, server
 from cmdop_migrate.cli.main import COMMANDS, cli
 from tests.hosts import PROJECT
 
@@ -85,7 +85,7 @@ def test_settings_that_can_be_read_once_are_left_for_who_needs_them(tmp_path: Pa
 def test_what_is_written_twice_is_the_same() -> None:
     assert config.KEYS["run_dir"].default == RUN == entry.RUN_DIR
     assert config.DEFAULT_FILE == "/etc/cmdop-migrate/config.toml"
-    assert likeness.SWITCH == config.ENV_PREFIX + "READY"
+    assert compat.SWITCH == config.ENV_PREFIX + "READY"
     assert set(COMMANDS) >= entry.COMMANDS
     assert not entry.COMMANDS & {"run", "attach", "agent", "relay", "doctor", "drain", "migrate", "resume", "key"}
     valued = {name for one in cli.params for name in one.opts if not getattr(one, "is_flag", False)}
@@ -97,7 +97,16 @@ def test_the_client_loads_next_to_nothing() -> None:
         "import sys; before = set(sys.modules); import cmdop_migrate.entry; print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PROJECT, check=True)
-    allowed = {"__future__", "_socket", "select", "cmdop_migrate", "cmdop_migrate.entry", "cmdop_migrate.likeness"}
+    allowed = {
+        "__future__",
+        "_socket",
+        "select",
+        "cmdop_migrate",
+        "cmdop_migrate.entry",
+        "cmdop_migrate.cli",
+        "cmdop_migrate.cli.forkserver",
+        "cmdop_migrate.cli.forkserver.compat",
+    }
     assert set(done.stdout.split()) <= allowed | {"math"}, done.stdout
 
 
@@ -107,10 +116,10 @@ def request(*words: str, **environ: str) -> bytes:
 
 
 def test_a_request_is_read_as_it_was_written() -> None:
-    parsed = readyfork.Request.parse(request("cm", "send", "", "a=b", LANG="C", EMPTY="", EQUALS="a=b"))
+    parsed = child.Request.parse(request("cm", "send", "", "a=b", LANG="C", EMPTY="", EQUALS="a=b"))
     assert parsed.argv == (b"cm", b"send", b"", b"a=b")
     assert dict(parsed.environ) == {b"LANG": b"C", b"EMPTY": b"", b"EQUALS": b"a=b"}
-    assert parsed.streams[1] is None and parsed.streams[0] == readyfork.Stream("utf-8", "strict", True, False)
+    assert parsed.streams[1] is None and parsed.streams[0] == child.Stream("utf-8", "strict", True, False)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +127,7 @@ def test_a_request_is_read_as_it_was_written() -> None:
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises((ValueError, LookupError)):
-        readyfork.Request.parse(body)
+        child.Request.parse(body)
 
 
 @pytest.mark.parametrize(
@@ -135,4 +144,4 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
     ],
 )
 def test_whether_s3_is_named(body: bytes, named: bool) -> None:
-    assert ready.names_s3(body) is named
+    assert server.names_s3(body) is named

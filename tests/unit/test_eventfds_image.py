@@ -6,8 +6,8 @@ import os
 import struct
 from pathlib import Path
 
-from cmdop_migrate.criu import eventfds
-from cmdop_migrate.criu.messages import varint
+from cmdop_migrate.criu.image import eventfds
+from cmdop_migrate.criu.rpc import varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 

@@ -10,7 +10,7 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.cli import render
 from cmdop_migrate.errors import CriuFailed
-from cmdop_migrate.flows import tools
+from cmdop_migrate.host import resources
 
 
 def test_the_end_of_a_log_is_printed_as_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,7 +32,7 @@ def test_each_session_keeps_the_log_of_its_last_failure(tmp_path: Path) -> None:
         (images / "dump.log").write_text(text)
         error = CriuFailed("the dump failed", f"See {images}/dump.log")
         error.passing = session == "two"
-        kept = tools.keep_log(error, images, settings, "dump", session)
+        kept = resources.keep_log(error, images, settings, "dump", session)
         assert kept.passing == error.passing
         assert kept.hint == f"See {settings.log_file.parent}/criu-dump-{session}.log"
     logs = {path.name: path.read_text() for path in settings.log_file.parent.iterdir()}
@@ -42,11 +42,11 @@ def test_each_session_keeps_the_log_of_its_last_failure(tmp_path: Path) -> None:
 def test_only_the_latest_logs_are_kept(tmp_path: Path) -> None:
     settings = config.load(environ={"CMDOP_MIGRATE_STATE_DIR": str(tmp_path), "CMDOP_MIGRATE_CONFIG": os.devnull})
     settings.log_file.parent.mkdir(parents=True)
-    for number in range(tools.KEPT_LOGS):
+    for number in range(resources.KEPT_LOGS):
         old = settings.log_file.with_name(f"criu-dump-{number}.log")
         old.touch()
         os.utime(old, (number, number))
     (tmp_path / "restore.log").write_text("new")
-    tools.keep_log(CriuFailed("x"), tmp_path, settings, "restore", "new")
+    resources.keep_log(CriuFailed("x"), tmp_path, settings, "restore", "new")
     left = {path.name for path in settings.log_file.parent.iterdir()}
-    assert len(left) == tools.KEPT_LOGS and "criu-dump-0.log" not in left and "criu-restore-new.log" in left
+    assert len(left) == resources.KEPT_LOGS and "criu-dump-0.log" not in left and "criu-restore-new.log" in left

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Blocked, ImageRefused, Unexpected
-from cmdop_migrate.images import files, filestats
-from cmdop_migrate.images.fileread import on_tmpfs
-from cmdop_migrate.images.filerestore import restore
-from cmdop_migrate.images.files import Capture, capture
-from cmdop_migrate.images.filetable import parse
-from cmdop_migrate.images.filetree import measure, snapshot, walk
+from cmdop_migrate.images.files import capture as files_capture
+from cmdop_migrate.images.files import stat_cache
+from cmdop_migrate.images.files.capture import Capture, capture
+from cmdop_migrate.images.files.content import on_tmpfs
+from cmdop_migrate.images.files.file_table import parse
+from cmdop_migrate.images.files.unpack import restore
+from cmdop_migrate.images.files.walk import measure, snapshot, walk
 from tests.filechunks import MemoryChunks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -38,7 +39,7 @@ def _settled(root: Path) -> None:
     """Out of the clock tick in which a file's stat is not yet trusted."""
     if on_tmpfs(root):
         pytest.skip("stats are never trusted on tmpfs")
-    time.sleep(2 * filestats.TICK_NS / 1e9)
+    time.sleep(2 * stat_cache.TICK_NS / 1e9)
 
 
 def test_what_did_not_change_is_not_read(tmp_path: Path) -> None:
@@ -128,9 +129,9 @@ def test_a_restore_leaves_stats_for_the_next_capture(tmp_path: Path) -> None:
 def test_stats_just_taken_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hot").write_bytes(b"1")
     written = (tmp_path / "hot").stat().st_ctime_ns
-    monkeypatch.setattr(files, "walltime", lambda: written / 1e9 + 0.01)
+    monkeypatch.setattr(files_capture, "walltime", lambda: written / 1e9 + 0.01)
     assert capture(tmp_path, MemoryChunks()).stats == (None, None)
-    monkeypatch.setattr(files, "walltime", lambda: written / 1e9 + 0.03)
+    monkeypatch.setattr(files_capture, "walltime", lambda: written / 1e9 + 0.03)
     assert capture(tmp_path, MemoryChunks()).stats[1] is not None
 
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images import filestats
-from cmdop_migrate.images.filerestore import restore
-from cmdop_migrate.images.filetable import CHUNK, Entry, Extent, FileTable, parse
+from cmdop_migrate.images.files import stat_cache
+from cmdop_migrate.images.files.file_table import CHUNK, Entry, Extent, FileTable, parse
+from cmdop_migrate.images.files.unpack import restore
 from tests.filechunks import MemoryChunks
 
 REF = "ab" * 32
@@ -196,12 +196,12 @@ def test_any_name_round_trips(names: set[bytes]) -> None:
 
 def test_stats_belong_to_one_table() -> None:
     table = parse(SOUND)
-    stats = tuple(filestats.Stat(n, 2, 3, 4) if n % 2 else None for n in range(len(table.entries)))
-    data = filestats.serialise(table, stats)
-    assert filestats.parse(data, table) == stats
-    assert filestats.parse(data, FileTable(table.entries, ("cd" * 32,))) is None
+    stats = tuple(stat_cache.Stat(n, 2, 3, 4) if n % 2 else None for n in range(len(table.entries)))
+    data = stat_cache.serialise(table, stats)
+    assert stat_cache.parse(data, table) == stats
+    assert stat_cache.parse(data, FileTable(table.entries, ("cd" * 32,))) is None
     for damaged in (b"", b"{}", b"[]", b"7", data[:-3], b"[" * 100):
-        assert filestats.parse(damaged, table) is None
+        assert stat_cache.parse(damaged, table) is None
 
 
 def _directory(name: str, redirect: str, depth: int = 1, kind: str = "d") -> list[Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import cgroup, gatecall
-from cmdop_migrate.session.gate import Gate
+from cmdop_migrate.holder import cgroup, gate_http
+from cmdop_migrate.holder.gate import Gate
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a gate belongs to root")
 
@@ -120,5 +120,5 @@ def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/x", "http://[", "http://127.0.0.1:0/"])
 def test_nobody_there(address: str) -> None:
-    status, words = gatecall.call(address, b"{}", 2.0)
-    assert status == gatecall.FAILED and words
+    status, words = gate_http.call(address, b"{}", 2.0)
+    assert status == gate_http.FAILED and words

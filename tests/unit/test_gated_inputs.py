@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.session.inputs import LINE_LIMIT, Inputs, Piece
-from cmdop_migrate.session.journal import Journal
+from cmdop_migrate.holder.input_journal import Journal
+from cmdop_migrate.holder.input_queue import LINE_LIMIT, Inputs, Piece
 
 
 class Desk:

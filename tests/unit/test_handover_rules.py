@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cmdop_migrate.flows.handover import Copy, Verdict, judge
-from cmdop_migrate.flows.moves import Move
+from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.record import LeaseRecord
+from cmdop_migrate.migration.ownership import Copy, Verdict, judge
 
 OWN, OTHER = "host-a-boot", "host-b-boot"
 MOVE = Move("m", "s", "work", "host-a", "host-b", token=3, started=0.0, checkpoint="c2", parent="c1")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Usage
-from cmdop_migrate.flows import hookrun, hooks
+from cmdop_migrate.host import hook_process, hooks
 from cmdop_migrate.model import Spec
-from cmdop_migrate.session import trusted
+from cmdop_migrate.util import trusted_file
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks belong to root")
 
@@ -31,40 +31,40 @@ def hook(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def run(path: str, timeout: float = 10.0, **facts: object) -> hookrun.Outcome:
-    return hookrun.run("token", path, facts, timeout, {"EXTRA": "1"})
+def run(path: str, timeout: float = 10.0, **facts: object) -> hook_process.Outcome:
+    return hook_process.run("token", path, facts, timeout, {"EXTRA": "1"})
 
 
 def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str]) -> None:
     path = Path(hook("exit 0"))
-    assert trusted.refusal(str(path)) == ""
+    assert trusted_file.refusal(str(path)) == ""
     for mode in (0o644, 0o655):
         path.chmod(mode)
-        assert trusted.refusal(str(path)) == "not executable"
+        assert trusted_file.refusal(str(path)) == "not executable"
     for mode in (0o757, 0o775):
         path.chmod(mode)
-        assert trusted.refusal(str(path)) == "others than root may write it"
+        assert trusted_file.refusal(str(path)) == "others than root may write it"
     path.chmod(0o755)
     os.chown(path, 65534, 0)
-    assert trusted.refusal(str(path)) == "others than root may write it"
+    assert trusted_file.refusal(str(path)) == "others than root may write it"
     os.chown(path, 0, 0)
     link = path.with_name("link")
     link.symlink_to(path)
-    assert trusted.refusal(str(link)) == ""
+    assert trusted_file.refusal(str(link)) == ""
     path.parent.chmod(0o777)
-    assert trusted.refusal(str(link)) == f"others than root may write in {path.parent}"
+    assert trusted_file.refusal(str(link)) == f"others than root may write in {path.parent}"
     path.parent.chmod(0o1777)
-    assert trusted.refusal(str(path)) == ""
+    assert trusted_file.refusal(str(path)) == ""
     below = path.parent / "open" / "below" / "hook"
     below.parent.mkdir(parents=True)
     below.write_text("#!/bin/sh")
     below.chmod(0o755)
     below.parent.parent.chmod(0o777)
-    assert trusted.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
-    assert trusted.refusal(str(path.parent)) == "not a file"
-    assert trusted.refusal("hook") == "not an absolute path"
+    assert trusted_file.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
+    assert trusted_file.refusal(str(path.parent)) == "not a file"
+    assert trusted_file.refusal("hook") == "not an absolute path"
     path.unlink()
-    assert trusted.refusal(str(link)) == "No such file or directory"
+    assert trusted_file.refusal(str(link)) == "No such file or directory"
     assert run(str(link)).problem == "not run: No such file or directory"
 
 
@@ -100,7 +100,7 @@ def test_what_is_told_of_one_that_fails(hook: Callable[[str], str], text: str, p
 def test_endless_output_and_time(hook: Callable[[str], str]) -> None:
     began = time.monotonic()
     done = run(hook("yes"), timeout=0.3)
-    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hookrun.TAIL
+    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hook_process.TAIL
     assert done.seconds >= 0.3 and time.monotonic() - began < 5
 
 

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images import hostfiles
-from cmdop_migrate.images.filestats import TICK_NS
-from cmdop_migrate.images.hostfiles import HostFile, HostFiles, Verdict, compare, read_build_id
+from cmdop_migrate.images.files import host_files
+from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare, read_build_id
+from cmdop_migrate.images.files.stat_cache import TICK_NS
 
 
 def _files(cache: Path, scheme: str = "sha256") -> HostFiles:
@@ -104,7 +104,7 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pyte
     files = _files(tmp_path / "cache")
     (tmp_path / "hot").write_bytes(b"1")
     written = (tmp_path / "hot").stat().st_ctime_ns
-    monkeypatch.setattr(hostfiles, "walltime", lambda: (written + TICK_NS // 2) / 1e9)
+    monkeypatch.setattr(host_files, "walltime", lambda: (written + TICK_NS // 2) / 1e9)
     for _ in range(2):
         files.describe(str(tmp_path / "hot"))
     assert files.hashed == 2

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.preflight import facts
-from cmdop_migrate.session import cgroup, hostview, touched, watches
-from cmdop_migrate.session.hostlayer import is_under, make_host_layer
-from cmdop_migrate.session.hostview import Mount, layers, parse_mounts, resolv_text
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.holder.whiteouts import is_under, make_host_layer
+from cmdop_migrate.preflight.facts import machine
+from cmdop_migrate.session import files_in_use, host_mounts, inotify_watches
+from cmdop_migrate.session.host_mounts import Mount, layers, parse_mounts, resolv_text
 
 MOUNTINFO = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw
@@ -43,7 +44,7 @@ def test_parse_mounts() -> None:
 def test_a_mount_may_have_any_name(tmp_path: Path, odd: str) -> None:
     """What Python takes for the end of a word or line, and the kernel does not."""
     assert parse_mounts(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n") == [Mount(f"/a{odd}b", "tmpfs")]
-    assert facts.parse_mountinfo(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n")[0].point == f"/a{odd}b"
+    assert machine.parse_mountinfo(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n")[0].point == f"/a{odd}b"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
@@ -53,11 +54,11 @@ def test_mounts_with_odd_names_are_seen(tmp_path: Path) -> None:
         for point in points:
             point.mkdir()
             subprocess.run(["mount", "-t", "tmpfs", "test-mounts", str(point)], check=True)
-        assert {str(one) for one in points} <= set(hostview.read_layers([], []))
-        assert all(hostview.mount_of(str(one)).point == str(one) for one in points)
+        assert {str(one) for one in points} <= set(host_mounts.read_layers([], []))
+        assert all(host_mounts.mount_of(str(one)).point == str(one) for one in points)
         pid = os.getpid()
-        assert {str(one) for one in points} <= watches._read_mounts(pid).devices.keys()
-        assert cgroup.mount_point() and touched._mounts(pid)
+        assert {str(one) for one in points} <= inotify_watches._read_mounts(pid).devices.keys()
+        assert cgroup.mount_point() and files_in_use._mounts(pid)
     finally:
         for point in points:
             subprocess.run(["umount", str(point)], check=False)
@@ -104,5 +105,5 @@ def test_resolv_conf(text: str, resolved: str, unseen: bool, gateway: str | None
 
 
 def test_mount_of() -> None:
-    assert hostview.mount_of("/proc/self").kind == "proc"
+    assert host_mounts.mount_of("/proc/self").kind == "proc"
     assert is_under("/a/b", "/a") and is_under("/a", "/") and not is_under("/ab", "/a")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cmdop_migrate.flows import reap
-from cmdop_migrate.session import cgroup, idle
+from cmdop_migrate.drain import reap
+from cmdop_migrate.holder import cgroup, idle
 
 
 class World:

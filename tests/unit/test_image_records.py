@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu import terminals
-from cmdop_migrate.criu.imagerecords import ImageFile, Message
-from cmdop_migrate.criu.messages import Malformed
-from cmdop_migrate.criu.terminals import File, Info
+from cmdop_migrate.criu.image.records import ImageFile, Message
+from cmdop_migrate.criu.rpc import Malformed
+from cmdop_migrate.criu.terminal import terminal_images
+from cmdop_migrate.criu.terminal.terminal_images import File, Info
 
 HEAD = bytes(range(8))
 
@@ -60,18 +60,20 @@ def test_a_file_that_is_cut_short_or_no_image_is_refused(tmp_path: Path, data: s
 
 def _terminal(number: int, session: int, group: int) -> bytes:
     return message(
-        **{f"f{Info.ID}": number, f"f{Info.TYPE}": terminals.PTY, f"f{Info.TERMIOS}": b""},
+        **{f"f{Info.ID}": number, f"f{Info.TYPE}": terminal_images.PTY, f"f{Info.TERMIOS}": b""},
         **{f"f{Info.SESSION}": session, f"f{Info.GROUP}": group, f"f{Info.PTY}": message(f1=number >> 1)},
     ).serialise()
 
 
 def _file(number: int, terminal: int) -> bytes:
     tty = message(**{f"f{File.TTY_ID}": number, f"f{File.TTY_INFO}": terminal})
-    return message(**{f"f{File.TYPE}": terminals.TTY_FILE, f"f{File.ID}": number, f"f{File.TTY}": tty}).serialise()
+    return message(
+        **{f"f{File.TYPE}": terminal_images.TTY_FILE, f"f{File.ID}": number, f"f{File.TTY}": tty}
+    ).serialise()
 
 
 def _fd(number: int, fd: int) -> bytes:
-    values = {File.FD_ID: number, File.FD_FLAGS: 0, File.FD_TYPE: terminals.TTY_FILE, File.FD: fd}
+    values = {File.FD_ID: number, File.FD_FLAGS: 0, File.FD_TYPE: terminal_images.TTY_FILE, File.FD: fd}
     return message(**{f"f{field}": value for field, value in values.items()}).serialise()
 
 
@@ -88,7 +90,7 @@ def test_process_1_is_lent_the_masters_of_inner_terminals(tmp_path: Path, used: 
     )
     image(tmp_path / "ids-1.img", message(f2=1).serialise())
     image(tmp_path / "fdinfo-1.img", *(_fd(1, fd) for fd in used))
-    found = terminals.prepare(tmp_path, lend=True)
+    found = terminal_images.prepare(tmp_path, lend=True)
     assert found.lent == lent
     own, inner = found.terminals
     assert (own.index, own.leader, own.foreground, own.is_own) == (0, 1, 1, True)
@@ -104,5 +106,5 @@ def test_nothing_is_lent_where_the_tasks_cannot_be_traced(tmp_path: Path) -> Non
     image(tmp_path / "pstree.img", *(message(f1=pid, f3=5, f4=5).serialise() for pid in (5, 6)))
     image(tmp_path / "ids-1.img", message(f2=1).serialise())
     table = image(tmp_path / "fdinfo-1.img", _fd(1, 0)).read_bytes()
-    assert not terminals.prepare(tmp_path, lend=False).lent
+    assert not terminal_images.prepare(tmp_path, lend=False).lent
     assert (tmp_path / "fdinfo-1.img").read_bytes() == table

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import journal as journal_module
-from cmdop_migrate.session.inputs import QUEUE_LIMIT, Inputs
-from cmdop_migrate.session.journal import Journal, digest
+from cmdop_migrate.holder import input_journal as journal_module
+from cmdop_migrate.holder.input_journal import Journal, digest
+from cmdop_migrate.holder.input_queue import QUEUE_LIMIT, Inputs
 
 
 @pytest.fixture

@@ -5,20 +5,20 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from cmdop_migrate.flows.lines import Lines
-from cmdop_migrate.session import wire
+from cmdop_migrate.agent.holder_connections import Lines
+from cmdop_migrate.holder import protocol
 
 
 def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connection(tmp_path: Path) -> None:
-    listener = wire.listen(str(tmp_path / "s"))
+    listener = protocol.listen(str(tmp_path / "s"))
     with listener:
         lines = Lines(lambda session: tmp_path / session)
         assert lines.say("s", op="fresh") and lines.idle == {}
         holder, _ = listener.accept()
-        answer = wire.control({"re": "fresh", "idle": 12.5})
-        holder.sendall(wire.control({"re": "fresh"}) + answer[:7])
+        answer = protocol.control({"re": "fresh", "idle": 12.5})
+        holder.sendall(protocol.control({"re": "fresh"}) + answer[:7])
         assert lines.say("s", op="fresh") and lines.idle == {}, "half an answer is none yet"
-        holder.sendall(answer[7:] + wire.control({"re": "fresh", "idle": "long"}))
+        holder.sendall(answer[7:] + protocol.control({"re": "fresh", "idle": "long"}))
         assert lines.say("s", op="fresh") and lines.idle == {"s": 12.5}
         holder.sendall(b"\xff" * 64)
         assert lines.say("s", op="fresh") and lines.idle == {}, "said again over a new connection"
@@ -32,13 +32,13 @@ def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connectio
 
 
 def test_of_those_that_are_gone_nothing_is_kept(tmp_path: Path) -> None:
-    with wire.listen(str(tmp_path / "s")) as listener, wire.listen(str(tmp_path / "t")) as other:
+    with protocol.listen(str(tmp_path / "s")) as listener, protocol.listen(str(tmp_path / "t")) as other:
         lines = Lines(lambda session: tmp_path / session)
         for session, one, idle in (("s", listener, 12.5), ("t", other, 1.0)):
             lines.say(session, op="fresh")
             holder, _ = one.accept()
             with holder:
-                holder.sendall(wire.control({"re": "fresh", "idle": idle}))
+                holder.sendall(protocol.control({"re": "fresh", "idle": idle}))
                 lines.say(session, op="fresh")
         assert lines.idle == {"s": 12.5, "t": 1.0}
         lines.keep({"t": None})
@@ -47,4 +47,4 @@ def test_of_those_that_are_gone_nothing_is_kept(tmp_path: Path) -> None:
 
 def _kinds(sock: socket.socket) -> list[object]:
     sock.settimeout(5)
-    return [wire.parse_control(payload)["op"] for _, payload in wire.Decoder().feed(sock.recv(1 << 16))]
+    return [protocol.parse_control(payload)["op"] for _, payload in protocol.Decoder().feed(sock.recv(1 << 16))]

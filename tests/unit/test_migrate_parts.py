@@ -11,9 +11,10 @@ import pytest
 
 from cmdop_migrate.cli import report
 from cmdop_migrate.errors import Blocked, NotFound, Usage
-from cmdop_migrate.flows import meter, steps
-from cmdop_migrate.flows.moves import End, Moves
-from cmdop_migrate.flows.phases import Phases
+from cmdop_migrate.host.move_journal import End, Moves
+from cmdop_migrate.migration import steps
+from cmdop_migrate.util import progress
+from cmdop_migrate.util.timings import Phases
 
 
 class Notes:
@@ -100,13 +101,13 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     [("a", 0.0, 0.0, 10.0), ("a", 1.0, 0.1, 9.0), ("b", 4.0, 0.6, 4.0), ("b", 99.0, 0.96, 0.4), ("a", 99.0, 0.19, 8.1)],
 )
 def test_progress(stage: str, spent: float, done: float, left: float) -> None:
-    found = meter.progress({"a": 2.0, "b": 8.0}, stage, spent, "at it")
+    found = progress.progress({"a": 2.0, "b": 8.0}, stage, spent, "at it")
     assert (round(found.done, 2), round(found.eta_s, 2), found.words) == (done, left, "at it")
 
 
 def test_the_meter_never_shows_more_than_all() -> None:
-    shown: list[meter.Report] = []
-    made = meter.Meter({"a": 1.0, "b": 1.0}, shown.append)
+    shown: list[progress.Report] = []
+    made = progress.Meter({"a": 1.0, "b": 1.0}, shown.append)
     made.stage("a")
     made.expect(b=30.0, unknown=5.0)
     made.stage("b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cmdop_migrate.preflight import mounttable
+from cmdop_migrate.preflight.facts import mount_table
 
 TABLE = """\
 1 0 0:30 / / rw - overlay overlay rw
@@ -23,15 +23,15 @@ TABLE = """\
     [("/", 1), ("/etc/x", 1), ("/proc/self", 2), ("/process", 1), ("/mnt/x", 5), ("/mnt/a b/x", 5), ("/bound/x", 7)],
 )
 def test_a_path_lies_on_the_mount_that_was_made_last_over_it(path: str, mount: int) -> None:
-    found = mounttable.parse(TABLE).at(path)
+    found = mount_table.parse(TABLE).at(path)
     assert found is not None and found.id == mount
 
 
 def test_mounts_that_a_restore_cannot_make_or_leaves_out() -> None:
-    cannot, lost = mounttable.unknown([mounttable.parse(TABLE)], ["/"])
+    cannot, lost = mount_table.unknown([mount_table.parse(TABLE)], ["/"])
     assert cannot == {"ramfs at /mnt/a b", "overlay at /own"}
     assert lost == {"tracefs at /sys/kernel/tracing"}
 
 
 def test_the_table_of_a_process_that_is_gone_is_empty() -> None:
-    assert mounttable.read(0).mounts == {}
+    assert mount_table.read(0).mounts == {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.session import network
-from cmdop_migrate.session.tree import socket_table
+from cmdop_migrate.session.inspect import socket_table
 
 
 @given(st.integers(8, 24), st.integers(0, 1 << 22))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import cgroup, openfiles
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.session import open_files
 
 INFO = """pos:\t12
 flags:\t02100002
@@ -22,12 +23,12 @@ def test_what_the_kernel_says_is_understood() -> None:
     locks = (
         "lock:\t1: FLOCK  ADVISORY  WRITE 4711 00:2a:99 0 EOF\nlock:\t2: POSIX  ADVISORY  READ 4711 00:2a:99 128 255\n"
     )
-    assert openfiles.parse(7, 3, "/a: b", INFO + locks) == openfiles.Opened(
+    assert open_files.parse(7, 3, "/a: b", INFO + locks) == open_files.Opened(
         7, 3, "/a: b", "both", 12, ("FLOCK WRITE", "POSIX READ 128-255")
     )
     read_only = INFO.replace("02100002", "0100000")
-    assert openfiles.parse(7, 3, "/a", read_only).access == "read"
-    assert openfiles.parse(7, 3, "/a", read_only.replace("0100000", "0100001")).access == "write"
+    assert open_files.parse(7, 3, "/a", read_only).access == "read"
+    assert open_files.parse(7, 3, "/a", read_only.replace("0100000", "0100001")).access == "write"
 
 
 def test_only_what_may_be_half_done_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +46,7 @@ def test_only_what_may_be_half_done_is_listed(tmp_path: Path, monkeypatch: pytes
         gone = subprocess.Popen(["true"])
         gone.wait()
         monkeypatch.setattr(cgroup, "pids", lambda _: [gone.pid, child.pid])
-        found = [one for one in openfiles.opened("") if one.path.startswith(str(tmp_path))]
+        found = [one for one in open_files.opened("") if one.path.startswith(str(tmp_path))]
     finally:
         child.kill()
         child.communicate()
@@ -57,7 +58,7 @@ def test_only_what_may_be_half_done_is_listed(tmp_path: Path, monkeypatch: pytes
 
 def test_databases_of_sqlite_by_their_first_bytes() -> None:
     head = b"SQLite format 3\0\x10\x00"
-    assert openfiles.is_rollback_database(head + b"\x01")
-    assert not openfiles.is_rollback_database(head + b"\x02"), "WAL"
-    assert not openfiles.is_rollback_database(head) and not openfiles.is_rollback_database(b"")
-    assert not openfiles.is_rollback_database(b"x" * 18 + b"\x01")
+    assert open_files.is_rollback_database(head + b"\x01")
+    assert not open_files.is_rollback_database(head + b"\x02"), "WAL"
+    assert not open_files.is_rollback_database(head) and not open_files.is_rollback_database(b"")
+    assert not open_files.is_rollback_database(b"x" * 18 + b"\x01")

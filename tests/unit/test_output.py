@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.session import screen, wire
-from cmdop_migrate.session.ring import Modes, Ring
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.holder.output_ring import Modes, Ring
+from cmdop_migrate.session import screen
 
 PIECES = st.lists(st.binary(max_size=3000), max_size=20)
 
@@ -77,9 +78,9 @@ def test_modes_reset_and_do_not_grow() -> None:
 
 FRAMES = st.lists(
     st.one_of(
-        st.binary(max_size=200).map(lambda data: (wire.typed(data), (wire.INPUT, data))),
+        st.binary(max_size=200).map(lambda data: (protocol.typed(data), (protocol.INPUT, data))),
         st.tuples(st.integers(0, 1 << 60), st.binary(max_size=200)).map(
-            lambda pair: (wire.output(*pair), (wire.OUTPUT, pair[0].to_bytes(8, "big") + pair[1]))
+            lambda pair: (protocol.output(*pair), (protocol.OUTPUT, pair[0].to_bytes(8, "big") + pair[1]))
         ),
     ),
     max_size=8,
@@ -89,31 +90,31 @@ FRAMES = st.lists(
 @given(FRAMES, st.lists(st.integers(0, 2000), max_size=10))
 def test_decoder_whatever_the_cuts(frames: list[tuple[bytes, tuple[int, bytes]]], cuts: list[int]) -> None:
     stream = b"".join(data for data, _ in frames)
-    decoder, got, last = wire.Decoder(), [], 0
+    decoder, got, last = protocol.Decoder(), [], 0
     for cut in [*sorted(cut for cut in cuts if cut < len(stream)), len(stream)]:
         got += decoder.feed(stream[last:cut])
         last = cut
     assert got == [frame for _, frame in frames]
-    outputs = [wire.parse_output(payload) for kind, payload in got if kind == wire.OUTPUT]
-    assert [wire.output(*one) for one in outputs] == [data for data, (kind, _) in frames if kind == wire.OUTPUT]
+    outputs = [protocol.parse_output(payload) for kind, payload in got if kind == protocol.OUTPUT]
+    assert [protocol.output(*one) for one in outputs] == [data for data, (kind, _) in frames if kind == protocol.OUTPUT]
 
 
 @given(st.binary(max_size=200))
 def test_decoder_takes_frames_or_refuses(noise: bytes) -> None:
-    decoder = wire.Decoder()
+    decoder = protocol.Decoder()
     try:
         for kind, payload in decoder.feed(noise):
-            assert kind in (wire.CONTROL, wire.OUTPUT, wire.INPUT) and len(payload) <= wire.MAX_PAYLOAD
-            if kind == wire.CONTROL:
-                wire.parse_control(payload)
-    except wire.ProtocolError:
+            assert kind in (protocol.CONTROL, protocol.OUTPUT, protocol.INPUT) and len(payload) <= protocol.MAX_PAYLOAD
+            if kind == protocol.CONTROL:
+                protocol.parse_control(payload)
+    except protocol.ProtocolError:
         return
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"[]", b"1", b"\xff"])
 def test_control_must_be_an_object(payload: bytes) -> None:
-    with pytest.raises(wire.ProtocolError):
-        wire.parse_control(payload)
+    with pytest.raises(protocol.ProtocolError):
+        protocol.parse_control(payload)
 
 
 QUESTIONS = [

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cmdop_migrate.agent import pause_watchdog
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.flows import vigil
-from cmdop_migrate.session import deadman, pauses, wire
+from cmdop_migrate.holder import lease_watchdog, protocol, vm_pause
 from tests.hosts import until
 
-REAL = pauses.is_virtual
+REAL = vm_pause.is_virtual
 
 
 def board(path: Path, ahead: float = 0.0) -> Path:
@@ -23,13 +23,13 @@ def board(path: Path, ahead: float = 0.0) -> Path:
 
 @pytest.fixture(autouse=True)
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "is_virtual", lambda: True)
-    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "is_virtual", lambda: True)
+    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
 
 
 def test_looks(tmp_path: Path) -> None:
-    watch = pauses.Pauses(str(board(tmp_path / "clock")))
-    assert watch.every == pauses.LOOK_EVERY
+    watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
+    assert watch.every == vm_pause.LOOK_EVERY
     assert not watch.look() and not watch.look()
     board(tmp_path / "clock", 1.4)
     assert not watch.look(), "within what the board's clock is right to"
@@ -42,7 +42,7 @@ def test_looks(tmp_path: Path) -> None:
 
 
 def test_short_pauses_add_up_until_a_renewal(tmp_path: Path) -> None:
-    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
     watch.look()
     board(tmp_path / "clock", 2)
     assert not watch.look()
@@ -54,7 +54,7 @@ def test_short_pauses_add_up_until_a_renewal(tmp_path: Path) -> None:
 
 
 def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
-    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
     watch.look()
     board(tmp_path / "clock", 60)
     watch.renewed()
@@ -62,8 +62,8 @@ def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
 
 
 def test_seldom_enough_for_a_slow_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 1000.0)
-    watch = pauses.Pauses(str(board(tmp_path / "clock")))
+    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+    watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
     watch.look(at_once=True)  # this machine may not be up for as long as that
     board(tmp_path / "clock", 60)
     assert not watch.look()
@@ -79,7 +79,7 @@ def test_metal_is_not_paused(tmp_path: Path) -> None:
 
 
 def test_no_clock_on_the_board(tmp_path: Path) -> None:
-    watch = pauses.Pauses(str(tmp_path / "none"))
+    watch = vm_pause.Pauses(str(tmp_path / "none"))
     assert watch.every is None and not watch.look()
 
 
@@ -87,11 +87,11 @@ def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.Mo
     """Before the pause its lease was good for long. After it, only a renewal that began later lets it go on."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
-    monkeypatch.setattr(deadman, "Pauses", lambda: pauses.Pauses(str(clock)))
+    monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
-    switch = deadman.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
+    switch = lease_watchdog.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
     switch.watch()
-    time.sleep(2 * pauses.LOOK_EVERY)
+    time.sleep(2 * vm_pause.LOOK_EVERY)
     switch.check()
     before = boottime()
     assert order.read_text() == "0" and not switch.fenced
@@ -108,16 +108,16 @@ def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.M
     """Told of a pause before it found it: once renewed, it does not stand still a second time for the same."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
-    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 1000.0)
-    monkeypatch.setattr(deadman, "Pauses", lambda: pauses.Pauses(str(clock)))
+    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+    monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
-    switch = deadman.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
+    switch = lease_watchdog.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
     switch.check()
     board(clock, 60)
     switch.doubt()
     assert switch.fenced and order.read_text().strip() == "1"
     switch.renewed(boottime() + 1000, boottime())
-    monkeypatch.setattr(pauses, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
     switch.check()
     assert not switch.fenced and heard == [True, False]
 
@@ -125,35 +125,35 @@ def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.M
 def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has gone keeps it from nobody; after a renewal nothing is found any more."""
     clock = board(tmp_path / "clock")
-    monkeypatch.setattr(vigil, "Pauses", lambda: pauses.Pauses(str(clock)))
+    monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
         for name, listener in (("one", first), ("two", second)):
             listener.bind(str(tmp_path / name))
             listener.listen()
             listener.settimeout(5)
-        watch = vigil.Vigil(lambda name: tmp_path / name, lambda: ["one", "gone", "two"])
+        watch = pause_watchdog.Vigil(lambda name: tmp_path / name, lambda: ["one", "gone", "two"])
         watch.start()
         try:
-            time.sleep(5 * vigil.LOOK_EVERY)
+            time.sleep(5 * pause_watchdog.LOOK_EVERY)
             assert not watch.found
             board(clock, 60)
             for listener in (first, second):
                 with listener.accept()[0] as line:
                     line.settimeout(5)
-                    assert [wire.parse_control(payload) for _, payload in wire.Decoder().feed(line.recv(4096))] == [
-                        {"op": "doubt"}
-                    ]
+                    assert [
+                        protocol.parse_control(payload) for _, payload in protocol.Decoder().feed(line.recv(4096))
+                    ] == [{"op": "doubt"}]
             until(lambda: watch.found, 5, "a reason to renew")
             watch.renewing()
-            time.sleep(5 * vigil.LOOK_EVERY)
+            time.sleep(5 * pause_watchdog.LOOK_EVERY)
             assert not watch.found
         finally:
             watch.stop()
 
 
 def test_nothing_to_keep_vigil_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vigil, "Pauses", lambda: pauses.Pauses(str(tmp_path / "none")))
-    watch = vigil.Vigil(lambda name: tmp_path / name, lambda: ["one"])
+    monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(tmp_path / "none")))
+    watch = pause_watchdog.Vigil(lambda name: tmp_path / name, lambda: ["one"])
     watch.start()
     assert not watch.found
     watch.stop()

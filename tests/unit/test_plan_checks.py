@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.preflight import moves
-from cmdop_migrate.preflight.cpu import Cpu
+from cmdop_migrate.preflight import plan
+from cmdop_migrate.preflight.facts.cpu import Cpu
+from cmdop_migrate.preflight.facts.host import Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts.processes import Process
+from cmdop_migrate.preflight.facts.session import Measured, expect
 from cmdop_migrate.preflight.findings import Rule, Said, several
-from cmdop_migrate.preflight.hostfacts import Need, Port, Service, Standing
 from cmdop_migrate.preflight.move import Move
-from cmdop_migrate.preflight.obstacles import CHECKS, KINDS, Obstacle
-from cmdop_migrate.preflight.processes import Process
-from cmdop_migrate.preflight.sessionfacts import Measured, expect
+from cmdop_migrate.preflight.rules.obstacles import CHECKS, KINDS, Obstacle
 from tests.unit.plan_facts import DATA, HELD, LIBC, MIB, WEB, a_move
 
 Change = Callable[[Move], Move]
@@ -167,12 +167,12 @@ PLANTED: list[tuple[str, str, str, Change]] = [
 
 
 def test_nothing_stands_in_the_way_of_a_good_move() -> None:
-    assert [one.check for one in moves.find(a_move())] == ["expected"]
+    assert [one.check for one in plan.find(a_move())] == ["expected"]
 
 
 @pytest.mark.parametrize(("check", "level", "names", "change"), PLANTED, ids=[f"{one[0]}-{one[2]}" for one in PLANTED])
 def test_what_is_planted_is_found_and_nothing_else(check: str, level: str, names: str, change: Change) -> None:
-    found = moves.find(change(a_move()))
+    found = plan.find(change(a_move()))
     others = [one for one in found if one.check not in (check, "expected")]
     assert others == []
     said = [one for one in found if one.check == check]
@@ -181,21 +181,21 @@ def test_what_is_planted_is_found_and_nothing_else(check: str, level: str, names
 
 
 def test_every_check_is_planted_at_every_level_it_may_say() -> None:
-    stated = {(one.name, level) for one in moves.checks() for level in one.levels}
+    stated = {(one.name, level) for one in plan.checks() for level in one.levels}
     assert {(check, level) for check, level, _, _ in PLANTED} == stated
-    assert len({one.name for one in moves.checks()}) == len(moves.checks())
+    assert len({one.name for one in plan.checks()}) == len(plan.checks())
 
 
 def test_what_no_single_process_has_is_told_of_the_session() -> None:
     tree = replace(a_move().session.tree, obstacles=(Obstacle("mount", "ramfs at /mnt"),))
-    (found,) = [one for one in moves.find(session(tree=tree)(a_move())) if one.level == "block"]
+    (found,) = [one for one in plan.find(session(tree=tree)(a_move())) if one.level == "block"]
     assert found.message == "session 'work' has a file system mounted that CRIU cannot restore: ramfs at /mnt"
     assert {kind.check for kind in KINDS.values()} == {name for name, _, _ in CHECKS}
 
 
 def test_the_worst_comes_first() -> None:
     move = both(process(io_uring=True, semaphore=True), target(kernel="5.10"))(a_move())
-    assert [one.level for one in moves.find(move)] == ["block", "block", "warn", "info"]
+    assert [one.level for one in plan.find(move)] == ["block", "block", "warn", "info"]
 
 
 def test_on_its_own_host_a_session_is_not_in_its_own_way() -> None:
@@ -204,7 +204,7 @@ def test_on_its_own_host_a_session_is_not_in_its_own_way() -> None:
     move = replace(
         move, source=replace(move.source, listening=(WEB,), memory_available=MIB, key=None, keys=frozenset())
     )
-    assert [one.check for one in moves.find(replace(move, target=move.source))] == ["expected"]
+    assert [one.check for one in plan.find(replace(move, target=move.source))] == ["expected"]
 
 
 @pytest.mark.parametrize(
@@ -219,26 +219,26 @@ def test_on_its_own_host_a_session_is_not_in_its_own_way() -> None:
 )
 def test_ports_clash_where_the_kernel_would_refuse_them(here: Port, there: Port, clash: bool) -> None:
     move = both(session(ports=(here,)), target(listening=(there,)))(a_move())
-    assert ("ports" in [one.check for one in moves.find(move)]) is clash
+    assert ("ports" in [one.check for one in plan.find(move)]) is clash
 
 
 def test_a_newer_and_richer_host_is_welcome() -> None:
     flags = frozenset(("sse2", "avx", "avx2", "smep", "avx512f"))
     richer = both(cpu(flags=flags, xfeatures=0x2E7), target(kernel="7.0", criu="5.0"))(a_move())
-    assert [one.check for one in moves.find(richer)] == ["expected"]
+    assert [one.check for one in plan.find(richer)] == ["expected"]
     poorer = cpu(flags=frozenset(("sse2", "avx", "avx2")))(a_move())  # smep is the kernel's own business
-    assert [one.check for one in moves.find(poorer)] == ["expected"]
+    assert [one.check for one in plan.find(poorer)] == ["expected"]
 
 
 def test_every_flag_of_another_architecture_counts() -> None:
     arm = Cpu("aarch64", 4096, frozenset(("fp", "sve")))
     move = both(source(cpu=arm), target(cpu=replace(arm, flags=frozenset(("fp",)))))(a_move())
-    assert "sve" in next(one.message for one in moves.find(move) if one.check == "cpu")
+    assert "sve" in next(one.message for one in plan.find(move) if one.check == "cpu")
 
 
 def test_a_lease_of_before_the_last_boot_is_not_held() -> None:
     move = source(standing=Standing("held", "host-a", "a-0", 7))(a_move())
-    assert [one.check for one in moves.find(move)] == ["lease", "expected"]
+    assert [one.check for one in plan.find(move)] == ["lease", "expected"]
 
 
 def test_what_a_checkpoint_will_cost_is_told_from_those_before() -> None:
@@ -252,7 +252,7 @@ def test_what_a_checkpoint_will_cost_is_told_from_those_before() -> None:
     assert own is not None and (own.frozen_s, own.own) == (1.0, True)
     assert expect(0, 0, (Measured("z", 0, 0, 0, 0.1, 0.0),), "z") is not None
     move = session(measured=(large,))(a_move())
-    assert "frozen about 1.00 s" in moves.find(move)[-1].message
+    assert "frozen about 1.00 s" in plan.find(move)[-1].message
 
 
 def test_a_rule_may_say_only_what_the_page_tells_of_it() -> None:

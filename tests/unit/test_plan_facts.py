@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cmdop_migrate.preflight import cpu, processes
-from cmdop_migrate.preflight.cpu import Cpu
-from cmdop_migrate.preflight.hostfacts import Ask, HostFacts, Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts import cpu, processes
+from cmdop_migrate.preflight.facts.cpu import Cpu
+from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing
 from tests.unit.plan_facts import a_host, a_session
 
 COUNT = st.integers(0, 1 << 63)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu import apt
+from cmdop_migrate.criu.install import apt
 
 KEYRING = "/usr/share/keyrings/some.gpg"
 DEB822 = f"""# a comment

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session.redirects import NAME, LowerNames, read
+from cmdop_migrate.session.overlay_redirects import NAME, LowerNames, read
 
 
 @pytest.fixture

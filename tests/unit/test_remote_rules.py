@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate import config, hostentry
+from cmdop_migrate import config, host_entry
 from cmdop_migrate.errors import BadConfig, HostNotFound, PeerDiffers, Usage
-from cmdop_migrate.flows import common
-from cmdop_migrate.hostentry import HostEntry
-from cmdop_migrate.lease.identity import identity
+from cmdop_migrate.host_entry import HostEntry
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
+from cmdop_migrate.lease.store_id import identity
+from cmdop_migrate.migration import compatibility
 from cmdop_migrate.remote.inventory import Inventory, Target
 from cmdop_migrate.remote.peer import command_line
 from cmdop_migrate.storage.memory import MemoryStore
@@ -34,7 +34,7 @@ from cmdop_migrate.storage.memory import MemoryStore
     ],
 )
 def test_addresses(text: str, found: tuple[str | None, str, int | None]) -> None:
-    assert hostentry.split_login(text) == found
+    assert host_entry.split_login(text) == found
 
 
 @pytest.mark.parametrize(
@@ -42,14 +42,14 @@ def test_addresses(text: str, found: tuple[str | None, str, int | None]) -> None
 )
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(Usage) as caught:
-        hostentry.split_login(text)
+        host_entry.split_login(text)
     assert caught.value.hint and "\n" not in caught.value.message
 
 
 @given(st.text(max_size=30))
 def test_an_address_is_parsed_or_refused(text: str) -> None:
     try:
-        _, address, port = hostentry.split_login(text)
+        _, address, port = host_entry.split_login(text)
     except Usage:
         return
     assert address and not address.startswith("-") and address.isascii() and (port is None or 0 < port < 65536)
@@ -192,7 +192,7 @@ def test_alike_enough() -> None:
         "store": {"url": "s3://x/?endpoint=http://other", "id": "1"},
         "keys": ["k3", "k2"],
     }
-    common.check("b", OURS, theirs)
+    compatibility.check("b", OURS, theirs)
 
 
 @pytest.mark.parametrize(
@@ -207,15 +207,17 @@ def test_alike_enough() -> None:
 )
 def test_not_alike(change: dict[str, Any], kind: type[Usage], words: str, hint: str) -> None:
     with pytest.raises(kind) as caught:
-        common.check("b", OURS, {**OURS, "host_id": "b", **change})
+        compatibility.check("b", OURS, {**OURS, "host_id": "b", **change})
     assert words in caught.value.message and hint in caught.value.hint
 
 
 def test_a_store_and_a_lease_store_have_one_id_each_for_ever() -> None:
     register, store = MemoryRegister(), MemoryStore()
-    first = identity(LeaseStore(register)), common.store_identity(store)
-    assert (identity(LeaseStore(register)), common.store_identity(store)) == first
-    assert identity(LeaseStore(MemoryRegister())) != first[0] and common.store_identity(MemoryStore()) != first[1]
+    first = identity(LeaseStore(register)), compatibility.store_identity(store)
+    assert (identity(LeaseStore(register)), compatibility.store_identity(store)) == first
+    assert (
+        identity(LeaseStore(MemoryRegister())) != first[0] and compatibility.store_identity(MemoryStore()) != first[1]
+    )
 
 
 def test_progress_lines_do_not_mind_that_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:

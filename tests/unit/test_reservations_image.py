@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu.imagefile import HEAD, bytes_field, fields, number_field, records
-from cmdop_migrate.criu.messages import Malformed, read_varint
-from cmdop_migrate.criu.reservations import LARGE, unreserved
+from cmdop_migrate.criu.image.raw import HEAD, bytes_field, fields, number_field, records
+from cmdop_migrate.criu.image.reservations import LARGE, unreserved
+from cmdop_migrate.criu.rpc import Malformed, read_varint
 
 MOST = 16 << 30
 NONE, READ, WRITE = 0, 1, 3

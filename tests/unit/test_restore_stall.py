@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.events import Events
-from cmdop_migrate.flows.incarnation import Wanted
-from cmdop_migrate.flows.restore import _Restore
-from cmdop_migrate.session.records import Records
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.snapshot.rebuild.restore_session import Wanted
+from cmdop_migrate.snapshot.restore import _Restore
 
 AWAY = StoreUnreachable("no answer", "")
 READERS = 6  # as many threads may wait for the store at once

@@ -7,8 +7,8 @@ import math
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cmdop_migrate.flows import schedule
-from cmdop_migrate.flows.schedule import Budget, Busy, Load, Planned, Target
+from cmdop_migrate.drain import schedule
+from cmdop_migrate.drain.schedule import Budget, Busy, Load, Planned, Target
 
 MIB = 1 << 20
 ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

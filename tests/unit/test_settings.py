@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cmdop_migrate import config, errors, units
 from cmdop_migrate.errors import BadConfig, CmdopError, Usage
 from cmdop_migrate.events import Events
-from cmdop_migrate.flows.run import Wish, private_paths, specify
+from cmdop_migrate.host.run import Wish, private_paths, specify
 from cmdop_migrate.lease import margins
 from cmdop_migrate.model import Exit, Link, Record, Spec, new_session_id, session_name
 

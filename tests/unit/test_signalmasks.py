@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from cmdop_migrate.criu import signalmasks
-from cmdop_migrate.criu.messages import varint
-from cmdop_migrate.session import ptrace
+from cmdop_migrate.criu.guard import ptrace
+from cmdop_migrate.criu.image import signal_masks
+from cmdop_migrate.criu.rpc import varint
 
 TRAP, USR1 = 1 << 4, 1 << 9
 
@@ -25,14 +25,14 @@ def image(leader: int, thread: int) -> bytes:
 
 
 def test_trap_is_unblocked_and_nothing_else_changes() -> None:
-    assert signalmasks.without_trap(image(TRAP | USR1, TRAP)) == image(USR1, 0)
-    assert signalmasks.without_trap(image(2**64 - 1, USR1)) == image(2**64 - 1 - TRAP, USR1)
+    assert signal_masks.without_trap(image(TRAP | USR1, TRAP)) == image(USR1, 0)
+    assert signal_masks.without_trap(image(2**64 - 1, USR1)) == image(2**64 - 1 - TRAP, USR1)
 
 
 def test_threads_that_blocked_trap_themselves_keep_it(tmp_path: Path) -> None:
     for thread in (1, 7):
         (tmp_path / f"core-{thread}.img").write_bytes(image(TRAP, TRAP))
-    signalmasks.unblock_trap(tmp_path, {7})
+    signal_masks.unblock_trap(tmp_path, {7})
     assert (tmp_path / "core-1.img").read_bytes() == image(0, 0)
     assert (tmp_path / "core-7.img").read_bytes() == image(TRAP, TRAP)
 

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.storage.limit import LimitStore, Turns
 from cmdop_migrate.storage.memory import MemoryStore
+from cmdop_migrate.storage.rate_limit import LimitStore, Turns
 
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), min_size=1))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.session.streams import LIMIT, Streams
+from cmdop_migrate.holder.input_streams import LIMIT, Streams
 
 ONE = "0123456789abcdef"
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.session import launch, trash
+from cmdop_migrate.holder import start
+from cmdop_migrate.util import trash
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_session_s_layers_are_set_aside_and_its_images_removed_at_once(tmp_pat
     for name in ("layers", "root", "images"):
         (directory / name).mkdir(parents=True)
         (directory / name / "file").touch()
-    launch.remove_files(str(directory))
+    start.remove_files(str(directory))
     assert os.listdir(directory) == []
     assert len(os.listdir(bin_)) == 2
     assert trash.make_room(str(tmp_path), 0) > 0 and len(os.listdir(bin_)) == 2, "there was room"

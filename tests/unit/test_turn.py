@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.session.turn import QUEUE_LIMIT, Refused, Turn
+from cmdop_migrate.holder.write_turn import QUEUE_LIMIT, Refused, Turn
 
 ACTORS = ("ann", "bob", "cy", "root")
 # (what is asked, who has it afterwards or the refusal, who waits)

@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from cmdop_migrate.session import unixdiag
+from cmdop_migrate.session import unix_sockets
 
 
 def inode(sock: socket.socket) -> int:
@@ -22,20 +22,20 @@ def test_peers_backlogs_and_unread_bytes(tmp_path: Path) -> None:
         client.connect(str(tmp_path / "s"))
         late.connect(str(tmp_path / "s"))
         client.send(b"hello")
-        found = unixdiag.read(os.getpid())
+        found = unix_sockets.read(os.getpid())
         assert found[inode(one)].peer == inode(two) and found[inode(two)].peer == inode(one)
         assert not found[inode(one)].is_dangling and not found[inode(listener)].is_dangling
         there = found[inode(listener)]
-        assert there.name == str(tmp_path / "s") and there.state == unixdiag.LISTEN
+        assert there.name == str(tmp_path / "s") and there.state == unix_sockets.LISTEN
         assert set(there.waiting) == {inode(client), inode(late)}
         assert found[inode(client)].unread > 0 and found[inode(client)].is_dangling
         assert found[inode(late)].unread == 0
         client.close()
-        assert set(unixdiag.read(os.getpid())[inode(listener)].waiting) == {0, inode(late)}
+        assert set(unix_sockets.read(os.getpid())[inode(listener)].waiting) == {0, inode(late)}
 
 
 def test_a_connection_whose_other_end_is_closed_does_not_dangle() -> None:
     one, two = socket.socketpair()
     with one:
         two.close()
-        assert not unixdiag.read(os.getpid())[inode(one)].is_dangling
+        assert not unix_sockets.read(os.getpid())[inode(one)].is_dangling

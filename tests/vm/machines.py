@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.flows import afar
-from cmdop_migrate.flows.line import Line
+from cmdop_migrate.gateway import client
+from cmdop_migrate.gateway.relay_channel import Line
 from scripts.vmlib.model import FLEET, RUN, SSH_CONFIG, Fleet
 from tests.hosts import Host, until
 
@@ -272,7 +272,7 @@ class Machines:
         return file
 
     def line(self, file: Path, session: str) -> Line:
-        found = afar.load(file)
+        found = client.load(file)
         assert found.relay
         return Line(found.relay, found, session)
 

@@ -1,7 +1,7 @@
 // Old output, shown again without its questions: a terminal would answer them, and the answers would be typed into the
 // session, which asked long ago.
 
-// As session/ring.py has them: those that change what a terminal shows or sends.
+// As holder/output_ring.py has them: those that change what a terminal shows or sends.
 const TRACKED = new Set([1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
 const AT_START = [7, 25];
 

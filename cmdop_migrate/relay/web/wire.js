@@ -1,4 +1,4 @@
-// The holder's own frames, inside the sealed channel (session/wire.py): kind u8 | length u32 | payload. Pure.
+// The holder's own frames, inside the sealed channel (holder/protocol.py): kind u8 | length u32 | payload. Pure.
 
 import { concat } from "./frames.js";
 

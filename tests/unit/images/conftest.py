@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.images.keys import KeyRing, new_key
+from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.storage.memory import MemoryStore
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.errors import StoreUnreachable
-from cmdop_migrate.images import reader
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.layout import PAGE
-from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.writer import ImageWriter, Tuning
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.format.layout import PAGE
+from cmdop_migrate.images.format.manifest import Manifest
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.write.writer import ImageWriter, Tuning
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
 SESSION = "5e5510"

@@ -7,7 +7,7 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.images.codec import RAW, ZSTD, Codec
+from cmdop_migrate.images.format.codec import RAW, ZSTD, Codec
 
 SIZE = 64 << 10
 TEXT = b"".join(b"%06d a line of a log, much like the one before\n" % number for number in range(1500))[:SIZE]

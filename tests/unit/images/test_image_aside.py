@@ -11,11 +11,11 @@ import pytest
 from image_helpers import SESSION, memory, read_all
 
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.images import feed as feeds
-from cmdop_migrate.images.aside import Aside
-from cmdop_migrate.images.chunks import Extent
-from cmdop_migrate.images.layout import PAGE
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format.layout import PAGE
+from cmdop_migrate.images.format.windows import Extent
+from cmdop_migrate.images.write import page_buffers as feeds
+from cmdop_migrate.images.write.freeze_spill import Aside
+from cmdop_migrate.images.write.writer import ImageWriter
 
 
 def batch(size: int) -> list[Extent]:

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, Dying, Turns, checkpoint, memory, read_all, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
-from cmdop_migrate.images import birth, catalog, layout, tombstones
-from cmdop_migrate.images.catalog import Listed
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.policy import Keep, to_drop
-from cmdop_migrate.images.retention import prune
-from cmdop_migrate.images.verify import verify
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.format.manifest import Manifest
+from cmdop_migrate.images.read.verify import verify
+from cmdop_migrate.images.store import catalog, deletion_marks, fork_manifest
+from cmdop_migrate.images.store.catalog import Listed
+from cmdop_migrate.images.store.keep_policy import Keep, to_drop
+from cmdop_migrate.images.store.prune import prune
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 
@@ -28,8 +29,8 @@ BRANCH = "b0b0" * 6
 
 
 def branch(store: Store, source: Manifest) -> Manifest:
-    made = birth.of(source, BRANCH, 1, {"name": "branch"})
-    birth.publish(store, RING, source, made)
+    made = fork_manifest.of(source, BRANCH, 1, {"name": "branch"})
+    fork_manifest.publish(store, RING, source, made)
     return made
 
 
@@ -73,7 +74,7 @@ def base(request: pytest.FixtureRequest, spill: Path) -> tuple[MemoryStore, Mani
         writer.finish_input()
         assert prune(store, RING, Keep(last=0), lambda _: False).waiting
         found = writer.commit(1)
-        doomed = tombstones.doomed_packs(store)
+        doomed = deletion_marks.doomed_packs(store)
         assert doomed and doomed & set(found.packs)
     return store, found
 
@@ -146,7 +147,7 @@ def test_interleaved(base: tuple[MemoryStore, Manifest], seed: int, prunes: int,
     does not stand there yet."""
     draw = random.Random(seed)
     store = copy_of(base[0])
-    fail_at = draw.randrange(10) if kill and not tombstones.doomed_packs(store) else 1000
+    fail_at = draw.randrange(10) if kill and not deletion_marks.doomed_packs(store) else 1000
     actors = [lambda s, at=fail_at: try_branch(Dying(s, at), base[1])]
     for _ in range(prunes):
         fail_at = draw.randrange(30) if kill else 1000

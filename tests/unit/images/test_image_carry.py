@@ -10,25 +10,25 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.flows import carry
-from cmdop_migrate.images import reader
-from cmdop_migrate.images.hostfiles import HostFile, HostFiles
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.session.touched import Touched
+from cmdop_migrate.images.files.host_files import HostFile, HostFiles
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.session.files_in_use import Touched
+from cmdop_migrate.snapshot import host_files
 from cmdop_migrate.storage.memory import MemoryStore
 from tests.unit.images.image_helpers import SESSION, SMALL
 from tests.unit.test_openfiles_image import image, regular
 
 
 def carried(
-    store: MemoryStore, ring: KeyRing, state: Path, path: Path, what: carry.Carry = "opened", files: bytes = b""
+    store: MemoryStore, ring: KeyRing, state: Path, path: Path, what: host_files.Carry = "opened", files: bytes = b""
 ) -> str:
     """A checkpoint that has nothing but this file: mapped, where nothing is to be carried, else open. `files`: CRIU's
     list of them."""
     writer = ImageWriter(store, ring, SESSION, state, tuning=SMALL)
     writer.begin()
-    carrier = carry.Carrier(state, writer, ring.current.fingerprint, what)
+    carrier = host_files.Carrier(state, writer, ring.current.fingerprint, what)
     carrier.add(Touched(mapped={str(path)}) if what == "none" else Touched(opened={str(path)}))
     carrier.finish()
     if files:
@@ -42,7 +42,7 @@ def brought(store: MemoryStore, ring: KeyRing, checkpoint: str, there: Path, pat
     upper.mkdir(parents=True)
     image = reader.fetch(store, ring, checkpoint, there / "image")
     try:
-        assert carry.bring(image, there, ["/"], [upper]).carried == [str(path)]
+        assert host_files.bring(image, there, ["/"], [upper]).carried == [str(path)]
     finally:
         image.close()
     return (upper / str(path).lstrip("/")).read_bytes()
@@ -76,12 +76,12 @@ def described(store, ring, tmp_path) -> tuple[Path, str]:
     return path, carried(store, ring, tmp_path / "state", path, "mapped")
 
 
-def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[carry.Brought, Path]:
+def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[host_files.Brought, Path]:
     upper = tmp_path / "upper"
     upper.mkdir(exist_ok=True)
     image = reader.fetch(store, ring, checkpoint, tmp_path / "image")
     try:
-        return carry.bring(image, tmp_path / "state", ["/"], [upper], accept), upper
+        return host_files.bring(image, tmp_path / "state", ["/"], [upper], accept), upper
     finally:
         image.close()
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
-from cmdop_migrate.flows import collect, tools
-from cmdop_migrate.images import catalog, layout, manifest
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.host import resources
+from cmdop_migrate.images.format import layout, manifest
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.store import catalog
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.snapshot import checkpoints
 from cmdop_migrate.storage.memory import MemoryStore
 from tests.unit.images.image_helpers import SESSION, SMALL, checkpoint
 
@@ -88,16 +90,16 @@ class Pruned(MemoryStore):
 def test_what_is_pruned_while_all_are_looked_at_is_no_damage(ring, tmp_path, monkeypatch, at):
     store = Pruned()
     kept, gone = (checkpoint(store, ring, tmp_path, seed, session) for seed, session in enumerate((SESSION, OTHER)))
-    monkeypatch.setattr(tools, "open_store", lambda _: store)
-    monkeypatch.setattr(tools, "open_keys", lambda _: ring)
+    monkeypatch.setattr(resources, "open_store", lambda _: store)
+    monkeypatch.setattr(resources, "open_keys", lambda _: ring)
     host = SimpleNamespace(config=None)
     store.prune(gone, kept, at)
-    results = collect.verify(host, None)
+    results = checkpoints.verify(host, None)
     assert [(one["checkpoint"], one["problem"]) for one in results] == [(kept.checkpoint, None)]
     again = checkpoint(store, ring, tmp_path, 5, OTHER)
     store.prune(again, kept, at)
     if at == "manifests/":
-        assert [one["checkpoint"] for one in collect.listing(host, None)] == [kept.checkpoint]
+        assert [one["checkpoint"] for one in checkpoints.listing(host, None)] == [kept.checkpoint]
     else:
         with pytest.raises(CheckpointNotFound, match="just removed"):
-            collect.verify(host, again.checkpoint)
+            checkpoints.verify(host, again.checkpoint)

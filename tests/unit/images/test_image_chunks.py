@@ -10,9 +10,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmdop_migrate.images.chunks import Extent, PageTable, Segment, table_of, window_count, windows
-from cmdop_migrate.images.feed import PageFeed
-from cmdop_migrate.images.layout import PAGE, WINDOW
+from cmdop_migrate.images.format.layout import PAGE, WINDOW
+from cmdop_migrate.images.format.windows import Extent, PageTable, Segment, table_of, window_count, windows
+from cmdop_migrate.images.write.page_buffers import PageFeed
 
 # (gap in pages before it, pages, flags, present)
 RUNS = st.lists(

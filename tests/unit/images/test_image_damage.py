@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 from image_helpers import SESSION, checkpoint, read_all
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
-from cmdop_migrate.images import index, layout, manifest, packs, reader
-from cmdop_migrate.images.chunks import PageTable
-from cmdop_migrate.images.codec import RAW, ZSTD, Codec
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.seal import CHUNK, INDEX, Sealer
-from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.images.verify import verify
+from cmdop_migrate.images.format import layout, manifest, packs
+from cmdop_migrate.images.format.chunk_table import ChunkTable
+from cmdop_migrate.images.format.codec import RAW, ZSTD, Codec
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.format.seal import CHUNK, INDEX, Sealer
+from cmdop_migrate.images.format.windows import PageTable
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.read.verify import verify
+from cmdop_migrate.images.store import index
 from cmdop_migrate.storage.memory import MemoryStore
 
 RING = KeyRing((new_key(),))
@@ -285,7 +287,7 @@ def test_fuzz_envelope(body, data):
 def test_fuzz_tables_that_were_valid(data):
     table = ChunkTable()
     number = table.pack_number("ab" * 16)
-    from cmdop_migrate.images.table import Place
+    from cmdop_migrate.images.format.chunk_table import Place
 
     for at in range(5):
         table.add(bytes([at]) * 32, Place(number, at * 100, 100, 4096))

@@ -13,17 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cmdop_migrate import offspring
-from cmdop_migrate.criu.space import BLOCK
+from cmdop_migrate.criu.lazy.address_space import BLOCK
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.flows import decoders, memory
-from cmdop_migrate.images import reader
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.layout import PAGE
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.format.layout import PAGE
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.snapshot import session_memory
+from cmdop_migrate.snapshot.rebuild import decode_workers
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
+from cmdop_migrate.util import worker_process
 from tests.hosts import PROJECT, until
 from tests.unit.images.image_helpers import SESSION, SMALL
 from tests.unit.images.image_helpers import memory as content
@@ -45,7 +46,7 @@ def image(request: pytest.FixtureRequest, ring: KeyRing, tmp_path: Path) -> Iter
     opened.close()
 
 
-def decoded(decoder: decoders.Decoder, source: memory.Source, size: int) -> bytes:
+def decoded(decoder: decode_workers.Decoder, source: session_memory.Source, size: int) -> bytes:
     """All of the memory, stretch by stretch, as the pager asks for it."""
     later, at, got = source.later(PID), START, b""
     while at < START + size:
@@ -57,13 +58,13 @@ def decoded(decoder: decoders.Decoder, source: memory.Source, size: int) -> byte
 
 
 def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> None:
-    source = memory.Source(image[0])
-    with decoders.started(source) as made:
+    source = session_memory.Source(image[0])
+    with decode_workers.started(source) as made:
         for one in made:
-            assert isinstance(one, decoders.Decoder)
+            assert isinstance(one, decode_workers.Decoder)
             assert decoded(one, source, len(image[1])) == image[1]
             assert one._is_there, "it was the process that decoded"
-        pids = [one.pid for one in made if isinstance(one, decoders.Decoder)]
+        pids = [one.pid for one in made if isinstance(one, decode_workers.Decoder)]
         assert len(pids) > 1 and all(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -72,9 +73,9 @@ def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> N
 def test_one_that_was_killed_or_stopped_is_not_missed(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    monkeypatch.setattr(offspring, "SILENCE", 0.5)
-    source = memory.Source(image[0])
-    decoder = decoders.Decoder(source)
+    monkeypatch.setattr(worker_process, "SILENCE", 0.5)
+    source = session_memory.Source(image[0])
+    decoder = decode_workers.Decoder(source)
     try:
         os.kill(decoder.pid, by)
         assert decoded(decoder, source, len(image[1])) == image[1]
@@ -98,10 +99,10 @@ def test_without_more_processes_threads_decode(
         return fork()
 
     monkeypatch.setattr(os, "fork", limited)
-    source, before = memory.Source(image[0]), len(os.listdir("/proc/self/fd"))
-    with decoders.started(source) as made:
+    source, before = session_memory.Source(image[0]), len(os.listdir("/proc/self/fd"))
+    with decode_workers.started(source) as made:
         assert len(made) == 1
-    with decoders.started(source) as made:
+    with decode_workers.started(source) as made:
         assert made == []
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -109,23 +110,23 @@ def test_without_more_processes_threads_decode(
 def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offspring, "PATIENCE", 0.1)
-    decoder = decoders.Decoder(memory.Source(image[0]))
+    monkeypatch.setattr(worker_process, "PATIENCE", 0.1)
+    decoder = decode_workers.Decoder(session_memory.Source(image[0]))
     os.kill(decoder.pid, signal.SIGSTOP)
     decoder.close()
     assert not os.path.exists(f"/proc/{decoder.pid}")
 
 
-def _first(later: memory.Later) -> tuple[int, int]:
+def _first(later: session_memory.Later) -> tuple[int, int]:
     start, end = later.stretch(START, BLOCK)
     return start, end - start
 
 
 def test_damage_is_refused_here_with_its_reason(image: tuple[reader.Image, bytes], tmp_path: Path) -> None:
     """The local copy is changed after it was verified: nothing but an error comes out."""
-    source = memory.Source(image[0])
+    source = session_memory.Source(image[0])
     later = source.later(PID)  # its table was read while all was well
-    decoder = decoders.Decoder(source)
+    decoder = decode_workers.Decoder(source)
     try:
         for path in [*(tmp_path / "local").glob("pack-*"), tmp_path / "local" / "chunks"]:
             if path.stat().st_size:
@@ -140,9 +141,11 @@ def test_damage_is_refused_here_with_its_reason(image: tuple[reader.Image, bytes
 def test_it_has_nothing_of_ours_but_the_image(image: tuple[reader.Image, bytes], tmp_path: Path) -> None:
     """A lock that it kept would be held as long as it lives."""
     with (tmp_path / "lock").open("w") as lock:
-        decoder = decoders.Decoder(memory.Source(image[0]))
+        decoder = decode_workers.Decoder(session_memory.Source(image[0]))
         try:
-            assert decoded(decoder, memory.Source(image[0]), len(image[1])) == image[1]  # so it is past its start
+            assert (
+                decoded(decoder, session_memory.Source(image[0]), len(image[1])) == image[1]
+            )  # so it is past its start
             kept = [os.readlink(f"/proc/{decoder.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{decoder.pid}/fd")]
             assert lock.name not in kept
             ours = [one for one in kept if one.startswith(str(tmp_path))]
@@ -156,10 +159,11 @@ def test_it_ends_with_who_started_it() -> None:
     program = textwrap.dedent(
         """
         import os, pathlib, tempfile, time
-        from cmdop_migrate.flows import decoders, memory
-        from cmdop_migrate.images import reader
-        from cmdop_migrate.images.keys import KeyRing, new_key
-        from cmdop_migrate.images.writer import ImageWriter
+        from cmdop_migrate.images.read import reader
+        from cmdop_migrate.snapshot import session_memory
+        from cmdop_migrate.snapshot.rebuild import decode_workers
+        from cmdop_migrate.images.format.keys import KeyRing, new_key
+        from cmdop_migrate.images.write.writer import ImageWriter
         from cmdop_migrate.storage.memory import MemoryStore
         with tempfile.TemporaryDirectory() as folder:
             here, ring, store = pathlib.Path(folder), KeyRing((new_key(),)), MemoryStore()
@@ -167,7 +171,7 @@ def test_it_ends_with_who_started_it() -> None:
             writer.begin()
             writer.add_run("process-7", 0x10000, 16, 5, os.urandom(65536))
             image = reader.fetch(store, ring, writer.commit(1).checkpoint, here / "local")
-            with decoders.started(memory.Source(image)) as made:
+            with decode_workers.started(session_memory.Source(image)) as made:
                 print(*[one.pid for one in made], flush=True)
                 time.sleep(60)
         """

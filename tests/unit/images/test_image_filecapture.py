@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.flows import filecapture
-from cmdop_migrate.images import filerestore, filestats, filetable, ledger, reader
-from cmdop_migrate.images.fileread import on_tmpfs
-from cmdop_migrate.images.filetree import snapshot
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.ledger import Ledger
-from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.session.touched import Touched
+from cmdop_migrate.images.files import file_table, stat_cache, unpack
+from cmdop_migrate.images.files.content import on_tmpfs
+from cmdop_migrate.images.files.walk import snapshot
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.read import reader
+from cmdop_migrate.images.store import index_cache
+from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.session.files_in_use import Touched
+from cmdop_migrate.snapshot.capture import changed_files
 from cmdop_migrate.storage.base import Store
 from tests.unit.images.image_helpers import SESSION, SMALL
 
@@ -35,7 +37,7 @@ def upper(tmp_path: Path) -> Path:
     for number in range(5):
         (made / "small" / f"f{number}").write_bytes(b"%d " % number * 100)
     (made / "large").write_bytes(os.urandom((2 << 20) + 5))
-    time.sleep(2 * filestats.TICK_NS / 1e9)
+    time.sleep(2 * stat_cache.TICK_NS / 1e9)
     return made
 
 
@@ -43,7 +45,7 @@ def files_of(store: Store, ring: KeyRing, checkpoint: str, place: Path) -> dict[
     image = reader.fetch(store, ring, checkpoint, place / "image")
     try:
         (place / "again").mkdir()
-        filerestore.restore(filetable.parse(image.blob("files/0")), image, place / "again")
+        unpack.restore(file_table.parse(image.blob("files/0")), image, place / "again")
     finally:
         image.close()
     return snapshot(place / "again")
@@ -57,24 +59,24 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     if on_tmpfs(upper):
         pytest.skip("stats are never trusted on tmpfs")
     first = begun(store, ring, tmp_path)
-    filecapture.add(first, filecapture.capture(first, tmp_path, [upper], Touched()))
+    changed_files.add(first, changed_files.capture(first, tmp_path, [upper], Touched()))
     first.finish_input()
     first.commit(1)
     second = begun(store, ring, tmp_path)
-    capture = filecapture.files.capture
+    capture = changed_files.files_capture.capture
 
     def captured(*given, **named):
         done = capture(*given, **named)
         if how == "forgotten":
-            other = Ledger(ring.current, ledger.path_of(tmp_path / "ledgers", store.url, ring.current))
+            other = Ledger(ring.current, index_cache.path_of(tmp_path / "ledgers", store.url, ring.current))
             other.forget(lambda name: True)
             other.close()
         else:
             second._ledger._db.close()
         return done
 
-    monkeypatch.setattr(filecapture.files, "capture", captured)
-    filecapture.add(second, filecapture.capture(second, tmp_path, [upper], Touched()))
+    monkeypatch.setattr(changed_files.files_capture, "capture", captured)
+    changed_files.add(second, changed_files.capture(second, tmp_path, [upper], Touched()))
     monkeypatch.undo()
     second.finish_input()
     made = second.commit(2)
@@ -85,7 +87,7 @@ def test_without_room_for_what_spares_work_it_is_done_all_the_same(store, ring, 
     (tmp_path / "files-0.stats").symlink_to("/dev/full")
     for _ in range(2):
         writer = begun(store, ring, tmp_path)
-        filecapture.add(writer, filecapture.capture(writer, tmp_path, [upper], Touched()))
+        changed_files.add(writer, changed_files.capture(writer, tmp_path, [upper], Touched()))
         writer.finish_input()
         made = writer.commit(1)
         (tmp_path / "files-0.table").unlink()  # reading from such a device would never end

@@ -15,16 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, read_all
 
-from cmdop_migrate.images import feed as feeds
-from cmdop_migrate.images import layout
-from cmdop_migrate.images.aside import Aside
-from cmdop_migrate.images.chunks import Extent, window_count
-from cmdop_migrate.images.groups import GROUP, Groups, pieces
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.layout import PAGE, WINDOW
-from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.seal import Sealer
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.format.layout import PAGE, WINDOW
+from cmdop_migrate.images.format.manifest import Manifest
+from cmdop_migrate.images.format.seal import Sealer
+from cmdop_migrate.images.format.windows import Extent, window_count
+from cmdop_migrate.images.write import page_buffers as feeds
+from cmdop_migrate.images.write.fingerprints import GROUP, Groups, pieces
+from cmdop_migrate.images.write.freeze_spill import Aside
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from cmdop_migrate.errors import BadConfig, ImageRefused, Usage
-from cmdop_migrate.images import keys
+from cmdop_migrate.images.format import keys
 
 
 def test_made_once_private_and_the_same_for_all(tmp_path):

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.images import catalog, index, layout, ledger, tables
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.ledger import Ledger
-from cmdop_migrate.images.seal import Sealer
-from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.format.chunk_table import ChunkTable
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.format.seal import Sealer
+from cmdop_migrate.images.read import load_table
+from cmdop_migrate.images.store import catalog, index, index_cache
+from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 from tests.unit.images.image_helpers import SMALL, Wrapped
@@ -119,7 +121,7 @@ def test_where_nothing_can_be_learnt_nothing_more_is_read(store, ring, tmp_path,
     """Another checkpoint of this host is writing, and does not come to an end."""
     monkeypatch.setattr(index, "READERS", 1)
     ledgers = tmp_path / "ledgers"
-    path = ledger.path_of(ledgers, store.url, ring.current)
+    path = index_cache.path_of(ledgers, store.url, ring.current)
     Ledger(ring.current, path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -165,7 +167,7 @@ def test_a_pack_that_is_gone_is_not_relied_on(store, ring, tmp_path, monkeypatch
     store.delete([info.name for info in store.list(layout.PACKS)])
     assert save(store, ring, tmp_path, "5e5590", ledgers=ledgers).sizes["reused"] == 0
     found = save(store, ring, tmp_path, "5e5591", ledgers=ledgers)
-    tables.check_packs(store, dict.fromkeys(found.packs, 1))
+    load_table.check_packs(store, dict.fromkeys(found.packs, 1))
     assert found.sizes["reused"] >= len(SHARED)
 
 

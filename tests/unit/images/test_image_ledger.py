@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.clock import walltime
-from cmdop_migrate.images import ledger, seal
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.ledger import Ledger
-from cmdop_migrate.images.table import ChunkTable, Place
+from cmdop_migrate.images.format import seal
+from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.store import index_cache
+from cmdop_migrate.images.store.index_cache import Ledger
 
 PACK, OTHER = "ab" * 16, "cd" * 16
 
@@ -34,7 +35,7 @@ def ident(number: int) -> bytes:
 
 @pytest.fixture
 def path(ring: KeyRing, tmp_path: Path) -> Path:
-    return ledger.path_of(tmp_path / "ledgers", "s3://bucket/", ring.current)
+    return index_cache.path_of(tmp_path / "ledgers", "s3://bucket/", ring.current)
 
 
 @pytest.fixture
@@ -77,14 +78,14 @@ def test_what_is_gone_is_forgotten(ring, filled):
 
 
 def test_of_another_store_or_key_it_is_another(ring, path, tmp_path):
-    assert path != ledger.path_of(path.parent, "s3://bucket/other", ring.current)
-    assert path != ledger.path_of(path.parent, "s3://bucket/", new_key())
+    assert path != index_cache.path_of(path.parent, "s3://bucket/other", ring.current)
+    assert path != index_cache.path_of(path.parent, "s3://bucket/", new_key())
 
 
 def test_one_that_nobody_came_back_to_goes(ring, filled):
-    long_ago = walltime() - ledger.UNUSED - 60
+    long_ago = walltime() - index_cache.UNUSED - 60
     os.utime(filled, (long_ago, long_ago))
-    other = ledger.path_of(filled.parent, "s3://elsewhere/", ring.current)
+    other = index_cache.path_of(filled.parent, "s3://elsewhere/", ring.current)
     Ledger(ring.current, other).close()
     assert list(filled.parent.iterdir()) == [other]
     os.utime(other, (long_ago, long_ago))

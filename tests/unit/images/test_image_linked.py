@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from image_helpers import SESSION, checkpoint, content, read_all
 
-from cmdop_migrate import bulk
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images import reader
-from cmdop_migrate.images.layout import PAGE, WINDOW
+from cmdop_migrate.images.format.layout import PAGE, WINDOW
+from cmdop_migrate.images.read import reader
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
+from cmdop_migrate.util import bulk_io
 
 
 @pytest.fixture
@@ -116,9 +116,9 @@ def test_bulk_bytes_are_all_written_and_read(tmp_path, monkeypatch, old):
     data = os.urandom(3_000_001)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     try:
-        bulk.write(fd, data, 17, cached=False)
+        bulk_io.write(fd, data, 17, cached=False)
         out = bytearray(len(data) + 5)
-        assert bulk.read(fd, memoryview(out), 17) == len(data)
+        assert bulk_io.read(fd, memoryview(out), 17) == len(data)
         assert out[: len(data)] == data
     finally:
         os.close(fd)

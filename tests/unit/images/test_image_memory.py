@@ -13,8 +13,8 @@ import pytest
 PROGRAM = """
 import json, os, random, sys, threading
 from pathlib import Path
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.memory import MemoryStore
 
 gate, puts = threading.Event(), []

@@ -11,10 +11,11 @@ import pytest
 from image_helpers import SESSION, SMALL, Wrapped, checkpoint, memory, read_all
 
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.flows.gather import Gathering, name_of
-from cmdop_migrate.images import layout, near
-from cmdop_migrate.images.near import Gatherer, NearStore
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.read import prefetched
+from cmdop_migrate.images.read.prefetched import Gatherer, NearStore
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.migration.prefetch import Gathering, name_of
 from cmdop_migrate.storage.base import Store
 
 
@@ -91,7 +92,7 @@ def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
 
 def test_guesses_do_not_fill_the_disk(store, ring, spill, tmp_path, monkeypatch):
     found = checkpoint(store, ring, spill)
-    monkeypatch.setattr(near, "RESERVE", 1 << 60)
+    monkeypatch.setattr(prefetched, "RESERVE", 1 << 60)
     assert not Gatherer(store, tmp_path / "packs").bring(found.packs[0])
     assert os.listdir(tmp_path / "packs") == []
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import ImageRefused
-from cmdop_migrate.images import cache, reader
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.layout import PAGE
-from cmdop_migrate.images.writer import ImageWriter
-from cmdop_migrate.offspring import Offspring
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.format.layout import PAGE
+from cmdop_migrate.images.read import chunk_cache, reader
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
+from cmdop_migrate.util.worker_process import Offspring
 from tests.unit.images.image_helpers import SESSION, SMALL
 
 START = 0x7F0000003000
@@ -26,8 +26,8 @@ DATA = random.Random(1).randbytes(3 << 20)
 
 @pytest.fixture
 def saved(ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStore, str]:
-    monkeypatch.setattr(cache, "WORTH", 1)
-    monkeypatch.setattr("cmdop_migrate.images.spans.SPAN", 256 << 10)  # so that there is something to share
+    monkeypatch.setattr(chunk_cache, "WORTH", 1)
+    monkeypatch.setattr("cmdop_migrate.images.read.ranges.SPAN", 256 << 10)  # so that there is something to share
     store = LocalStore(tmp_path / "store")
     writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", tuning=SMALL)
     writer.begin()
@@ -45,7 +45,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(work, kept)
             pids.append(self.pid)
 
-    monkeypatch.setattr(cache, "Offspring", Noted)
+    monkeypatch.setattr(chunk_cache, "Offspring", Noted)
     return pids
 
 
@@ -64,20 +64,20 @@ def fetched(saved: tuple[LocalStore, str], ring: KeyRing, where: Path) -> bytes:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Groups of spans that were checked in this process."""
-    here, found, real = os.getpid(), list[int](), cache.SealedCache._check
+    here, found, real = os.getpid(), list[int](), chunk_cache.SealedCache._check
 
-    def check(self: cache.SealedCache, group: list[int], data: memoryview) -> None:
+    def check(self: chunk_cache.SealedCache, group: list[int], data: memoryview) -> None:
         if os.getpid() == here:
             found.extend(group)
         real(self, group, data)
 
-    monkeypatch.setattr(cache.SealedCache, "_check", check)
+    monkeypatch.setattr(chunk_cache.SealedCache, "_check", check)
     return found
 
 
 def test_all_of_it_is_checked_elsewhere_and_no_process_stays(saved, ring, tmp_path, made, checked):
     assert fetched(saved, ring, tmp_path / "local") == DATA
-    assert len(made) == min(cache.MOST, os.cpu_count() or 1) and checked == []
+    assert len(made) == min(chunk_cache.MOST, os.cpu_count() or 1) and checked == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
 
 
@@ -98,15 +98,15 @@ def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, mad
 def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
     saved, ring, tmp_path, made, checked, monkeypatch, by
 ):
-    real = cache.SealedCache._vouch
+    real = chunk_cache.SealedCache._vouch
 
     def vouch(self, share, sock) -> None:
         if 0 in share[0]:
             os.kill(os.getpid(), by)
         real(self, share, sock)
 
-    monkeypatch.setattr("cmdop_migrate.offspring.SILENCE", 0.5)
-    monkeypatch.setattr(cache.SealedCache, "_vouch", vouch)
+    monkeypatch.setattr("cmdop_migrate.util.worker_process.SILENCE", 0.5)
+    monkeypatch.setattr(chunk_cache.SealedCache, "_vouch", vouch)
     assert fetched(saved, ring, tmp_path / "local") == DATA
     assert 0 in checked
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreDenied, StoreUnreachable
-from cmdop_migrate.images import catalog, index, layout, tombstones
-from cmdop_migrate.images.catalog import Listed
-from cmdop_migrate.images.keys import KeyRing, new_key
-from cmdop_migrate.images.policy import Keep, to_drop
-from cmdop_migrate.images.retention import prune
-from cmdop_migrate.images.verify import verify
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.images.format import layout
+from cmdop_migrate.images.format.keys import KeyRing, new_key
+from cmdop_migrate.images.read.verify import verify
+from cmdop_migrate.images.store import catalog, deletion_marks, index
+from cmdop_migrate.images.store.catalog import Listed
+from cmdop_migrate.images.store.keep_policy import Keep, to_drop
+from cmdop_migrate.images.store.prune import prune
+from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
@@ -172,7 +173,7 @@ def test_an_upload_under_way_keeps_what_it_relies_on(store, spill):
     assert set(found.packs) & set(old.packs)
     # Needed again: not doomed any more.
     done = prune(store, RING, Keep(), nobody)
-    assert (done.packs, done.waiting) == (0, 0) and tombstones.doomed_packs(store) == set()
+    assert (done.packs, done.waiting) == (0, 0) and deletion_marks.doomed_packs(store) == set()
     assert assert_all_readable(store) == 2
 
 

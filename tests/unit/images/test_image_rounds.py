@@ -16,18 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_helpers import SESSION, SMALL, read_all
 
-from cmdop_migrate.criu import pages
-from cmdop_migrate.criu.injected import Code
-from cmdop_migrate.criu.pages import ADD_F, CLOSE, LAZY, OPEN2, PARENT, PRESENT, Target
-from cmdop_migrate.flows.memory import Sink
-from cmdop_migrate.flows.rounds import Rounds, StillMemory
-from cmdop_migrate.images import keys
-from cmdop_migrate.images.earlier import Earlier
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.layout import PAGE, WINDOW
-from cmdop_migrate.images.manifest import Manifest
-from cmdop_migrate.images.table import ChunkTable
-from cmdop_migrate.images.writer import ImageWriter
+from cmdop_migrate.criu import page_server
+from cmdop_migrate.criu.injected_code import Code
+from cmdop_migrate.criu.page_server import ADD_F, CLOSE, LAZY, OPEN2, PARENT, PRESENT, Target
+from cmdop_migrate.images.format import keys
+from cmdop_migrate.images.format.chunk_table import ChunkTable
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.format.layout import PAGE, WINDOW
+from cmdop_migrate.images.format.manifest import Manifest
+from cmdop_migrate.images.write.previous_round import Earlier
+from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.snapshot.capture.incremental import Rounds, StillMemory
+from cmdop_migrate.snapshot.session_memory import Sink
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 
@@ -86,7 +86,7 @@ def dump(
     still = Still(memory)
     other = threading.Thread(target=criu, args=(theirs, memory, clean))
     other.start()
-    pages.receive(ours, Sink(writer, before[1] if before else None, still, injected), VERSION)
+    page_server.receive(ours, Sink(writer, before[1] if before else None, still, injected), VERSION)
     other.join()
     theirs.close()
     return writer.commit(7), writer.earlier, still
@@ -142,7 +142,7 @@ def test_pages_left_out_though_nothing_earlier_is_known_fail_the_dump(tmp_path):
     writer.begin()
     sink = Sink(writer)
     sink.open(Target("process", 7))
-    with pytest.raises(pages.ProtocolError, match="left out"):
+    with pytest.raises(page_server.ProtocolError, match="left out"):
         sink.run(START, 1, PARENT)
     writer.abort()
 

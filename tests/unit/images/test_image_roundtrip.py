@@ -10,10 +10,12 @@ import pytest
 from image_helpers import SESSION, SMALL, Dying, Wrapped, checkpoint, content, memory, read_all
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, StoreUnreachable
-from cmdop_migrate.images import catalog, index, keys, layout, reader, spans
-from cmdop_migrate.images.keys import KeyRing
-from cmdop_migrate.images.verify import verify
-from cmdop_migrate.images.writer import ImageWriter, Tuning
+from cmdop_migrate.images.format import keys, layout
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.images.read import ranges, reader
+from cmdop_migrate.images.read.verify import verify
+from cmdop_migrate.images.store import catalog, index
+from cmdop_migrate.images.write.writer import ImageWriter, Tuning
 from cmdop_migrate.storage.memory import MemoryStore
 
 
@@ -155,7 +157,7 @@ def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatc
     def full(*_args: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cmdop_migrate.images.spool.bulk.write", full)
+    monkeypatch.setattr("cmdop_migrate.images.write.upload_queue.bulk_io.write", full)
     writer = ImageWriter(store, ring, SESSION, spill, None, Tuning(workers=2, uploaders=1, pack_buffers=3))
     writer.begin()
     data = os.urandom(80 << 20)
@@ -224,7 +226,7 @@ def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, s
     """Asked for one by one, or, where there are many, all at once."""
     found = checkpoint(store, ring, spill, shared=os.urandom(size))
     image = reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "whole", lambda *_: None)
-    assert image.cache.missing or size < spans.SPAN, "memory is not brought before somebody asks for it"
+    assert image.cache.missing or size < ranges.SPAN, "memory is not brought before somebody asks for it"
     image.close()
     for pack in (found.packs[0], found.packs[len(found.packs) // 2]):
         name = layout.pack_name(pack)

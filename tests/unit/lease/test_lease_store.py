@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import BadConfig, LeaseNewer, LeaseUnreachable, LeaseUnreadable, Usage
-from cmdop_migrate.lease.base import Cell, Swap
 from cmdop_migrate.lease.etcd import REUSE, server_ttl
 from cmdop_migrate.lease.margins import RHO, contender_wait, fresh_for
 from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.register import Cell, Swap
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.sqlite import SqliteRegister
@@ -305,7 +305,7 @@ def test_two_connections_of_one_process_see_what_other_processes_write(tmp_path:
     assert first.write(Swap("a" * 24, b"x", None))
     assert second.read("a" * 24) is not None
     script = (
-        "import sys; from pathlib import Path; from cmdop_migrate.lease.base import Swap;"
+        "import sys; from pathlib import Path; from cmdop_migrate.lease.register import Swap;"
         " from cmdop_migrate.lease.sqlite import SqliteRegister; one = SqliteRegister(Path(sys.argv[1]));"
         " assert one.write(Swap(sys.argv[2], b'x', None)); one.close()"
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, Kind, with_table
-from cmdop_migrate.relay.signals import (
+from cmdop_migrate.relay.router.router import Switchboard
+from cmdop_migrate.relay.router.router_events import (
     Action,
     Answer,
     Answered,
@@ -20,7 +21,6 @@ from cmdop_migrate.relay.signals import (
     Send,
     Standing,
 )
-from cmdop_migrate.relay.switchboard import Switchboard
 
 S1, S2 = "a1" * 12, "b2" * 12
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmdop_migrate.flows.bridge import KEPT, Again, Bridge, Over, ToClient, ToHolder
-from cmdop_migrate.session import wire
-from cmdop_migrate.session.streams import Streams
+from cmdop_migrate.gateway.resend import KEPT, Again, Bridge, Over, ToClient, ToHolder
+from cmdop_migrate.holder import protocol
+from cmdop_migrate.holder.input_streams import Streams
 
 ATTACH = {"op": "attach", "actor": "ann", "read_only": False, "from": None, "rows": 24, "cols": 80, "terminal": True}
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
-    return wire.Decoder().feed(data)
+    return protocol.Decoder().feed(data)
 
 
 def one(data: bytes) -> Any:
     ((kind, payload),) = frames(data)
-    return json.loads(payload) if kind == wire.CONTROL else wire.parse_output(payload)
+    return json.loads(payload) if kind == protocol.CONTROL else protocol.parse_output(payload)
 
 
 def said(acts: list[Any], kind: type = ToHolder) -> list[Any]:
@@ -30,15 +30,15 @@ def said(acts: list[Any], kind: type = ToHolder) -> list[Any]:
 
 
 def control(bridge: Bridge, **message: Any) -> list[Any]:
-    return bridge.from_holder(wire.CONTROL, json.dumps(message).encode())
+    return bridge.from_holder(protocol.CONTROL, json.dumps(message).encode())
 
 
 def ask(bridge: Bridge, **message: Any) -> list[Any]:
-    return bridge.from_client(wire.CONTROL, json.dumps(message).encode())
+    return bridge.from_client(protocol.CONTROL, json.dumps(message).encode())
 
 
 def output(bridge: Bridge, seq: int, data: bytes) -> list[Any]:
-    return bridge.from_holder(*frames(wire.output(seq, data))[0])
+    return bridge.from_holder(*frames(protocol.output(seq, data))[0])
 
 
 def attached(start: int = 0) -> Bridge:
@@ -53,11 +53,11 @@ def attached(start: int = 0) -> Bridge:
 
 def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
     bridge = attached()
-    assert said(bridge.from_client(wire.INPUT, b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
-    assert said(bridge.from_client(wire.INPUT, b"de")) == [{"op": "type", "at": 3, "data": "de"}]
+    assert said(bridge.from_client(protocol.INPUT, b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
+    assert said(bridge.from_client(protocol.INPUT, b"de")) == [{"op": "type", "at": 3, "data": "de"}]
     assert control(bridge, event="applied", at=3) == []
     bridge.closed()
-    assert bridge.from_client(wire.INPUT, b"f") == []
+    assert bridge.from_client(protocol.INPUT, b"f") == []
     (again,) = said(bridge.opened(2))
     assert (again["op"], again["from"], again["stream"]) == ("attach", 0, "0" * 16)
     acts = control(bridge, re="attach", start=0, end=0, applied=4, modes=[])
@@ -130,7 +130,7 @@ def test_the_client_hears_where_its_session_is_once() -> None:
 
 def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
     bridge = attached()
-    bridge.from_client(wire.INPUT, b"abcdef")
+    bridge.from_client(protocol.INPUT, b"abcdef")
     control(bridge, event="applied", at=6)
     output(bridge, 0, b"x" * 90)
     bridge.closed()
@@ -142,7 +142,7 @@ def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
     acts = control(bridge, re="attach", start=0, end=200, since=None, applied=2, modes=[])
     assert said(acts, ToClient) == [{"event": "undone", "output": 0, "input": 4}]
     assert said(output(bridge, 40, b"y"), ToClient) == [(40, b"y")]
-    assert said(bridge.from_client(wire.INPUT, b"g")) == [{"op": "type", "at": 2, "data": "g"}]
+    assert said(bridge.from_client(protocol.INPUT, b"g")) == [{"op": "type", "at": 2, "data": "g"}]
     bridge.closed()
     bridge.opened(3)
     acts = control(bridge, re="attach", error="range", start=0, end=30)
@@ -153,11 +153,11 @@ def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
     bridge = Bridge(lambda: "0" * 16)
     ask(bridge, **ATTACH)
     bridge.opened(1)
-    bridge.from_client(wire.INPUT, b"abc")
+    bridge.from_client(protocol.INPUT, b"abc")
     acts = control(bridge, re="attach", start=0, end=0, modes=[])
     assert said(acts, ToClient)[1] == {"event": "refused", "bytes": 3, "why": "not_admitted"}
     assert said(acts) == [] and bridge.has_room
-    assert said(bridge.from_client(wire.INPUT, b"d"), ToClient)[0]["bytes"] == 1
+    assert said(bridge.from_client(protocol.INPUT, b"d"), ToClient)[0]["bytes"] == 1
 
 
 def test_a_size_is_remembered_for_the_next_host() -> None:
@@ -172,7 +172,7 @@ def test_a_size_is_remembered_for_the_next_host() -> None:
 def test_the_keyboard_is_not_read_when_too_much_is_under_way() -> None:
     bridge = attached()
     assert bridge.has_room
-    bridge.from_client(wire.INPUT, b"x" * KEPT)
+    bridge.from_client(protocol.INPUT, b"x" * KEPT)
     assert not bridge.has_room
     control(bridge, event="applied", at=10)
     assert bridge.has_room
@@ -240,8 +240,8 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
                 channel.up += act.data
             elif isinstance(act, ToClient):
                 for kind, payload in frames(act.data):
-                    if kind == wire.OUTPUT:
-                        seq, data = wire.parse_output(payload)
+                    if kind == protocol.OUTPUT:
+                        seq, data = protocol.parse_output(payload)
                         assert seq == len(seen), "once, and in order"
                         seen += data
                     else:
@@ -265,11 +265,11 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
             channel.up = channel.up[5 + len(payload) :]
             message = json.loads(payload)
             for answer in session.answer(message):
-                channel.down += wire.control(answer)
+                channel.down += protocol.control(answer)
             if message["op"] == "attach":
                 channel.cursor = message["from"] or 0
         if channel.cursor is not None and channel.cursor < len(session.printed):
-            channel.down += wire.output(channel.cursor, session.printed[channel.cursor :])
+            channel.down += protocol.output(channel.cursor, session.printed[channel.cursor :])
             channel.cursor = len(session.printed)
 
     def take_down(most: int) -> None:
@@ -284,7 +284,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
         if step == "type":
             data = bytes((len(typed) + n) % 26 + 97 for n in range(count))
             typed += data
-            do(bridge.from_client(wire.INPUT, data))
+            do(bridge.from_client(protocol.INPUT, data))
         elif step == "up" and channel is not None:
             take_up(count)
         elif step == "down" and channel is not None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.errors import NotAdmitted, Usage
-from cmdop_migrate.images import keys
+from cmdop_migrate.images.format import keys
 from cmdop_migrate.relay import credentials
 from cmdop_migrate.relay.credentials import Claims, Credential, b64, issue, parse, unb64, verify, verify_hello
 

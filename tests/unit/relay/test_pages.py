@@ -10,23 +10,23 @@ import pytest
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-from cmdop_migrate.relay import pages
+from cmdop_migrate.relay import http
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> pages.Pages:
+def made(tmp_path: Path) -> http.Pages:
     (tmp_path / "vendor").mkdir()
     (tmp_path / "index.html").write_text("<p>hello")
     (tmp_path / "vendor" / "x.mjs").write_text("export const x = 1;\n" * 100)
     (tmp_path / "vendor" / ".stamp").write_text("not for others")
-    return pages.Pages({"/healthz": lambda: pages.text("ok\n")}, tmp_path)
+    return http.Pages({"/healthz": lambda: http.text("ok\n")}, tmp_path)
 
 
-def ask(made: pages.Pages, path: str, **headers: str) -> Response:
+def ask(made: http.Pages, path: str, **headers: str) -> Response:
     return made.answer(Request(path, Headers({name.replace("_", "-"): value for name, value in headers.items()})))
 
 
-def test_files_are_found_by_their_names_and_nothing_else_is(made: pages.Pages, tmp_path: Path) -> None:
+def test_files_are_found_by_their_names_and_nothing_else_is(made: http.Pages, tmp_path: Path) -> None:
     assert ask(made, "/").body == ask(made, "/index.html?x=1").body == b"<p>hello"
     assert ask(made, "/vendor/x.mjs").headers["Content-Type"].startswith("text/javascript")
     for path in ("/vendor/.stamp", "/vendor", "/../index.html", "/nothing", f"{tmp_path}/index.html", ""):
@@ -37,14 +37,14 @@ def test_files_are_found_by_their_names_and_nothing_else_is(made: pages.Pages, t
     )
 
 
-def test_a_file_is_packed_for_who_can_take_it(made: pages.Pages) -> None:
+def test_a_file_is_packed_for_who_can_take_it(made: http.Pages) -> None:
     plain, packed = ask(made, "/vendor/x.mjs"), ask(made, "/vendor/x.mjs", Accept_Encoding="gzip, br")
     assert packed.headers["Content-Encoding"] == "gzip" and "Content-Encoding" not in plain.headers
     assert len(packed.body) < len(plain.body) == int(plain.headers["Content-Length"])
     assert gzip.decompress(packed.body) == plain.body
 
 
-def test_who_has_it_is_told_so(made: pages.Pages) -> None:
+def test_who_has_it_is_told_so(made: http.Pages) -> None:
     tag = ask(made, "/").headers["ETag"]
     same = ask(made, "/", If_None_Match=tag)
     assert (same.status_code, same.body, same.headers["Cache-Control"]) == (304, b"", "no-cache")
@@ -53,6 +53,6 @@ def test_who_has_it_is_told_so(made: pages.Pages) -> None:
 
 
 def test_the_page_asks_for_all_its_modules_at_once() -> None:
-    index = (pages.OWN / "index.html").read_text()
+    index = (http.OWN / "index.html").read_text()
     listed = set(re.findall(r'modulepreload" href="([a-z-]+\.js)"', index))
-    assert listed == {file.name for file in pages.OWN.glob("*.js")} - {"boot.js"}
+    assert listed == {file.name for file in http.OWN.glob("*.js")} - {"boot.js"}

@@ -14,15 +14,16 @@ from websockets.datastructures import Headers
 from websockets.http11 import Request
 
 from cmdop_migrate.errors import BadConfig, LeaseUnreadable, NotFound, Usage
-from cmdop_migrate.flows import relay as flow
-from cmdop_migrate.lease.base import Swap
+from cmdop_migrate.gateway import serve_relay as flow
 from cmdop_migrate.lease.memory import MemoryRegister
+from cmdop_migrate.lease.register import Swap
 from cmdop_migrate.lease.registry import open_register, sibling
-from cmdop_migrate.relay import certificate, pages
+from cmdop_migrate.relay import certificate
+from cmdop_migrate.relay import http as relay_http
+from cmdop_migrate.relay.connection_limits import origin_allowed
+from cmdop_migrate.relay.credential_registry import Issued
 from cmdop_migrate.relay.credentials import Claims, issue
-from cmdop_migrate.relay.door import origin_allowed
-from cmdop_migrate.relay.figures import Figures, LineBudget
-from cmdop_migrate.relay.issued import Issued
+from cmdop_migrate.relay.metrics import Figures, LineBudget
 from cmdop_migrate.relay.throttle import Throttle, group
 
 
@@ -96,11 +97,11 @@ def test_pages_come_from_the_table_only(tmp_path: Path) -> None:
     (assets / "lib" / "y.wasm").write_bytes(b"\0asm")
     (assets / ".hidden").write_text("no")
     (tmp_path / "keys").write_text("no")
-    served = pages.Pages({"/healthz": lambda: pages.text("ok")}, assets)
+    served = relay_http.Pages({"/healthz": lambda: relay_http.text("ok")}, assets)
 
     def get(path: str) -> tuple[int, str, bytes]:
         answer = served.answer(Request(path, Headers()))
-        assert answer.headers["X-Content-Type-Options"] == "nosniff" and pages.POLICY in answer.headers.values()
+        assert answer.headers["X-Content-Type-Options"] == "nosniff" and relay_http.POLICY in answer.headers.values()
         return answer.status_code, answer.headers["Content-Type"], bytes(answer.body)
 
     assert get("/") == get("/index.html") == (200, "text/html; charset=utf-8", b"<p>")

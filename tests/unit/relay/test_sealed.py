@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.relay.sealed import ClientSide, HostSide, SealError
+from cmdop_migrate.relay.e2e import ClientSide, HostSide, SealError
 
 SESSION, OTHER = "ab" * 12, "cd" * 12
 FLEET = Ed25519PrivateKey.generate()

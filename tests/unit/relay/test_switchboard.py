@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, encode, with_credit, with_table
-from cmdop_migrate.relay.signals import Answered, Ask, Keep, Limits, NotKept, Standing, Ticked
+from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, Limits, NotKept, Standing, Ticked
 from tests.unit.relay.boards import S1, S2, Board, frames, held, said
 
 
@@ -354,7 +354,7 @@ def test_caps() -> None:
     host, client = board.host(), board.client()
     board.client()
     board.count += 1
-    from cmdop_migrate.relay.signals import Joined
+    from cmdop_migrate.relay.router.router_events import Joined
     from tests.unit.relay.boards import claims
 
     assert said(board.do(Joined(90, claims("client", "alice"))), 90) == [("END", "too_many")]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cmdop_migrate.relay.frames import Frame, Kind, encode, with_credit, with_table
-from cmdop_migrate.relay.signals import (
+from cmdop_migrate.relay.router.router import Switchboard
+from cmdop_migrate.relay.router.router_events import (
     Action,
     Answered,
     Ask,
@@ -24,7 +25,6 @@ from cmdop_migrate.relay.signals import (
     Standing,
     Ticked,
 )
-from cmdop_migrate.relay.switchboard import Switchboard
 from tests.unit.relay.boards import claims
 
 SESSIONS = ["0a" * 12, "1b" * 12, "2c" * 12]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from cmdop_migrate.flows import doorkeeper
-from cmdop_migrate.flows.whereabouts import Leaving, Standing, changes
+from cmdop_migrate.gateway import permissions
+from cmdop_migrate.gateway.registration import Leaving, Standing, changes
+from cmdop_migrate.holder import protocol
 from cmdop_migrate.relay.backoff import Backoff
-from cmdop_migrate.session import wire
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_what_a_relay_is_told(known: int | None, standing: Standing | None, comi
            "take_back", "moved", "park", "nonsense", None, 3, ["attach"]],
 )  # fmt: skip
 def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
-    assert doorkeeper.let_through(role, "ann", {"op": op, "token": 9}) is None
+    assert permissions.let_through(role, "ann", {"op": op, "token": 9}) is None
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,26 @@ def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
     ],
 )
 def test_roles(role: Any, message: dict[str, Any], passes: bool) -> None:
-    passed = doorkeeper.let_through(role, "ann", {**message, "actor": "root", "admin": True})
+    passed = permissions.let_through(role, "ann", {**message, "actor": "root", "admin": True})
     assert (passed is not None) == passes
     assert passed is None or (passed["actor"], passed["admin"]) == ("ann", role == "admin")
 
 
 def test_who_may_read_is_attached_read_only() -> None:
     wish = {"op": "attach", "actor": "root", "read_only": False, "stream": "0" * 16, "rows": 1, "cols": 1}
-    passed = doorkeeper.let_through("read", "eve", wish)
+    passed = permissions.let_through("read", "eve", wish)
     assert passed == {"op": "attach", "actor": "eve", "read_only": True, "admin": False}
 
 
 def test_where_a_word_of_ones_own_may_stand() -> None:
-    data = wire.control({"a": 1}) + wire.output(7, b"x" * 100) + wire.typed(b"")
-    whole = {len(wire.control({"a": 1})), len(wire.control({"a": 1}) + wire.output(7, b"x" * 100)), len(data)}
+    data = protocol.control({"a": 1}) + protocol.output(7, b"x" * 100) + protocol.typed(b"")
+    whole = {
+        len(protocol.control({"a": 1})),
+        len(protocol.control({"a": 1}) + protocol.output(7, b"x" * 100)),
+        len(data),
+    }
     for step in (1, 3, 7, len(data)):
-        edges, at = wire.Edges(), 0
+        edges, at = protocol.Edges(), 0
         while at < len(data):
             is_edge = edges.feed(data[at : at + step])
             at = min(len(data), at + step)

@@ -1,0 +1,170 @@
+"""hosts add, ls, check, rm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cmdop_migrate import host_entry
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.errors import HostKeyRefused, PeerFailed, Usage
+from cmdop_migrate.migration import peers
+from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.knownhosts import ShownKey
+
+
+@click.group(epilog="Example: cmdop-migrate hosts ls")
+def hosts() -> None:
+    """The hosts sessions can go to: add, list, check, remove.
+
+    Also known: [hosts.NAME] in the config file, and the hosts of ~/.ssh/config.
+    """
+
+
+@hosts.command("add")
+@click.argument("name")
+@click.argument("address", metavar="ADDRESS[:PORT]")
+@click.option("--user", metavar="USER", help="Who to log in as.")
+@click.option("--key", metavar="FILE", help="The private key to log in with; those of ssh-agent are tried too.")
+@click.option("--jump", metavar="HOST", help="Go through this host: a known one, or [user@]address[:port].")
+@click.option("--sudo", is_flag=True, help="Run cmdop-migrate there with sudo -n.")
+@click.option("--command", metavar="PATH", help="Where cmdop-migrate is there, if not in its PATH.")
+@click.option("--yes", is_flag=True, help="Accept the host's key without asking: for networks you trust.")
+@click.option("--fingerprint", "wanted", metavar="SHA256:…", help="Accept the host's key if it is this one.")
+@command
+def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, **given: Any) -> None:
+    """Connect to a host, show its key, and keep it once you said yes.
+
+    Compare the fingerprint with what the host itself says: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub
+
+    \b
+    Examples:
+      cmdop-migrate hosts add host-b 10.0.0.2
+      cmdop-migrate hosts add host-b 10.0.0.2:2222 --user admin --sudo --jump gate
+    """
+    records = app.records(keeping=False)
+    inventory = peers.inventory(app.config)
+    if inventory.is_written(name):
+        raise Usage(f"host {name!r} is in the config file", "Change it there, or add it under another name.")
+    if given["key"]:
+        given["key"] = str(Path(given["key"]).expanduser().absolute())
+    where, port = host_entry.split_address(address)
+    table = {"address": where, "port": port, **given}
+    entry = host_entry.make(name, {key: value for key, value in table.items() if value is not None})
+    target = inventory.resolve(entry)
+
+    def accept(one: Target, key: ShownKey) -> bool:
+        if one == target:
+            return _accepts(app, one, key, yes, wanted)
+        return _accepts(app, one, key, yes, None, f"Add it first: cmdop-migrate hosts add {one.name} {one.shown}")
+
+    with peers.pool(app.config) as pool:
+        pool.transport(target, accept)
+        key = pool.host_key(target)
+    if wanted is not None and key.fingerprint != wanted:
+        raise _other_key(target, key, wanted)
+    inventory.add(entry)
+    records.events.emit("host_added", name=name, address=target.shown, key=key.fingerprint)
+    facts = {**target.to_json(), "fingerprint": key.fingerprint}
+    if app.json:
+        render.answer(facts)
+    else:
+        render.line(f"{name}: {target.shown}, key {key}. Next: cmdop-migrate hosts check {name}")
+
+
+def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | None, hint: str = "") -> bool:
+    if wanted is not None:
+        if key.fingerprint != wanted:
+            raise _other_key(target, key, wanted)
+        return True
+    if yes:
+        return True
+    if app.json or not sys.stdin.isatty():
+        raise HostKeyRefused(
+            f"the key of {target.name} ({target.known_as}) is not known: {key}",
+            hint or f"Compare it with the host's own, then add: --fingerprint {key.fingerprint}",
+        )
+    render.note(f"{target.name} ({target.known_as}) is not known yet. Its key is:\n  {key}")
+    return click.confirm("Is this its key?", err=True)
+
+
+def _other_key(target: Target, key: ShownKey, wanted: str) -> HostKeyRefused:
+    return HostKeyRefused(
+        f"{target.name} ({target.known_as}) shows another key: expected {wanted}, got {key}",
+        "Someone may be in between. Ask on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+    )
+
+
+@hosts.command("ls")
+@command
+def list_hosts(app: App) -> None:
+    """List the known hosts, and where each is written down.
+
+    \b
+    Examples:
+      cmdop-migrate hosts ls
+    """
+    found = peers.inventory(app.config).all()
+    if app.json:
+        render.answer({"hosts": [one.to_json() for one in found]})
+        return
+    render.table(
+        ("NAME", "ADDRESS", "JUMP", "SUDO", "FROM"),
+        (
+            (one.name, one.shown, one.via.name if one.via else "-", "yes" if one.sudo else "-", one.source)
+            for one in found
+        ),
+    )
+
+
+@hosts.command("check")
+@click.argument("name")
+@command
+def check_host(app: App, name: str) -> int:
+    """Connect to a host, and see whether sessions can go there.
+
+    \b
+    Examples:
+      cmdop-migrate hosts check host-b
+    """
+    records = app.records()
+    with peers.pool(app.config) as pool:
+        facts = peers.examine(records, pool, name)
+    if app.json:
+        render.answer(facts)
+    else:
+        rows = [
+            ("reached", f"{facts['address']} in {facts['connect_s'] * 1000:.0f} ms"),
+            ("answers", f"in {facts['answer_s'] * 1000:.0f} ms, as {facts['host']} ({facts['host_id']})"),
+            ("version", f"{facts['version']}, protocol {facts['protocol']}; same store, lease store and key"),
+            *((one["name"], f"{one['level']}: {one['message']}") for one in facts["checks"]),
+        ]
+        render.table(("CHECK", "WHAT"), rows)
+        render.line(f"\n{name} is ready." if facts["ok"] else f"\n{name} is not ready. There: cmdop-migrate doctor")
+    return 0 if facts["ok"] else PeerFailed.exit
+
+
+@hosts.command("rm")
+@click.argument("name")
+@command
+def remove_host(app: App, name: str) -> None:
+    """Forget a host, and its key.
+
+    \b
+    Examples:
+      cmdop-migrate hosts rm host-b
+    """
+    records = app.records(keeping=False)
+    inventory = peers.inventory(app.config)
+    target = inventory.find(name)
+    inventory.remove(name)
+    peers.forget_key(app.config, target)
+    records.events.emit("host_removed", name=name)
+    if app.json:
+        render.answer({"removed": name})
+    else:
+        render.line(f"{name}: removed")

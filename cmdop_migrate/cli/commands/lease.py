@@ -1,0 +1,168 @@
+"""agent, lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from cmdop_migrate.agent import daemon as agent_flow
+from cmdop_migrate.cli import render
+from cmdop_migrate.cli.app import App, command
+from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
+from cmdop_migrate.host import discard, leases, references
+from cmdop_migrate.host.host import Records
+from cmdop_migrate.lease.rules import Lost
+from cmdop_migrate.lease.store import Seen
+from cmdop_migrate.model import is_session_id
+
+
+@click.command()
+@click.option("--until-idle", is_flag=True, help="End when this host has no sessions.")
+@click.option("--ready-fd", type=int, hidden=True)
+@command
+def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
+    """Renew the leases of this host's sessions. `run` starts one when there is none.
+
+    Without it, sessions stand still when their lease runs out, and go on when it is back.
+
+    \b
+    Examples:
+      cmdop-migrate agent
+      systemctl enable --now cmdop-migrate-agent
+    """
+
+    said = ready_fd is None
+
+    def say(trouble: CmdopError | None) -> None:
+        nonlocal said
+        if ready_fd is None or said:
+            return
+        said = True
+        facts = {"code": trouble.code, "message": trouble.message, "hint": trouble.hint} if trouble else None
+        with contextlib.suppress(OSError):  # who started us may be gone
+            os.write(ready_fd, json.dumps(facts).encode() if facts else b"ready")
+        os.close(ready_fd)
+
+    try:
+        agent_flow.serve(app.records(keeping=False), until_idle, say)
+    except CmdopError as error:
+        say(error)
+        raise
+
+
+@click.group(epilog="Example: cmdop-migrate lease show work")
+def lease() -> None:
+    """Show or break the lease of a session: who may run it."""
+
+
+@lease.command("show")
+@click.argument("session")
+@command
+def show_lease(app: App, session: str) -> None:
+    """Who holds a session, under which token.
+
+    \b
+    Examples:
+      cmdop-migrate lease show work
+    """
+    records = app.records()
+    _, seen = _seen(records, session)
+    facts = _facts(seen)
+    if app.json:
+        render.answer(facts)
+    else:
+        render.line(f"{session}: {facts['state']} by {facts['host']}, token {facts['token']}, TTL {facts['ttl_s']:g} s")
+        if facts["checkpoint"]:
+            render.line(f"  its last checkpoint: {facts['checkpoint']}")
+
+
+@lease.command("break")
+@click.argument("session")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@command
+def break_lease(app: App, session: str, yes: bool) -> None:
+    """Take a session from a host that is dead for certain.
+
+    If that host still runs it, two copies run until its agent learns of it. Waiting is safe: restore --wait 60s.
+
+    \b
+    Examples:
+      cmdop-migrate lease break work
+    """
+    records = app.records()
+    store = leases.open_store(app.config)
+    try:
+        ident, seen = _seen(records, session, discard.SURE)
+    except LeaseNewer:
+        raise
+    except LeaseUnreadable as error:
+        ident, before = _ident(records, session, discard.SURE), None
+        _confirm(app, yes, [error.message, "A new lease will be written. If a host runs it, two copies may run."])
+        after = leases.write_anew(store, records, ident, references.manifests(records, ident))
+    else:
+        before = seen.record.host
+        if seen.record.state == "held":
+            who = f"{session} is held by {before} (token {seen.record.token})."
+            _confirm(app, yes, [who, "If that host is alive, two copies will run, and both may act on the outside."])
+        answer = store.force_break(ident, app.config.host, records.instance())
+        if isinstance(answer, Lost):
+            raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
+        after = answer.record
+    records.events.emit("lease_broken", ident, token=after.token, before=before)
+    if app.json:
+        render.answer({"holder": None, "token": after.token, "ttl_s": 0, "state": after.state})
+    else:
+        render.line(f"{session}: now {after.state}, token {after.token}")
+
+
+def _confirm(app: App, yes: bool, words: list[str]) -> None:
+    if yes:
+        return
+    if app.json or not sys.stdin.isatty():
+        raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is dead for certain.")
+    for one in words:
+        render.note(one)
+    click.confirm("Is its host dead for certain?", abort=True, err=True)
+
+
+def _ident(records: Records, reference: str, shortest: int = 1) -> str:
+    """The id of a session of this host, or of one in the store, or a whole id."""
+    try:
+        return records.find(reference).session
+    except SessionNotFound:
+        found = references.session_of(records, reference, shortest)
+        if found is None and not is_session_id(reference):
+            raise _unknown(reference) from None
+        return found or reference
+
+
+def _seen(records: Records, reference: str, shortest: int = 1) -> tuple[str, Seen]:
+    ident = _ident(records, reference, shortest)
+    seen = leases.open_store(records.config).inspect(ident)
+    if seen is None:
+        raise _unknown(reference)
+    return ident, seen
+
+
+def _unknown(reference: str) -> SessionNotFound:
+    return SessionNotFound(
+        f"the lease store knows no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
+    )
+
+
+def _facts(seen: Seen) -> dict[str, Any]:
+    record = seen.record
+    return {
+        "holder": record.host if record.state == "held" else None,
+        "host": record.host,
+        "token": record.token,
+        "ttl_s": record.ttl,
+        "state": record.state,
+        "checkpoint": record.checkpoint,
+        "renewals": record.renewals,
+    }

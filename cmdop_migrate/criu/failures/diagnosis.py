@@ -1,0 +1,82 @@
+"""CRIU's log -> what went wrong and what to do, with the end of the log always beside it.
+
+CRIU reports a failure from the inside out: the first error that is not one of
+the harmless ones is the cause, what follows are its consequences. The
+messages are CRIU's own, most of them provoked for real (tests/golden/criu-logs).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cmdop_migrate.criu.failures.table import RULES
+from cmdop_migrate.errors import CriuFailed
+
+TAIL_LINES = 12
+_READ_LAST = 1 << 20
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """`rule` names the known failure, or is empty when the log holds nothing known."""
+
+    rule: str
+    cause: str
+    fix: str
+    tail: str
+    passing: bool = False
+
+
+# Printed on healthy runs too.
+_HARMLESS = re.compile(
+    r"""RLIMIT_NOFILE\ for\ self            # no CAP_SYS_RESOURCE here; the limit there is will do
+    | [Aa]ddress\ already\ assigned         # lo has its addresses before CRIU gives them back
+    | execvp\("ip6?tables | ip6?tables(-legacy)?-save | ip6?tables(-legacy)?-restore
+    | TCP_CORK | TCP_NODELAY                # our page server is no TCP socket
+    | cgroupd:\ recv\ req\ error            # how CRIU's own helper ends
+    | criu/util\.c:\d+\):\ exited,\ status= # a helper's probe said no
+    | Can't\ send\ response                 # we hung up first
+    | (Dumping|Restoring)\ FAILED""",
+    re.VERBOSE,
+)
+_ERROR = re.compile(r"Error( \([^)]*\))?: |^Error: |Unable to interrupt task")
+_PLACE = re.compile(r"^\(?[\d.]*\)?\s*(?:pie: )?(?:\d+: )?(?:Error|Warn)\s*(?:\([^)]*\))?:\s*")
+
+
+def explain(log_text: str) -> Diagnosis:
+    """Translate the first error that is not harmless: those after it are its consequences."""
+    lines = log_text.splitlines()
+    errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
+    for rule in RULES if errors else ():
+        if match := rule.pattern.search(errors[0]):
+            groups = [group or "" for group in match.groups()]
+            cause = rule.cause.format(*groups).replace(" ()", "")
+            return Diagnosis(rule.name, cause, rule.fix, _tail(lines, errors[0]), rule.passing)
+    if errors:
+        cause = "CRIU says: " + _PLACE.sub("", errors[0]).strip()
+        return Diagnosis("", cause, "See the end of its log.", _tail(lines, errors[0]))
+    fix = "See the end of its log, and run `cmdop-migrate doctor`."
+    return Diagnosis("", "CRIU's log names no error", fix, _tail(lines, None))
+
+
+def _tail(lines: list[str], culprit: str | None) -> str:
+    """The last lines, and before them the one that names the cause where it is not among them."""
+    last = lines[-TAIL_LINES:]
+    return "\n".join(last if culprit is None or culprit in last else [culprit, "…", *last])
+
+
+def failure(what: str, log_path: Path, errmsg: str = "") -> CriuFailed:
+    """The error to raise, from the log CRIU left; `errmsg` is what it answered, for when there is no log."""
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, log_path.stat().st_size - _READ_LAST))
+            text = file.read().decode(errors="replace")
+    except FileNotFoundError:
+        text = errmsg
+    found = explain(text)
+    message = f"{what}: {found.cause}\n{found.tail}".rstrip()
+    error = CriuFailed(message, f"{found.fix} The whole log: {log_path}")
+    error.passing = found.passing
+    return error

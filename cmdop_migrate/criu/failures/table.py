@@ -1,0 +1,12 @@
+"""The failures people meet, by the words CRIU's log has for them. Tables and nothing else; `logs` reads them.
+
+Order matters: of two rules that fit one line, the first counts.
+"""
+
+from __future__ import annotations
+
+from cmdop_migrate.criu.failures.dump_rules import DUMP_RULES
+from cmdop_migrate.criu.failures.restore_rules import RESTORE_RULES
+from cmdop_migrate.criu.failures.rule import Rule
+
+RULES: tuple[Rule, ...] = (*DUMP_RULES, *RESTORE_RULES)

@@ -1,0 +1,243 @@
+"""How a holder brings its session into being, fresh or from a checkpoint, and how it undoes a start that failed.
+
+Stdlib only: the holder loads this.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.util import trash
+
+Order = dict[str, object]
+KEPT = "images.before"  # CRIU's images of a move's last round
+PASSING = ("image", "images", "dump", KEPT)  # a restore's and a checkpoint's: images, some of them in the clear
+OWN = ("layers", "root", "host")
+FILES = (*OWN, *PASSING)  # of a session that is, or was about to be, here
+
+
+class StartFailed(Exception):
+    """The child said why it could not become the session."""
+
+    def __init__(self, why: dict[str, object]) -> None:
+        super().__init__(str(why.get("message")))
+        self.why = why
+
+
+_LATE = "its lease ran out before its holder had taken it over"
+_GIVEN_UP = StartFailed({"code": "unexpected", "message": "the restore was given up", "hint": ""})
+
+
+class Pager:
+    """The restorer while it still brings memory, and our copy of the socket it serves pages on.
+
+    Should the restorer be killed, that copy keeps CRIU's daemon waiting instead of ending, and so the
+    session's missing pages missing instead of zero, until the session is gone.
+    """
+
+    def __init__(self, control: socket.socket, pages: int) -> None:
+        self._control, self._pages = control, pages
+
+    def fileno(self) -> int:
+        return self._control.fileno()
+
+    def is_complete(self) -> bool:
+        try:
+            return self._control.recv(64) == b"complete"
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self._control.close()
+        os.close(self._pages)
+
+
+class Restored:
+    """A session made anew by CRIU, not running yet."""
+
+    def __init__(self, pid: int, master: int, typed: dict[str, object], pager: Pager | None) -> None:
+        """`typed`: what had been typed when it was captured, and how far it had got."""
+        self.pid, self.master, self.pager = pid, master, pager
+        self.unwritten = str(typed["unwritten"]).encode("latin-1")
+        self.staged, self.streams = typed["staged"], typed["streams"]
+
+
+def start(order: Order, control: socket.socket) -> tuple[int, int]:
+    """-> (pid of the session's init, as we count; its terminal's master)."""
+    cgroup.create(str(order["cgroup"]))
+    ours, theirs = socket.socketpair()
+    here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    syscalls.unshare(syscalls.NEWPID)  # for children only
+
+    def become() -> None:
+        from cmdop_migrate.holder import sandbox  # here, so that the holder itself never pays for it
+
+        sandbox.become(order, control, theirs)
+
+    pid, status = _fork(become)
+    syscalls.setns(here, syscalls.NEWPID)
+    os.close(here)
+    theirs.close()
+    tell(control, {"stage": "forked", "pid": pid})
+    _until_exec(pid, status)
+    _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+    ours.close()
+    if not fds:
+        os.waitpid(pid, 0)
+        raise StartFailed({"code": "unexpected", "message": "the session's first process was killed", "hint": ""})
+    return pid, fds[0]
+
+
+def restore(order: Order, control: socket.socket, begin: Callable[[float], None]) -> Restored:
+    """Runs CRIU's worker as our child, in a mount namespace with the session's files; the starter talks to it.
+
+    The starter hands the session over when it stands ready, and only after our yes does it let it run. `begin` hears
+    before that until when it may.
+    """
+    cgroup.create(str(order["cgroup"]))
+    syscalls.adopt_orphans()  # the session's first process, when CRIU's worker is done
+
+    def work() -> None:
+        from cmdop_migrate.holder import sandbox
+
+        sandbox.work(order)
+
+    worker, status = _fork(work)
+    os.close(int(str(order["worker_fd"])))
+    os.read(status, 1)  # end of file: CRIU runs; anything else it will say itself, by not answering
+    os.close(status)
+    tell(control, {"stage": "worker", "pid": worker})
+    data, fds, _, _ = socket.recv_fds(control, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        raise _GIVEN_UP
+    said = json.loads(data)
+    pager = Pager(control, fds[1]) if len(fds) > 1 else None
+    write_token(said["pid"], said["token"])
+    give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
+    begin(said["fresh_until"])
+    if time.clock_gettime(time.CLOCK_BOOTTIME) >= said["fresh_until"]:
+        raise StartFailed({"code": "timed_out", "message": _LATE, "hint": "It is parked as before: restore it again."})
+    # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
+    cgroup.join(str(order["holders"]), worker)
+    tell(control, {"stage": "adopted"})
+    if control.recv(64) != b"resumed":
+        raise _GIVEN_UP
+    return Restored(said["pid"], fds[0], said, pager)
+
+
+INSIDE_DIR = "run/cmdop-migrate"
+
+
+def write_token(pid: int, token: object) -> None:
+    """Where programs in the session, and through them the resources they use, find the current token. A file, not
+    a variable: it changes with every restore."""
+    folder = f"/proc/{pid}/root/{INSIDE_DIR}"
+    try:
+        os.makedirs(folder, mode=0o755, exist_ok=True)
+        os.chmod(folder, 0o755)
+        fd = os.open(f"{folder}/token.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(fd, "w") as file:
+            file.write(f"{token}\n")
+            os.fchmod(fd, 0o644)
+        os.replace(f"{folder}/token.new", f"{folder}/token")
+    except OSError as error:
+        # The session may have put something else there, or ended already: its own affair.
+        os.write(2, f"token file: {error}\n".encode())
+
+
+def give_back(pid: int, master: int, unread: bytes) -> None:
+    if unread:
+        from cmdop_migrate.holder import typeahead  # rarely needed: not loaded by every holder
+
+        typeahead.give(pid, master, unread)
+
+
+def _fork(run: Callable[[], None]) -> tuple[int, int]:
+    """-> (pid, a pipe that ends when the child has exec'ed, and says why when it could not)."""
+    status, status_in = os.pipe()  # both close-on-exec
+    pid = os.fork()
+    if pid:
+        os.close(status_in)
+        return pid, status
+    try:
+        run()
+    except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
+        # Nothing may be imported here: as another user, in another root, the library may be out of reach.
+        os.write(status_in, json.dumps(_described(error)).encode())
+    finally:
+        os._exit(1)
+
+
+def _until_exec(pid: int, status: int) -> None:
+    with os.fdopen(status, "rb") as said:
+        why = said.read()
+    if why:
+        os.waitpid(pid, 0)
+        raise StartFailed(json.loads(why))
+
+
+def tell(control: socket.socket, message: dict[str, object]) -> None:
+    """To the starter, who may be gone."""
+    try:
+        control.send(json.dumps(message).encode())
+    except OSError:
+        return
+
+
+def give_up(order: Order, control: socket.socket, error: Exception) -> None:
+    """Leaves nothing of a session that never began, then says why."""
+    import shutil
+    import traceback
+
+    cgroup.remove(str(order["cgroup"]))
+    try:
+        os.unlink(str(order["socket"]))
+    except FileNotFoundError:
+        pass
+    directory = str(order["dir"])
+    remove_files(directory)
+    if order["mode"] != "restore" or not os.path.exists(f"{directory}/session.json"):
+        shutil.rmtree(directory, ignore_errors=True)  # else it is parked, as its record says, and stays so
+    why = (
+        error.why if isinstance(error, StartFailed) else {**_described(error), "trace": traceback.format_exc()[-1500:]}
+    )
+    tell(control, {"ok": False, "code": "unexpected", "hint": "", **why})
+
+
+def _described(error: BaseException) -> dict[str, object]:
+    """What the person who asked is told; a full disk is no bug."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return {"code": "blocked", "message": str(error), "hint": "Free some space where state_dir is."}
+    code, hint = getattr(error, "code", "unexpected"), getattr(error, "hint", "")
+    return {"code": code, "message": str(error), "hint": hint}
+
+
+def cut_cable(link: object) -> None:
+    """Its network goes with its processes, but for connections that still wait for an answer: they would keep the
+    namespace, and so the host's end of the cable, for minutes."""
+    if not isinstance(link, dict) or not os.path.exists(f"/sys/class/net/{link['veth']}"):
+        return
+    for ip in ("/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"):
+        if os.access(ip, os.X_OK):
+            os.spawnv(os.P_WAIT, ip, ["ip", "link", "delete", str(link["veth"])])
+            return
+
+
+def remove_files(directory: str, names: tuple[str, ...] = FILES) -> None:
+    """What a session that lives elsewhere, or in the store, needs no copy of here."""
+    import shutil  # brings half the library along: not for a holder's whole life
+
+    for name in names:
+        # What a session changed may be 100,000 files: removed later. Images are few, and may hold memory in the clear.
+        if name not in OWN or not trash.set_aside(trash.of_session(directory), f"{directory}/{name}"):
+            shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
+
+
+def has_files(directory: str, names: tuple[str, ...] = FILES) -> bool:
+    return any(os.path.exists(f"{directory}/{name}") for name in names)

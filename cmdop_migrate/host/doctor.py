@@ -1,0 +1,103 @@
+"""What this machine needs to hold sessions, and making it so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from cmdop_migrate.config import Config
+from cmdop_migrate.criu.install import find
+from cmdop_migrate.errors import Blocked, CmdopError, NotRoot, Unreachable
+from cmdop_migrate.host import draining, resources
+from cmdop_migrate.preflight.facts.machine import CriuFacts, gather
+from cmdop_migrate.preflight.rules import doctor
+from cmdop_migrate.preflight.rules.doctor import Check
+
+Say = Callable[[str], None]
+
+# The tool a session needs -> the Debian package that brings it.
+PACKAGES = {"tini-static": "tini", "nft": "nftables", "ip": "iproute2", "tar": "tar"}
+FEATURES = ("uffd-noncoop", "mem_dirty_track")
+_INSTALL_TIMEOUT = 900.0
+# Not fatal: the machine is as good as it was, and is kept empty on purpose.
+DRAINED = Check("drained", "degraded", "this host is being drained: no session begins here", "cmdop-migrate undrain")
+
+
+def criu_prefix(config: Config) -> Path:
+    """Where the private CRIU lives."""
+    return config.state_dir / "criu"
+
+
+def diagnose(config: Config) -> list[Check]:
+    """Every need of this machine, in order. `rules.doctor.usable` tells whether sessions can work. Changes nothing."""
+    found = doctor.run(gather(config.state_dir, _criu_facts(config)))
+    return [*found, *([DRAINED] if draining.read(config.state_dir) else [])]
+
+
+def fix(config: Config, say: Say) -> list[Check]:
+    """Install what is missing, then diagnose again. `say` hears each thing before it is done.
+
+    Everything that can be done is done before the first failure is raised.
+    """
+    if os.geteuid() != 0:
+        raise NotRoot("installing what is missing takes root", "Run it with sudo.")
+    failures: list[CmdopError] = []
+    for repair in (_install_packages, _provide_criu):
+        try:
+            repair(config, say)
+        except CmdopError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return diagnose(config)
+
+
+def _provide_criu(config: Config, say: Say) -> None:
+    prefix = criu_prefix(config)
+    if find.find(config.criu, prefix) is None:
+        found = find.fetch(prefix, say)
+        say(f"CRIU {'.'.join(map(str, found.version))} is ready in {prefix}")
+
+
+def _install_packages(config: Config, say: Say) -> None:
+    tools = gather(config.state_dir, CriuFacts()).tools
+    wanted = [package for tool, package in PACKAGES.items() if tools.get(tool) is None]
+    if not wanted:
+        return
+    if shutil.which("apt-get") is None:
+        raise Blocked(f"not installed: {', '.join(wanted)}", "Install these with the distribution's package manager.")
+    say(f"installing {', '.join(wanted)}")
+    # The lists may be absent (images ship without) or stale; only then is fetching them worth the time.
+    if _apt("install", "--yes", "--no-install-recommends", *wanted) is not None:
+        failed = _apt("update") or _apt("install", "--yes", "--no-install-recommends", *wanted)
+        if failed is not None:
+            raise Unreachable(f"apt-get could not install {', '.join(wanted)}: {failed}", "Run apt-get update by hand.")
+
+
+def _apt(*arguments: str) -> str | None:
+    """None when it worked, else apt's last words."""
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    argv = ["apt-get", "-qq", *arguments]
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end after {_INSTALL_TIMEOUT:.0f} s"
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else (lines[-1] if lines else f"exit {done.returncode}")
+
+
+def _criu_facts(config: Config) -> CriuFacts:
+    try:
+        tries = (find.find(config.criu, prefix) for prefix in resources.criu_prefixes(config))
+        found = next((one for one in tries if one is not None), None)
+    except Blocked as error:
+        return CriuFacts(problems=(error.message,))
+    if found is None:
+        return CriuFacts(problems=tuple(find.problems(config.criu, criu_prefix(config))))
+    version = ".".join(map(str, found.version))
+    return CriuFacts(version, found.source, find.features(found, FEATURES))

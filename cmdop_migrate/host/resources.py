@@ -1,0 +1,59 @@
+"""What checkpoint and restore both need before they begin: a store, the keys, a CRIU."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from cmdop_migrate.config import DEFAULT_STATE_DIR, Config
+from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.install.find import Criu
+from cmdop_migrate.errors import Blocked, CriuFailed
+from cmdop_migrate.images.format import keys
+from cmdop_migrate.images.format.keys import KeyRing
+from cmdop_migrate.storage import registry
+from cmdop_migrate.storage.base import Store
+from cmdop_migrate.storage.rate_limit import LimitStore
+from cmdop_migrate.util.timings import TEST_STOP, Phases
+
+KEPT_LOGS = 50
+__all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]
+
+
+def open_store(config: Config) -> Store:
+    store = registry.open_reliable(config.store)
+    return LimitStore(store, config.bandwidth) if config.bandwidth is not None else store
+
+
+def open_keys(config: Config) -> KeyRing:
+    return keys.load_or_create(config.key_file)
+
+
+def criu_prefixes(config: Config) -> list[Path]:
+    """Where a private CRIU may be: this host's, then the machine's, which its hosts share."""
+    return list(dict.fromkeys((config.state_dir / "criu", Path(DEFAULT_STATE_DIR) / "criu")))
+
+
+def find_criu(config: Config) -> Criu:
+    """The configured, the system's, this host's private one, or the machine's."""
+    for prefix in criu_prefixes(config):
+        found = find.find(config.criu, prefix)
+        if found is not None:
+            return found
+    raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
+
+
+def keep_log(error: CriuFailed, images: Path, config: Config, name: str, session: str) -> CriuFailed:
+    """Copy CRIU's whole log out of a directory that is about to go; the error then names where it is kept. Each
+    session has one for its last failed dump and one for its last failed restore; the oldest of all are removed."""
+    kept = config.log_file.with_name(f"criu-{name}-{session}.log")
+    try:
+        shutil.copyfile(images / f"{name}.log", kept)
+        others = sorted(kept.parent.glob("criu-*-*.log"), key=lambda path: path.stat().st_mtime)
+        for path in others[:-KEPT_LOGS]:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return error  # it died before it wrote one, or there is no room for it
+    moved = CriuFailed(error.message, error.hint.replace(str(images / f"{name}.log"), str(kept)))
+    moved.passing = error.passing
+    return moved

@@ -1,0 +1,67 @@
+"""What this host knows about the files of a table: how to tell, without reading, that one has not changed.
+
+Bound to one host and one table, so it is kept in a local file and never
+travels. Losing it costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import Any, NamedTuple
+
+from cmdop_migrate.images.files.file_table import FileTable
+
+_FORMAT = "cmdop-file-stats-1"
+# A second write within one tick of the kernel's coarse clock (10 ms at most) leaves the same ctime.
+TICK_NS = 20_000_000
+
+
+class Stat(NamedTuple):
+    """A file that has these four is the file that was read."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+Stats = tuple[Stat | None, ...]
+"""By entry of the table; None for whatever must be read again."""
+
+
+def stat_of(found: os.stat_result) -> Stat:
+    """The part of a stat that any change of content or metadata changes."""
+    return Stat(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def settled(stat: Stat | None, now_ns: int) -> Stat | None:
+    """The stat, if a write after `now_ns` is sure to change it."""
+    return stat if stat is not None and stat.ctime_ns <= now_ns - TICK_NS else None
+
+
+def serialise(table: FileTable, stats: Stats) -> bytes:
+    """For a local file beside the table."""
+    return json.dumps([_FORMAT, _digest(table), *stats], separators=(",", ":")).encode()
+
+
+def parse(data: bytes, table: FileTable) -> Stats | None:
+    """The stats, or None when they are damaged or belong to another table: then everything is read again."""
+    try:
+        form, digest, *rows = json.loads(data)
+    except (ValueError, TypeError):
+        return None
+    if form != _FORMAT or len(rows) != len(table.entries) or digest != _digest(table):
+        return None
+    return tuple(_row(row) for row in rows)
+
+
+def _row(row: Any) -> Stat | None:
+    if isinstance(row, list) and len(row) == 4 and all(type(part) is int for part in row):
+        return Stat(*row)
+    return None
+
+
+def _digest(table: FileTable) -> str:
+    return hashlib.blake2b(table.serialise(), digest_size=32).hexdigest()
