@@ -30,7 +30,7 @@ from cmdop_migrate.gateway import client
 from cmdop_migrate.host import run as run_flow
 from cmdop_migrate.host import talk
 from cmdop_migrate.host import turn as host_turn
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.turn import Asked, Do
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
@@ -71,24 +71,24 @@ class _Way(ABC):
 
 class _Here(_Way):
     def __init__(self, config: Config, actor: str) -> None:
-        self.records, self.actor = Records(config), actor
+        self.this_host, self.actor = Host(config), actor
 
     def send(self, session: str, data: bytes) -> dict[str, Any]:
-        return talk.send(self.records, session, data, self.actor)
+        return talk.send(self.this_host, session, data, self.actor)
 
     def output(self, session: str, start: int | None) -> Output:
-        return talk.output(self.records, session, start)
+        return talk.output(self.this_host, session, start)
 
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
-        return talk.wait(self.records, session, pattern, timeout, start)
+        return talk.wait(self.this_host, session, pattern, timeout, start)
 
     def turn(self, session: str, asked: Asked) -> dict[str, Any]:
-        return host_turn.turn(self.records, session, asked)
+        return host_turn.turn(self.this_host, session, asked)
 
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]:
-        migrate_flow.check(self.records, session, wanted)
-        with peers.pool(self.records.config) as pool:
-            return migrate_flow.migrate(self.records, session, peers.partner(self.records, pool, to), wanted)
+        migrate_flow.check(self.this_host, session, wanted)
+        with peers.pool(self.this_host.config) as pool:
+            return migrate_flow.migrate(self.this_host, session, peers.partner(self.this_host, pool, to), wanted)
 
 
 class _Afar(_Way):
@@ -143,7 +143,7 @@ class Session:
             raise Usage("a relay asks who you are", "Give a credential, too: relay token create --actor NAME")
         else:
             here = way = _Here(_config(config, environ), actor or getpass.getuser())
-            record = here.records.find(reference)
+            record = here.this_host.find(reference)
             session, name = record.session, record.name
         return cls(way, session, name, way.output(session, None).end)
 

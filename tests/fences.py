@@ -20,7 +20,7 @@ from cmdop_migrate import config
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from tests.hosts import Host, until
 
@@ -35,8 +35,8 @@ def counter(host: Host, name: str = "w", *options: str) -> str:
     return session
 
 
-def records(host: Host) -> Records:
-    return Records(config.load(environ=host.env()))
+def records(host: Host) -> LocalHost:
+    return LocalHost(config.load(environ=host.env()))
 
 
 def numbers(host: Host, session: str) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from cmdop_migrate import config
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from tests.hosts import CM, Host, until
 
 COUNTER = "i=0; while :; do i=$((i+1)); echo n=$i; sleep .01; done"
@@ -49,7 +49,7 @@ class Counting:
         self.host, self.name = host, name
         begin = f"{script} & " if script else ""
         self.session: str = host.start("bash", "-c", begin + COUNTER, name=name, options=options)["session"]
-        self._records = Records(config.load(environ=host.env()))
+        self._records = LocalHost(config.load(environ=host.env()))
 
     def __enter__(self) -> Counting:
         self.host.wait_for(self.name, "n=3\\b")

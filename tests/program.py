@@ -17,7 +17,7 @@ from typing import Any
 from cmdop_migrate import config
 from cmdop_migrate.errors import TimedOut
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from tests import compare
 from tests.hosts import Host, until
 
@@ -28,7 +28,7 @@ class Program:
     def __init__(self, host: Host, *command: str, name: str = "p", options: tuple[str, ...] = ()) -> None:
         self.host, self.name = host, name
         self.session: str = host.start(*command, name=name, options=options)["session"]
-        self.records = Records(config.load(environ=host.env()))
+        self.records = LocalHost(config.load(environ=host.env()))
         self.seq = 0  # output before this has been looked at
 
     def __enter__(self) -> Program:

@@ -28,7 +28,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import hooks, reconcile
 from cmdop_migrate.host import leases as host_leases
 from cmdop_migrate.host.agent_process import Lock
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.name_lease import HostName
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
@@ -46,8 +46,8 @@ Answer = Held | Lost | CmdopError
 
 
 class Agent:
-    def __init__(self, records: Records, leases: LeaseStore, lock: Lock, until_idle: bool) -> None:
-        self.records, self.leases, self.config, self.lock = records, leases, records.config, lock
+    def __init__(self, this_host: Host, leases: LeaseStore, lock: Lock, until_idle: bool) -> None:
+        self.this_host, self.leases, self.config, self.lock = this_host, leases, this_host.config, lock
         self.until_idle = until_idle
         self.stopped = threading.Event()
         self.held: dict[str, Held] = {}
@@ -58,14 +58,14 @@ class Agent:
         self.parking: set[str] = set()
         self.silent: set[str] = set()
         self.told: dict[str, int] = {}  # whose fencing hooks have heard of
-        self.lines = Lines(records.socket)
+        self.lines = Lines(this_host.socket)
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
-        self.name = HostName(leases, records)
+        self.name = HostName(leases, this_host)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
-        self.handovers = Handovers(records, leases, self._tell_back)
-        self.parkings = reconcile.Parkings(records, leases)
-        self.vigil = Vigil(records.socket, lambda: list(self.known))
-        self.stand_in = StandIn(records, lambda: self.known, self.held)
+        self.handovers = Handovers(this_host, leases, self._tell_back)
+        self.parkings = reconcile.Parkings(this_host, leases)
+        self.vigil = Vigil(this_host.socket, lambda: list(self.known))
+        self.stand_in = StandIn(this_host, lambda: self.known, self.held)
 
     def run(self) -> None:
         """Until told to stop, or, started on demand, until there is nothing to do."""
@@ -97,17 +97,19 @@ class Agent:
 
     def _stamp(self) -> object:
         found = []
-        for session in sorted(self.records.ids()):
+        for session in sorted(self.this_host.ids()):
             try:
-                found.append((session, os.stat(self.records.directory(session) / "session.json").st_mtime_ns))
+                found.append((session, os.stat(self.this_host.directory(session) / "session.json").st_mtime_ns))
             except OSError:
                 found.append((session, 0))
         return found
 
     def _may_leave(self) -> bool:
         """Nobody is starting or restoring a session right now who counts on us."""
-        with self.records.locked():
-            if prefetch_directory.sweep(self.config.state_dir) or any(map(self.records.is_held, self.records.ids())):
+        with self.this_host.locked():
+            if prefetch_directory.sweep(self.config.state_dir) or any(
+                map(self.this_host.is_held, self.this_host.ids())
+            ):
                 return False
             self.name.let_go()
             self.metrics.remove()
@@ -144,10 +146,10 @@ class Agent:
         """The sessions that live here by their records. One whose record became unreadable while its holder lives is
         still what it was."""
         found, away = [], threading.Event()
-        for session in self.records.ids():
+        for session in self.this_host.ids():
             try:
-                record = self.records.load(session)
-                if record is None and session in self.known and self.records.is_held(session):
+                record = self.this_host.load(session)
+                if record is None and session in self.known and self.this_host.is_held(session):
                     record = self.known[session]
             except OSError as error:
                 _log.warning("session %s: %s", session, error)
@@ -192,7 +194,7 @@ class Agent:
     def _ended(self, lease: Held) -> bool:
         """It is over here, and the lease store says so too. A parked one has been let go of by who parked it, or died
         here while its memory was coming; of one whose holder died the last checkpoint may still be restored."""
-        record = self.records.load(lease.session)
+        record = self.this_host.load(lease.session)
         try:
             if record is not None and record.phase == "parked" and record.checkpoint:
                 self.leases.park(lease, record.checkpoint)
@@ -204,21 +206,21 @@ class Agent:
             return not isinstance(error, LeaseUnreachable)
         return True
 
-    def _resume(self, records: Sequence[Record]) -> dict[str, Answer]:
+    def _resume(self, this_host: Sequence[Record]) -> dict[str, Answer]:
         """Sessions that run here, and that this agent does not know yet."""
-        if not records:
+        if not this_host:
             return {}
         # Several at once where that is quicker. When the store does not answer for one, it will not for the others.
         with ThreadPoolExecutor(max(1, self.leases.register.threads), "resume") as pool:
             away = threading.Event()
-            answers = list(pool.map(lambda record: self._resume_one(record, away), records))
-        return {record.session: answer for record, answer in zip(records, answers, strict=True)}
+            answers = list(pool.map(lambda record: self._resume_one(record, away), this_host))
+        return {record.session: answer for record, answer in zip(this_host, answers, strict=True)}
 
     def _resume_one(self, record: Record, away: threading.Event) -> Answer:
         if away.is_set():
             return LeaseUnreachable("the lease store does not answer", "")
         try:
-            return host_leases.resume(self.leases, self.records, record)
+            return host_leases.resume(self.leases, self.this_host, record)
         except LeaseUnreachable as error:
             away.set()
             return error
@@ -253,7 +255,7 @@ class Agent:
     def _note(self, event: str, record: Record, **facts: object) -> None:
         """On a full disk the other sessions need us all the same, and so does what is to be ended."""
         try:
-            self.records.events.emit(event, record.session, name=record.name, token=record.token, **facts)
+            self.this_host.events.emit(event, record.session, name=record.name, token=record.token, **facts)
         except OSError as error:
             _log.warning("session %s: %s: %s", record.name, event, error)
 
@@ -265,15 +267,15 @@ class Agent:
             for session, answer in lost.items():
                 record = live[session]
                 with contextlib.suppress(FileNotFoundError):
-                    grip = stack.enter_context(cgroup.Grip(self.records.cgroup(session)))
+                    grip = stack.enter_context(cgroup.Grip(self.this_host.cgroup(session)))
                     self.held.pop(session, None)
-                    if is_still(self.records, record):
+                    if is_still(self.this_host, record):
                         grip.freeze()
                         if self._tell_lost(record, answer):
                             to_kill.append((session, grip))
             until = time.monotonic() + LAST_WORD
             while time.monotonic() < until and any(
-                cgroup.is_populated(self.records.cgroup(session)) for session, _ in to_kill
+                cgroup.is_populated(self.this_host.cgroup(session)) for session, _ in to_kill
             ):
                 time.sleep(0.005)
             for _, grip in to_kill:
@@ -303,13 +305,13 @@ class Agent:
             self.hooks.submit(self._tell_hooks, replace(record, pid=None), lost)
 
     def _tell_back(self, session: str, token: int) -> None:
-        self.hooks.submit(ownership.tell_hooks, self.records, session, token)
+        self.hooks.submit(ownership.tell_hooks, self.this_host, session, token)
 
     def _tell_hooks(self, record: Record, lost: Lost) -> None:
         host, token = (lost.holder.host, lost.holder.token) if lost.holder else (None, None)
         facts = {"reason": str(lost.why), "from": self.config.host, "to": host, "by": token}
         try:
-            hooks.run(self.records, hooks.ON_FENCE, record, **facts)
+            hooks.run(self.this_host, hooks.ON_FENCE, record, **facts)
         except OSError:  # a full disk
             _log.error("hooks of session %s", record.name, exc_info=True)
 
@@ -323,19 +325,19 @@ class Agent:
             self.metrics.write()
 
 
-def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None], None]) -> None:
+def serve(this_host: Host, until_idle: bool, ready: Callable[[CmdopError | None], None]) -> None:
     """What `cmdop-migrate agent` does. `ready` hears None, or what is wrong though it goes on: sessions that live here
     need it, whether or not the lease store or the name can be had."""
-    lock = Lock.take(records.config, patience=1.0)
+    lock = Lock.take(this_host.config, patience=1.0)
     if lock is None:
-        raise Blocked(f"{records.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
-    kept = supervisor.of(records.config)
+        raise Blocked(f"{this_host.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
+    kept = supervisor.of(this_host.config)
     try:
-        lock.note(records.config.relay)
-        agent = Agent(records, host_leases.open_store(records.config, fresh=not until_idle), lock, until_idle)
+        lock.note(this_host.config.relay)
+        agent = Agent(this_host, host_leases.open_store(this_host.config, fresh=not until_idle), lock, until_idle)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: agent.stopped.set())
-        group = os.path.join(os.path.dirname(records.cgroup("agent")), "agent")
+        group = os.path.join(os.path.dirname(this_host.cgroup("agent")), "agent")
         cgroup.create(group)
         cgroup.join(group)  # out of the login session it may have been started from
         agent.stand_in.start()  # before the lease store is asked for anything: it may not answer
@@ -344,7 +346,7 @@ def serve(records: Records, until_idle: bool, ready: Callable[[CmdopError | None
         try:
             agent.name.take(agent.stopped.is_set)
         except (Fenced, Unreachable) as error:
-            if not any(record.phase in ("live", "handing") for record in records.all()):
+            if not any(record.phase in ("live", "handing") for record in this_host.all()):
                 raise
             trouble = error
         agent.step()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.run import HOLDERS
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.model import Record
@@ -25,13 +25,11 @@ _log = log.get("agent")
 class StandIn:
     """A thread of its own: the agent's may be waiting for a lease store that does not answer."""
 
-    def __init__(
-        self, records: Records, sessions: Callable[[], Mapping[str, Record]], held: Mapping[str, Held]
-    ) -> None:
+    def __init__(self, this_host: Host, sessions: Callable[[], Mapping[str, Record]], held: Mapping[str, Held]) -> None:
         """`sessions`: those that live here, from any thread. `held`: what is renewed is put there with `lock` held, and
         its holder told after that: so nothing is frozen here that its holder has just let go on."""
         self.lock = threading.Lock()
-        self._records, self._sessions, self._held = records, sessions, held
+        self._this_host, self._sessions, self._held = this_host, sessions, held
         self._until: dict[str, float] = {}  # by the holders' timers, when they were last looked at
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stand-in", daemon=True)
@@ -55,11 +53,11 @@ class StandIn:
     def _look(self, record: Record) -> None:
         if self._is_renewed(record):
             return
-        group = self._records.cgroup(record.session)
+        group = self._this_host.cgroup(record.session)
         if cgroup.is_to_freeze(group) or not cgroup.is_populated(group) or not self._is_over(record):
             return
         with self.lock, contextlib.suppress(FileNotFoundError), cgroup.Grip(group) as grip:
-            if not self._is_renewed(record) and self._is_over(record) and is_still(self._records, record):
+            if not self._is_renewed(record) and self._is_over(record) and is_still(self._this_host, record):
                 grip.freeze()
                 _log.warning("session %s: its time is over, and its holder does nothing: frozen", record.name)
 
@@ -71,12 +69,12 @@ class StandIn:
         """By its holder's own time: as soon as that comes to itself, it knows that the session stands still, and lets
         it go on with the next renewal."""
         if clock.boottime() >= self._until.get(record.session, 0.0):
-            self._until = holder_deadlines.read(self._records.cgroup(HOLDERS))
+            self._until = holder_deadlines.read(self._this_host.cgroup(HOLDERS))
         until = self._until.get(record.session)
         return until is not None and clock.boottime() >= until
 
 
-def is_still(records: Records, record: Record) -> bool:
+def is_still(this_host: Host, record: Record) -> bool:
     """That this very incarnation is the one on record, now."""
-    now = records.load(record.session)
+    now = this_host.load(record.session)
     return now is not None and now.phase == "live" and now.token == record.token

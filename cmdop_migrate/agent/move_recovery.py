@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import CmdopError
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Move, Moves
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.migration.ownership import Settled, Settling
@@ -18,17 +18,17 @@ _log = log.get("agent")
 class Handovers:
     """What each lease was seen to be is remembered from one look to the next."""
 
-    def __init__(self, records: Records, leases: LeaseStore, back: Callable[[str, int], None]) -> None:
+    def __init__(self, this_host: Host, leases: LeaseStore, back: Callable[[str, int], None]) -> None:
         """`back` must not wait: it hears of a session that goes on here, and the token it had before."""
-        self._records, self._leases, self._back = records, leases, back
-        self._moves = Moves(records.config.state_dir, records.config.keep_exited)
+        self._this_host, self._leases, self._back = this_host, leases, back
+        self._moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
         self._watched: dict[str, Settling] = {}
 
     def step(self) -> bool:
         """One look at each. -> whether there is any."""
-        self._moves.stand_in(self._records)
+        self._moves.stand_in(self._this_host)
         open_moves = self._moves.open()
-        phases = {one.session: one.phase for one in self._records.all()} if open_moves else {}
+        phases = {one.session: one.phase for one in self._this_host.all()} if open_moves else {}
         # Also those that run: their move came to nothing, and whoever asks later must not take it for unfinished.
         moves = [one for one in open_moves if phases.get(one.session) in ("handing", "live")]
         self._watched = {one.id: self._watched[one.id] for one in moves if one.id in self._watched}
@@ -42,7 +42,9 @@ class Handovers:
         move = self._moves.find(move.id)  # again: with the lock held
         if move.end is not None:
             return
-        settling = self._watched.get(move.id) or Settling(self._records, self._leases, move, self._back, HOLDER_TIMEOUT)
+        settling = self._watched.get(move.id) or Settling(
+            self._this_host, self._leases, move, self._back, HOLDER_TIMEOUT
+        )
         self._watched[move.id] = settling
         try:
             found = settling.once()
@@ -51,6 +53,6 @@ class Handovers:
             return
         if isinstance(found, Settled):
             self._moves.end(move, found.end, told=False)
-            self._records.note(
+            self._this_host.note(
                 "migration_settled", move.session, name=move.name, migration=move.id, end=found.end, token=found.token
             )

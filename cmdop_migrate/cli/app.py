@@ -16,7 +16,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
 from cmdop_migrate.holder.protocol import UNSURE, UNWANTED
-from cmdop_migrate.host.host import DIED, Records
+from cmdop_migrate.host.host import DIED, Host
 from cmdop_migrate.migration import prefetch_directory
 from cmdop_migrate.model import Record
 
@@ -58,10 +58,10 @@ class App:
         named = ["--config", os.path.abspath(self.config_path)] if self.config_path else []
         return [*named, *(word for key, value in self.flags.items() for word in (f"--{key.replace('_', '-')}", value))]
 
-    def _keep_agent(self, records: Records) -> None:
+    def _keep_agent(self, this_host: Host) -> None:
         """Sessions whose agent died stand still before long, or nobody asks whether they are parked: whoever comes by
         first starts another."""
-        kept = records.all()
+        kept = this_host.all()
         needed = any(map(_needs_agent, kept))
         if needed or any(map(_has_just_died, kept)):
             from cmdop_migrate.host import agent_process
@@ -71,17 +71,17 @@ class App:
             except CmdopError as error:  # where nothing lives that is nobody's trouble
                 log.get("cli").log(logging.WARNING if needed else logging.INFO, "no agent: %s", error.message)
 
-    def records(self, keeping: bool = True) -> Records:
+    def this_host(self, keeping: bool = True) -> Host:
         """This host's sessions, stale ones put right first; with an agent, unless not `keeping`."""
         if os.geteuid() != 0:
             raise NotRoot("sessions need root", "Run it with sudo.")
-        records = Records(self.config)
-        records.prepare()
-        records.sweep()
+        this_host = Host(self.config)
+        this_host.prepare()
+        this_host.sweep()
         prefetch_directory.sweep(self.config.state_dir)
         if keeping:
-            self._keep_agent(records)
-        return records
+            self._keep_agent(this_host)
+        return this_host
 
 
 pass_app = click.make_pass_decorator(App, ensure=True)

@@ -57,7 +57,7 @@ def elsewhere(app: App, relay: tuple[str | None, Path | None], session: str | No
 
 def _is_here(app: App, session: str) -> bool:
     try:
-        app.records(keeping=False).find(session)
+        app.this_host(keeping=False).find(session)
     except SessionNotFound:
         return False
     return True

@@ -15,7 +15,7 @@ from cmdop_migrate.drain import schedule
 from cmdop_migrate.drain.schedule import Load, Target
 from cmdop_migrate.errors import CmdopError, Usage
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
 from cmdop_migrate.migration import gather_session_facts, peers, plan
 from cmdop_migrate.model import Record
@@ -33,11 +33,11 @@ class Unfit:
     why: str
 
 
-def load(records: Records, record: Record, measured: Sequence[Measured]) -> Load:
+def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
     """What moving this session costs, from outside: it is not stopped for it."""
-    directory = records.directory(record.session)
+    directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-    memory = gather_session_facts.memory(cgroup.pids(records.cgroup(record.session)))
+    memory = gather_session_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
     files = sum(walk.measure(upper).data_bytes for upper in uppers)
     guess = expect(memory, files, measured, record.session)
     if guess is None:
@@ -61,18 +61,18 @@ def names(config: Config, given: Sequence[str]) -> list[str]:
 
 
 def targets(
-    records: Records, hosts: Sequence[str], sample: Record, patience: float = math.inf
+    this_host: Host, hosts: Sequence[str], sample: Record, patience: float = math.inf
 ) -> tuple[list[Target], list[Unfit]]:
     """All of them asked at once; one that has not answered after `patience` seconds is not waited for. Usage when one
     is this host itself under another name."""
     if not hosts:
         return [], []
-    peers.own_facts(records)  # makes the key there must be, once
+    peers.own_facts(this_host)  # makes the key there must be, once
     found: dict[str, Target | Unfit | Usage] = {}
-    with peers.pool(records.config) as pool:
+    with peers.pool(this_host.config) as pool:
 
         def ask(name: str) -> None:
-            found[name] = _ask(records, pool, name, sample)
+            found[name] = _ask(this_host, pool, name, sample)
 
         asking = [threading.Thread(target=ask, args=(name,), daemon=True) for name in hosts]
         for one in asking:
@@ -87,9 +87,9 @@ def targets(
     return [one for one in answers if isinstance(one, Target)], [one for one in answers if isinstance(one, Unfit)]
 
 
-def _ask(records: Records, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
+def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
     try:
-        peer = peers.partner(records, pool, name)
+        peer = peers.partner(this_host, pool, name)
         facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
     except Usage as error:
         return error

@@ -21,19 +21,19 @@ from cmdop_migrate.drain.schedule import Planned
 from cmdop_migrate.errors import Usage
 from cmdop_migrate.host import draining
 from cmdop_migrate.host.drain_journal import Drains
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import gather_session_facts
 from cmdop_migrate.util.signals import Stop
 
 
-def dry_run(records: Records, wanted: Wanted) -> dict[str, Any]:
+def dry_run(this_host: Host, wanted: Wanted) -> dict[str, Any]:
     """The schedule; nothing is changed."""
     wanted.check()
-    hosts = [] if wanted.park else capacity.names(records.config, wanted.hosts)
-    here = [one for one in records.all() if one.phase == "live"]
-    targets, unfit = capacity.targets(records, hosts, here[0]) if here else ([], [])
-    measured = gather_session_facts.measured(records)
-    found = [wanted.allows(capacity.load(records, one, measured)) for one in here]
+    hosts = [] if wanted.park else capacity.names(this_host.config, wanted.hosts)
+    here = [one for one in this_host.all() if one.phase == "live"]
+    targets, unfit = capacity.targets(this_host, hosts, here[0]) if here else ([], [])
+    measured = gather_session_facts.measured(this_host)
+    found = [wanted.allows(capacity.load(this_host, one, measured)) for one in here]
     planned = schedule.schedule(found, targets, wanted.budget(), wanted.limit)
     rows = [_row(one) for one in planned]
     lists: dict[str, list[dict[str, Any]]] = {
@@ -43,29 +43,29 @@ def dry_run(records: Records, wanted: Wanted) -> dict[str, Any]:
     return {"dry_run": True, "schedule": rows, **lists, "failed": [], "targets": capacity.hosts_json(targets, unfit)}
 
 
-def drain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
+def drain(this_host: Host, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
     """What `drain --json` answers. `flags`: the global ones, for the commands it starts."""
     wanted.check()
     began = clock.boottime()
-    hosts = [] if wanted.park else capacity.names(records.config, wanted.hosts)
-    drains = Drains(records.config.state_dir)
+    hosts = [] if wanted.park else capacity.names(this_host.config, wanted.hosts)
+    drains = Drains(this_host.config.state_dir)
     with drains.alone():
-        before = draining.read(records.config.state_dir)
-        made = (drains.find(before.drain) if before else None) or drains.begin(records.config.host)
-        with records.locked():
-            draining.write(records.config.state_dir, made.id)
+        before = draining.read(this_host.config.state_dir)
+        made = (drains.find(before.drain) if before else None) or drains.begin(this_host.config.host)
+        with this_host.locked():
+            draining.write(this_host.config.state_dir, made.id)
         try:
-            run = Evacuation(records, drains, made, wanted, flags, stop, say, hosts)
+            run = Evacuation(this_host, drains, made, wanted, flags, stop, say, hosts)
         except Usage:
             if before is None:  # nothing was begun: the host is as it was
-                with records.locked():
-                    draining.clear(records.config.state_dir)
+                with this_host.locked():
+                    draining.clear(this_host.config.state_dir)
             raise
-        records.events.emit("drain_started", drain=made.id, to=hosts, deadline_s=wanted.deadline)
+        this_host.events.emit("drain_started", drain=made.id, to=hosts, deadline_s=wanted.deadline)
         run.run()
         facts = run.facts(clock.boottime() - began)
         counts = {word: len(facts[word]) for word in ("moved", "parked", "failed", "left", "ended")}
-        records.events.emit("drained", drain=made.id, took_s=facts["took_s"], sessions=counts)
+        this_host.events.emit("drained", drain=made.id, took_s=facts["took_s"], sessions=counts)
         return facts
 
 

@@ -20,7 +20,7 @@ from cmdop_migrate.drain.drain_options import Said, Say, Wanted
 from cmdop_migrate.drain.schedule import Busy, Load, Planned
 from cmdop_migrate.host import move_journal, talk
 from cmdop_migrate.host.drain_journal import Drain, Drains, Entry, State, is_free
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Moves
 from cmdop_migrate.migration import gather_session_facts
 from cmdop_migrate.model import Record
@@ -55,7 +55,7 @@ class Job:
 class Evacuation:
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         drains: Drains,
         made: Drain,
         wanted: Wanted,
@@ -64,11 +64,11 @@ class Evacuation:
         say: Say,
         hosts: Sequence[str],
     ) -> None:
-        self.records, self.drains, self.made, self.wanted = records, drains, made, wanted
+        self.this_host, self.drains, self.made, self.wanted = this_host, drains, made, wanted
         self.flags, self.stop, self.say = flags, stop, say
         self.budget = wanted.budget()
         self.ends_at = clock.boottime() + wanted.limit
-        self.moves = Moves(records.config.state_dir, records.config.keep_exited)
+        self.moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
         self.phases = Phases("drain")
         self.waiting: dict[str, Load] = {}
         self.jobs: list[Job] = []
@@ -78,8 +78,10 @@ class Evacuation:
         self.unsettled: list[Record] = []
         self.resuming: Worker | None = None
         self.idle_since = clock.boottime()
-        here = [one for one in records.all() if one.phase in ("live", *UNSETTLED)]
-        self.asked, self.unfit = capacity.targets(records, hosts, here[0], wanted.limit / ASKING) if here else ([], [])
+        here = [one for one in this_host.all() if one.phase in ("live", *UNSETTLED)]
+        self.asked, self.unfit = (
+            capacity.targets(this_host, hosts, here[0], wanted.limit / ASKING) if here else ([], [])
+        )
         self.targets = {one.name: one for one in self.asked}
 
     def run(self) -> None:
@@ -105,7 +107,7 @@ class Evacuation:
         }
         return {
             "drain": self.made.id,
-            "host": self.records.config.host,
+            "host": self.this_host.config.host,
             **lists,
             "targets": capacity.hosts_json(self.asked, self.unfit),
             "deadline_s": self.wanted.deadline,
@@ -124,20 +126,20 @@ class Evacuation:
         if clock.boottime() - self.listed_at < LIST_EVERY:
             return self.unsettled
         self.listed_at = clock.boottime()
-        self.records.sweep()
+        self.this_host.sweep()
         for load in list(self.waiting.values()):
-            record = self.records.load(load.session)
+            record = self.this_host.load(load.session)
             if record is None or record.phase != "live":  # it ended, or somebody else took it
                 del self.waiting[load.session]
                 self._look(Entry(load.session, load.name, "going"))
         taken = {job.load.session for job in self.jobs} | self.waiting.keys() | self.done.keys()
-        rest = [one for one in self.records.all() if one.session not in taken]
-        measured = gather_session_facts.measured(self.records)
+        rest = [one for one in self.this_host.all() if one.session not in taken]
+        measured = gather_session_facts.measured(self.this_host)
         for one in rest:
             if one.phase == "live" and one.session in self.undecided:
                 self._again(*self.undecided.pop(one.session))
             elif one.phase == "live":
-                self.waiting[one.session] = self.wanted.allows(capacity.load(self.records, one, measured))
+                self.waiting[one.session] = self.wanted.allows(capacity.load(self.this_host, one, measured))
         for entry in self.made.of("going") if self.resuming is None else []:  # else it may still change
             if entry.session not in taken and entry.session not in self.waiting:
                 self._look(entry)
@@ -174,7 +176,7 @@ class Evacuation:
         left behind."""
         if self.resuming is not None and any(one.session == session and not one.end for one in self.moves.all()):
             return False
-        return is_free(self.records, self.moves, session)
+        return is_free(self.this_host, self.moves, session)
 
     def _begin(self, planned: Planned, deadline: float) -> None:
         """Start the command for one session. `deadline`: seconds in which a park must be done, its proof included."""
@@ -207,7 +209,7 @@ class Evacuation:
 
     def _ended(self, job: Job, ended: Ended) -> None:
         load, target = job.load, job.planned.target
-        record = self.records.load(load.session)
+        record = self.this_host.load(load.session)
         seconds = clock.boottime() - job.worker.began
         if ended.ok:
             self._keep_pace(job, seconds)
@@ -263,7 +265,7 @@ class Evacuation:
 
     def _look(self, entry: Entry, seconds: float = 0.0) -> None:
         """What became of one that was begun and is not here any more."""
-        record = self.records.load(entry.session)
+        record = self.this_host.load(entry.session)
         if record is not None and record.phase == "parked":
             facts = {"checkpoint": record.checkpoint}
             self._end(replace(entry, state="parked", to=None, facts=facts), seconds)

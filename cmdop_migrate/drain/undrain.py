@@ -15,7 +15,7 @@ from typing import Any
 from cmdop_migrate.errors import CmdopError, HostNotFound, SessionExited, SessionNotFound, from_code
 from cmdop_migrate.host import draining, leases
 from cmdop_migrate.host.drain_journal import Drain, Drains, Entry, is_free
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.migration import peers, plan
 from cmdop_migrate.remote.ssh import Pool
@@ -33,20 +33,20 @@ class Wanted:
     accept: tuple[str, ...] = ()  # as `migrate` has it: hosts whose kernels differ get nothing back without
 
 
-def undrain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
+def undrain(this_host: Host, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
     """What `undrain --json` answers. `away`: what the drain moved or parked and is not back."""
     plan.check_names(wanted.accept)
-    drains = Drains(records.config.state_dir)
+    drains = Drains(this_host.config.state_dir)
     with drains.alone():
-        flag = draining.read(records.config.state_dir)
+        flag = draining.read(this_host.config.state_dir)
         made = (drains.find(flag.drain) if flag else None) or drains.last()
-        with records.locked():
-            draining.clear(records.config.state_dir)
+        with this_host.locked():
+            draining.clear(this_host.config.state_dir)
         if flag is not None:
-            records.events.emit("undrained", drain=flag.drain)
+            this_host.events.emit("undrained", drain=flag.drain)
         found: list[Entry] = []
         if wanted.bring_back and made is not None:
-            found = _Return(records, drains, made, wanted, flags, stop, say).run(wanted.parallel)
+            found = _Return(this_host, drains, made, wanted, flags, stop, say).run(wanted.parallel)
             made = drains.find(made.id) or made
         away = made.of("moved", "parked", "going") if made is not None else []
         return {
@@ -61,7 +61,7 @@ def undrain(records: Records, wanted: Wanted, flags: Sequence[str], stop: Stop, 
 class _Return:
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         drains: Drains,
         made: Drain,
         wanted: Wanted,
@@ -69,15 +69,15 @@ class _Return:
         stop: Stop,
         say: Say,
     ) -> None:
-        self.records, self.drains, self.made, self.wanted = records, drains, made, wanted
+        self.this_host, self.drains, self.made, self.wanted = this_host, drains, made, wanted
         self.flags, self.stop, self.say = flags, stop, say
-        self.moves = Moves(records.config.state_dir, records.config.keep_exited)
+        self.moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
 
     def run(self, parallel: int) -> list[Entry]:
         """Each one that is away, and what became of it: back, ended, or as it was with the reason why."""
         away = self.made.of("moved", "parked", "going")
         found: list[Entry] = []
-        with peers.pool(self.records.config) as pool, ThreadPoolExecutor(parallel) as threads:
+        with peers.pool(self.this_host.config) as pool, ThreadPoolExecutor(parallel) as threads:
             waiting: set[Future[Entry]] = {threads.submit(self._bring, pool, one) for one in away}
             while waiting:
                 done, waiting = wait(waiting, LOOK_EVERY)
@@ -104,7 +104,7 @@ class _Return:
             return replace(entry, why=f"{error.message} {error.hint}".strip())
 
     def _fetch(self, pool: Pool, entry: Entry) -> Entry:
-        store = leases.open_store(self.records.config)
+        store = leases.open_store(self.this_host.config)
         try:
             seen = store.inspect(entry.session)
         finally:
@@ -113,11 +113,11 @@ class _Return:
             return replace(entry, state="ended", to=None, why="it has ended")
         if seen.record.state != "held":
             return self._back(entry, self._restore(entry))
-        if seen.record.instance == self.records.instance():
-            if not is_free(self.records, self.moves, entry.session):
+        if seen.record.instance == self.this_host.instance():
+            if not is_free(self.this_host, self.moves, entry.session):
                 return replace(entry, why="it is being moved, parked or ended right now; wait for that")
             return replace(entry, state="back", to=None, why="it was here already", facts={})
-        if seen.record.host == self.records.config.host:
+        if seen.record.host == self.this_host.config.host:
             return replace(
                 entry,
                 why="it was here when this host went down; from its last checkpoint: "
@@ -140,12 +140,12 @@ class _Return:
 
     def _call(self, pool: Pool, entry: Entry, holder: str) -> dict[str, Any]:
         """By the host it was moved to; by the one that has its lease, when it is not there any more."""
-        own = self.records.config.host
+        own = self.this_host.config.host
         words = ("migrate", entry.session, "--to", own, *(f"--accept={check}" for check in self.wanted.accept))
         names = list(dict.fromkeys(name for name in (entry.to, holder) if name))
         for name in names[:-1]:
             try:
-                return peers.partner(self.records, pool, name).call(*words)
+                return peers.partner(self.this_host, pool, name).call(*words)
             except (SessionExited, SessionNotFound, HostNotFound):
                 continue
-        return peers.partner(self.records, pool, names[-1]).call(*words)
+        return peers.partner(self.this_host, pool, names[-1]).call(*words)

@@ -14,7 +14,7 @@ from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted
 from cmdop_migrate.gateway import link_main
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import agent_process
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.preflight.rules.doctor import Check
 from cmdop_migrate.relay import backoff
 from cmdop_migrate.relay.client_connection import dial
@@ -112,7 +112,7 @@ async def _knock(config: Config, url: str) -> None:
 def _link(config: Config) -> int | None:
     """The process, which is in its agent's group."""
     try:
-        beside = cgroup.pids(Records(config).cgroup("agent"))
+        beside = cgroup.pids(Host(config).cgroup("agent"))
     except (OSError, Blocked):
         return None  # no agent ever was here
     for pid in beside:

@@ -16,7 +16,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, NotAdmitted
 from cmdop_migrate.gateway.channel_proxy import Passage, Way, end
 from cmdop_migrate.gateway.registration import Leaving, Lookout, Standing, changes
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.relay import credentials, e2e, frames
 from cmdop_migrate.relay.backoff import Backoff
@@ -39,7 +39,7 @@ _log = log.get("link")
 class Link:
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         url: str,
         credential: Callable[[], Credential],
         sign: e2e.Sign,
@@ -48,12 +48,12 @@ class Link:
     ) -> None:
         """`credential`: as it is now. `sign`: with the fleet's key. `standing`: told whenever that changes, with how
         many relays it is connected, and how many there are."""
-        self._records, self._url, self._credential = records, url, credential
+        self._this_host, self._url, self._credential = this_host, url, credential
         self._standing, self._up, self._of = standing, 0, 0
         self._fleet = credential().fleet
         self._sign, self._listed = sign, listed
         self._watch = Watch()
-        self._lookout = Lookout(records, self._watch)
+        self._lookout = Lookout(this_host, self._watch)
         self._waiting: set[asyncio.Event] = set()  # of every connection, set when something changes here
         self.told: set[str] = set()  # moves that the relay, or the one before it, was told of
 
@@ -144,7 +144,7 @@ class Link:
     def seal(self, frame: Frame, claims: Claims, standing: Standing) -> e2e.HostSide:
         handshake = credentials.unb64(frame.text("handshake"))
         bearer = credentials.unb64(claims.key)
-        host = self._records.config.host
+        host = self._this_host.config.host
         return e2e.HostSide(standing.session, standing.token, host, self._sign, bearer, handshake)
 
     async def admit(self, frame: Frame, standing: Standing) -> Claims:
@@ -166,7 +166,7 @@ class Link:
             return f"not to be looked up: {error.message}"
 
     def way(self, frame: Frame, claims: Claims, standing: Standing) -> Way:
-        return Way(frame.channel, standing.session, standing.token, claims, self._records.socket(standing.session))
+        return Way(frame.channel, standing.session, standing.token, claims, self._this_host.socket(standing.session))
 
 
 class _Service:

@@ -13,7 +13,7 @@ from cmdop_migrate.errors import BadConfig, NotAdmitted
 from cmdop_migrate.gateway import client, credentials
 from cmdop_migrate.gateway.host_link import Link
 from cmdop_migrate.host import resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.relay.credentials import Claims, Credential
 
 LINGER = 3.0
@@ -49,9 +49,9 @@ def credential(config: Config) -> Credential:
     return found
 
 
-def serve(records: Records) -> None:
+def serve(this_host: Host) -> None:
     """What `cmdop-migrate link` does, until its standard input ends: then its agent is gone."""
-    config = records.config
+    config = this_host.config
     _show_standing(0, 0)
     signer = resources.open_keys(config).relay_signer
     fleet = signer.public_key().public_bytes_raw()
@@ -66,7 +66,7 @@ def serve(records: Records) -> None:
     url = config.relay or own().relay
     if url is None:
         raise BadConfig("no relay to link to", "Set relay.")
-    link = Link(records, url, own, signer.sign, Listing(config).why_not, _show_standing)
+    link = Link(this_host, url, own, signer.sign, Listing(config).why_not, _show_standing)
     try:
         asyncio.run(_until_left(link))
     except asyncio.CancelledError:

@@ -22,7 +22,7 @@ from typing import Literal
 
 from cmdop_migrate import clock
 from cmdop_migrate.host import move_journal
-from cmdop_migrate.host.host import DIED, Records
+from cmdop_migrate.host.host import DIED, Host
 from cmdop_migrate.model import Phase, Record
 from cmdop_migrate.util.inotify import Watch
 
@@ -81,17 +81,17 @@ def _state(one: Standing | None) -> tuple[State, str | None]:
 class Lookout:
     """This host's sessions as they are now. Cheap to ask: only what changed is read again."""
 
-    def __init__(self, records: Records, watch: Watch) -> None:
-        self._records, self._watch = records, watch
+    def __init__(self, this_host: Host, watch: Watch) -> None:
+        self._this_host, self._watch = this_host, watch
         self._read: dict[str, tuple[Stamp, Record | None]] = {}
         self._moves: dict[str, tuple[Stamp, move_journal.Move | None]] = {}
-        self._migrations = records.config.state_dir / "migrations"
+        self._migrations = this_host.config.state_dir / "migrations"
 
     def look(self) -> dict[str, Standing]:
-        for place in (self._records.config.state_dir, self._records.config.sessions_dir, self._migrations):
+        for place in (self._this_host.config.state_dir, self._this_host.config.sessions_dir, self._migrations):
             self._watch.add(place)
         open_moves = self._open_moves()
-        ids = self._records.ids()
+        ids = self._this_host.ids()
         for gone in self._read.keys() - set(ids):
             del self._read[gone]
         found = {}
@@ -118,7 +118,7 @@ class Lookout:
         return list({one.session: one for one in sorted(done, key=lambda one: one.started)}.values())
 
     def _record(self, session: str) -> Record | None:
-        directory = self._records.directory(session)
+        directory = self._this_host.directory(session)
         stamp = _stamp(directory / "session.json")
         before = self._read.get(session)
         if before is None:
@@ -126,7 +126,7 @@ class Lookout:
             stamp = _stamp(directory / "session.json")  # it may have changed just before it was watched
         if before is None or before[0] != stamp:
             try:
-                self._read[session] = (stamp, self._records.load(session))
+                self._read[session] = (stamp, self._this_host.load(session))
             except OSError:
                 return before[1] if before else None  # its disk fails: it is still what it was
         return self._read[session][1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
 from cmdop_migrate.host import leases, resources, talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.model import State
@@ -17,13 +17,13 @@ HOSTS = "host."  # leases of host names, not of sessions
 _STATES: dict[str, State] = {"held": "running", "parked": "parked", "free": "exited"}
 
 
-def list_all(records: Records) -> list[dict[str, Any]]:
+def list_all(this_host: Host) -> list[dict[str, Any]]:
     """This host's own as `ls` knows them, the others' as their leases tell: who has them, in which state."""
-    here = {row["session"]: row for row in talk.list_all(records)}
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+    here = {row["session"]: row for row in talk.list_all(this_host)}
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     found: list[dict[str, Any]] = []
     others: list[tuple[str, leases.Standing]] = []
-    for session, lease in leases.survey(leases.open_store(records.config)).items():
+    for session, lease in leases.survey(leases.open_store(this_host.config)).items():
         if session.startswith(HOSTS):
             continue
         own = here.pop(session, None)

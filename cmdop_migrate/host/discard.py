@@ -12,41 +12,41 @@ from typing import Any
 
 from cmdop_migrate.errors import SessionNotFound
 from cmdop_migrate.host import leases, references, session_lock
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
 
 SURE = 8  # digits of an id that nobody types by mistake
 
 
-def parked_here(records: Records, record: Record) -> dict[str, Any]:
+def parked_here(this_host: Host, record: Record) -> dict[str, Any]:
     """By this host's record. Fenced when another host runs it by now."""
-    return _discard(records, record.session, record.name, record.token)
+    return _discard(this_host, record.session, record.name, record.token)
 
 
-def in_store(records: Records, reference: str, unknown: SessionNotFound) -> dict[str, Any]:
+def in_store(this_host: Host, reference: str, unknown: SessionNotFound) -> dict[str, Any]:
     """One that this host has no record of. `unknown` is raised when the store has none either."""
-    session = references.session_of(records, reference)
+    session = references.session_of(this_host, reference)
     if session is None:
         raise unknown
-    manifests = references.manifests(records, session)
+    manifests = references.manifests(this_host, session)
     name = str(max(manifests, key=lambda one: one.token).facts.get("name")) if manifests else session
     if reference != name and len(reference) < SURE:
         raise SessionNotFound(
             f"no session {reference!r} here; one in the store has an id that begins so",
             f"Give its name or more: {session[:12]}",
         )
-    return _discard(records, session, name, max((one.token for one in manifests), default=0))
+    return _discard(this_host, session, name, max((one.token for one in manifests), default=0))
 
 
-def _discard(records: Records, session: str, name: str, above: int) -> dict[str, Any]:
-    lock = session_lock.to_discard(records, session, name)
+def _discard(this_host: Host, session: str, name: str, above: int) -> dict[str, Any]:
+    lock = session_lock.to_discard(this_host, session, name)
     try:
-        before, after = leases.end(leases.open_store(records.config), records, session, name, above)
-        records.note("discarded", session, name=name, token=after.token, checkpoint=before)
-        records.forget(session)
+        before, after = leases.end(leases.open_store(this_host.config), this_host, session, name, above)
+        this_host.note("discarded", session, name=name, token=after.token, checkpoint=before)
+        this_host.forget(session)
     finally:
-        if not (records.directory(session) / "session.json").exists():
-            records.forget(session)  # a directory made only for the lock
+        if not (this_host.directory(session) / "session.json").exists():
+            this_host.forget(session)  # a directory made only for the lock
         os.close(lock)
     facts = {"discarded": True, "checkpoint": before, "token": after.token}
     return {"session": session, "exit": None, "reason": "discarded", **facts}

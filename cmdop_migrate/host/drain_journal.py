@@ -14,7 +14,7 @@ from typing import Any, Literal
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.util import atomic
 
@@ -107,15 +107,15 @@ class Drains:
             os.close(fd)
 
 
-def is_free(records: Records, moves: Moves, session: str) -> bool:
+def is_free(this_host: Host, moves: Moves, session: str) -> bool:
     """It lives here, and no other command is at it, left over from a drain that was killed."""
     with moves.lock(session) as is_ours:
         if not is_ours:
             return False
-    record = records.load(session)
+    record = this_host.load(session)
     if record is None or record.phase != "live":
         return False
-    return bool(talk.row(records, record)["state"] != "checkpointing")
+    return bool(talk.row(this_host, record)["state"] != "checkpointing")
 
 
 def _read(path: Path) -> Drain | None:

@@ -1,6 +1,6 @@
 """Whether this host is being emptied: STATE_DIR/draining.json. While it is there, no session begins here.
 
-Written and removed with the host's lock held (records.locked), and looked at by whoever claims a session with that
+Written and removed with the host's lock held (Host.locked), and looked at by whoever claims a session with that
 lock held: what began before it is on record when the drain looks, and nothing begins after.
 """
 

@@ -25,7 +25,7 @@ from cmdop_migrate.errors import Blocked, Usage
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import hook_process
 from cmdop_migrate.host.hook_process import Outcome
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record, Spec
 from cmdop_migrate.util import trusted_file
 
@@ -62,10 +62,10 @@ def of_session(spec: Spec, event: str) -> list[str]:
     return [path for one, path in spec.hooks if one == event]
 
 
-def run(records: Records, event: str, record: Record, **facts: object) -> list[Outcome]:
+def run(this_host: Host, event: str, record: Record, **facts: object) -> list[Outcome]:
     """All hooks of `event`, whatever becomes of one; what failed is in the answer, the log and the events."""
-    paths = _paths(records.config, event, record)
-    return [_run_one(records, event, path, record, facts) for path in paths]
+    paths = _paths(this_host.config, event, record)
+    return [_run_one(this_host, event, path, record, facts) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ class Goal:
     goes_on: bool
 
 
-def before_freeze(records: Records, record: Record, goal: Goal, told: list[dict[str, Any]]) -> None:
+def before_freeze(this_host: Host, record: Record, goal: Goal, told: list[dict[str, Any]]) -> None:
     """Blocked as soon as one says no. How each went is put into `told`."""
-    facts = {**asdict(goal), "from": records.config.host}
-    for path in _paths(records.config, PRE_FREEZE, record):
-        done = _run_one(records, PRE_FREEZE, path, record, facts)
+    facts = {**asdict(goal), "from": this_host.config.host}
+    for path in _paths(this_host.config, PRE_FREEZE, record):
+        done = _run_one(this_host, PRE_FREEZE, path, record, facts)
         told.append(done.to_json())
         if not done.ok:
             raise Blocked(
                 f"pre-freeze hook {path}: {done.problem}",
-                f"Session {record.name!r} goes on. All the hook said is in {records.config.log_file}",
+                f"Session {record.name!r} goes on. All the hook said is in {this_host.config.log_file}",
             )
 
 
 @contextmanager
 def after_thaw(
-    records: Records, record: Record, told: list[dict[str, Any]], is_ours: Callable[[], bool]
+    this_host: Host, record: Record, told: list[dict[str, Any]], is_ours: Callable[[], bool]
 ) -> Iterator[None]:
     """Whoever was `told` of a freeze hears that the session goes on here after all, for whatever reason; unless it
     `is_ours` no more to tell."""
@@ -100,16 +100,16 @@ def after_thaw(
         yield
     finally:
         if told and is_ours():
-            told += [one.to_json() for one in _going_on(records, record.session)]
+            told += [one.to_json() for one in _going_on(this_host, record.session)]
 
 
-def _going_on(records: Records, session: str) -> list[Outcome]:
+def _going_on(this_host: Host, session: str) -> list[Outcome]:
     """Tells that the session goes on here, if it does. Frozen, another checkpoint has it, or it stands still until it
     is known whose it is: then whoever thaws it has to tell."""
-    now = records.load(session)
-    if now is None or now.phase != "live" or cgroup.is_frozen(records.cgroup(session)):
+    now = this_host.load(session)
+    if now is None or now.phase != "live" or cgroup.is_frozen(this_host.cgroup(session)):
         return []
-    return run(records, POST_THAW, now, **{"from": records.config.host})
+    return run(this_host, POST_THAW, now, **{"from": this_host.config.host})
 
 
 def _paths(config: Config, event: str, record: Record) -> list[str]:
@@ -123,32 +123,32 @@ def _paths(config: Config, event: str, record: Record) -> list[str]:
     return []
 
 
-def _run_one(records: Records, event: str, path: str, record: Record, facts: Mapping[str, object]) -> Outcome:
-    config = records.config
-    told = {**_facts(records, record), **facts}
+def _run_one(this_host: Host, event: str, path: str, record: Record, facts: Mapping[str, object]) -> Outcome:
+    config = this_host.config
+    told = {**_facts(this_host, record), **facts}
     done = hook_process.run(event, path, told, config.hook_timeout, settings.to_environment(config))
     words = f"{done.problem or 'done'} ({done.seconds:.2f} s)\n{done.output}".rstrip()
     _log.info("session %s: %s hook %s: %s", record.name, event, path, words)
     noted: dict[str, Any] = {"name": record.name, "of": event, "hook": path, "seconds": done.seconds}
     try:
         if done.ok:
-            records.events.emit("hook_ran", record.session, **noted)
+            this_host.events.emit("hook_ran", record.session, **noted)
         else:
-            records.events.emit("hook_failed", record.session, **noted, exit=done.exit)
+            this_host.events.emit("hook_failed", record.session, **noted, exit=done.exit)
     except OSError as error:  # on a full disk the hook ran all the same
         _log.warning("session %s: %s hook %s: %s", record.name, event, path, error)
     return done
 
 
-def _facts(records: Records, record: Record) -> dict[str, object]:
+def _facts(this_host: Host, record: Record) -> dict[str, object]:
     return {
         "session": record.session,
         "name": record.name,
-        "host": records.config.host,
+        "host": this_host.config.host,
         "token": record.token,
         "checkpoint": record.checkpoint,
         "pid": record.pid,
-        "cgroup": records.cgroup(record.session),
+        "cgroup": this_host.cgroup(record.session),
         "root": f"/proc/{record.pid}/root" if record.pid else None,
         "parent": record.parent,
         "reason": None,

@@ -46,7 +46,7 @@ def _try_lock(fd: int) -> bool:
     return True
 
 
-class Records:
+class Host:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.events = Events(config.state_dir, config.host)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.holder.input_journal import OLD
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import input_journal_check
 from cmdop_migrate.session.holder_client import Channel, HolderGone
@@ -19,18 +19,18 @@ from cmdop_migrate.session.holder_client import Channel, HolderGone
 BROKEN = ImageRefused.exit  # what is damaged is not believed
 
 
-def journal(records: Records, record: Record) -> Iterator[dict[str, Any]]:
+def journal(this_host: Host, record: Record) -> Iterator[dict[str, Any]]:
     """What went in, in order."""
-    for line in journal_lines(records, record):
+    for line in journal_lines(this_host, record):
         try:
             yield json.loads(line)
         except ValueError:
             continue
 
 
-def journal_lines(records: Records, record: Record) -> Iterator[bytes]:
+def journal_lines(this_host: Host, record: Record) -> Iterator[bytes]:
     """Its lines as they are on disk, whole or not; but for one that is just being written."""
-    path = str(records.directory(record.session) / "inputs.jsonl")
+    path = str(this_host.directory(record.session) / "inputs.jsonl")
     with ExitStack() as stack:
         files: list[BinaryIO] = []
         for name in (path, path + OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
@@ -44,13 +44,13 @@ def journal_lines(records: Records, record: Record) -> Iterator[bytes]:
                     yield line.rstrip(b"\n")
 
 
-def verify(records: Records, record: Record) -> input_journal_check.Verdict:
+def verify(this_host: Host, record: Record) -> input_journal_check.Verdict:
     """Whether the journal is as it was written; of a live session also that its last line is the last."""
     head = None
     if record.phase == "live":
-        with suppress(HolderGone), Channel(records.socket(record.session)) as channel:
+        with suppress(HolderGone), Channel(this_host.socket(record.session)) as channel:
             head = channel.ask(op="status")["journal"]["head"]
-    return input_journal_check.verify(journal_lines(records, record), head)
+    return input_journal_check.verify(journal_lines(this_host, record), head)
 
 
 def verdict_json(verdict: input_journal_check.Verdict) -> dict[str, Any]:

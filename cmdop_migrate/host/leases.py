@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from cmdop_migrate import clock, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Fenced, Unreachable
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.registry import open_lease, open_register, sibling
@@ -72,28 +72,28 @@ def last_checkpoint(leases: LeaseStore, session: str) -> str | None:
     return seen.record.checkpoint if seen else None
 
 
-def take_new(leases: LeaseStore, records: Records, session: str) -> Held:
+def take_new(leases: LeaseStore, this_host: Host, session: str) -> Held:
     """The lease of a session that never was: nobody else can have it."""
-    config = records.config
-    answer = leases.acquire(session, config.host, records.instance(), config.lease_ttl)
+    config = this_host.config
+    answer = leases.acquire(session, config.host, this_host.instance(), config.lease_ttl)
     if not isinstance(answer, Held):
         raise Fenced(f"the lease of a new session is held by someone else: {answer}", "Try again.")
     return answer
 
 
-def resume(leases: LeaseStore, records: Records, record: Record) -> Held | Lost:
+def resume(leases: LeaseStore, this_host: Host, record: Record) -> Held | Lost:
     """The lease of a session that runs here under its record's token, renewed; or who has it now."""
-    config = records.config
+    config = this_host.config
     answer = leases.acquire(
-        record.session, config.host, records.instance(), config.lease_ttl, resume_token=record.token
+        record.session, config.host, this_host.instance(), config.lease_ttl, resume_token=record.token
     )
     assert not isinstance(answer, Waiting)  # nobody waits for what is its own
     return answer
 
 
-def prove(leases: LeaseStore, records: Records, record: Record) -> Held:
+def prove(leases: LeaseStore, this_host: Host, record: Record) -> Held:
     """That this host still holds `record`'s session under its token. Fenced when it does not."""
-    answer = resume(leases, records, record)
+    answer = resume(leases, this_host, record)
     if isinstance(answer, Held):
         return answer
     raise fenced(record.name, answer)
@@ -136,23 +136,23 @@ def survey(leases: LeaseStore) -> dict[str, Standing]:
     return found
 
 
-def may_drop(records: Records, standings: Mapping[str, Standing], checkpoint: str) -> None:
+def may_drop(this_host: Host, standings: Mapping[str, Standing], checkpoint: str) -> None:
     """Fenced when a session that another host runs would have to be brought back from it."""
     for session, one in standings.items():
-        if one.checkpoint == checkpoint and one.state == "held" and one.instance != records.instance():
+        if one.checkpoint == checkpoint and one.state == "held" and one.instance != this_host.instance():
             raise Fenced(
                 f"checkpoint {checkpoint[:12]} is the last of session {session[:12]}, which {one.host} holds",
                 "End it there first, or let it make another: cmdop-migrate checkpoint --leave-running",
             )
 
 
-def write_anew(leases: LeaseStore, records: Records, session: str, manifests: Sequence[Manifest]) -> LeaseRecord:
+def write_anew(leases: LeaseStore, this_host: Host, session: str, manifests: Sequence[Manifest]) -> LeaseRecord:
     """A lease in place of what cannot be read: parked at the newest of its checkpoints, or free. A person has said that
     nobody runs it. The token is above every one that was seen."""
-    own = records.load(session)
+    own = this_host.load(session)
     newest = max(manifests, key=lambda one: (one.token, one.created), default=None)
     above = max(own.token if own else 1, newest.token if newest else 1)
-    config, instance = records.config, records.instance()
+    config, instance = this_host.config, this_host.instance()
     broken = leases.force_break(session, config.host, instance, above=above)
     if isinstance(broken, Lost):
         raise fenced(session, broken)
@@ -173,9 +173,9 @@ class TakeOver:
     """
 
     def __init__(
-        self, leases: LeaseStore, images: Store, records: Records, record: Record, manifest: Manifest, patience: float
+        self, leases: LeaseStore, images: Store, this_host: Host, record: Record, manifest: Manifest, patience: float
     ) -> None:
-        self._leases, self._images, self._records = leases, images, records
+        self._leases, self._images, self._this_host = leases, images, this_host
         self._session, self._name, self._manifest = record.session, record.name, manifest
         self._until = clock.boottime() + patience
         self._observation: Observation | None = None
@@ -193,11 +193,11 @@ class TakeOver:
 
     def _is_own(self, record: LeaseRecord) -> bool:
         """Held by this very host, which does not run it: a restore here was cut off. We have its lock: nobody lives."""
-        return record.instance == self._records.instance()
+        return record.instance == self._this_host.instance()
 
     def take(self, say: Callable[[str], None]) -> Held:
-        config, session = self._records.config, self._session
-        who = (session, config.host, self._records.instance(), config.lease_ttl)
+        config, session = self._this_host.config, self._session
+        who = (session, config.host, self._this_host.instance(), config.lease_ttl)
         while True:
             seen = self._leases.inspect(session, self._observation)
             if seen is None:
@@ -231,7 +231,7 @@ class TakeOver:
             raise fenced(self._name, answer)
 
     def _came_to_its_end(self, token: int) -> bool:
-        own = self._records.load(self._session)
+        own = self._this_host.load(self._session)
         over = own is not None and own.phase == "exited" and own.exit is not None and own.exit.code is not None
         return over and own is not None and own.token == token
 
@@ -243,7 +243,7 @@ class TakeOver:
                 f"session {self._name!r} ran on when this checkpoint was made, and the lease store does not know it",
                 "Use the lease store of the host it ran on, or restore a copy: --fork NAME",
             )
-        own = self._records.host_id().encode()
+        own = self._this_host.host_id().encode()
         marker = f"restored/{self._manifest.checkpoint}"
         if not self._images.put_new(marker, own) and self._images.get(marker) != own:
             raise Fenced(
@@ -267,10 +267,10 @@ class TakeOver:
             _log.warning("the lease of %s is not given back: %s", self._name, error.message)
 
 
-def end(store: LeaseStore, records: Records, session: str, name: str, above: int) -> tuple[str | None, LeaseRecord]:
+def end(store: LeaseStore, this_host: Host, session: str, name: str, above: int) -> tuple[str | None, LeaseRecord]:
     """Of a session that does not run here, and is not to be brought back by anybody. -> what it stood at, and the lease
     as it is now: free, with nothing to restore from. Fenced when another host has it, or it has just changed."""
-    config, instance = records.config, records.instance()
+    config, instance = this_host.config, this_host.instance()
     seen = store.inspect(session)
     was = seen.record if seen else None
     if was is not None and was.state == "free" and was.checkpoint is None:

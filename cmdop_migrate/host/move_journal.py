@@ -15,7 +15,7 @@ from typing import Any
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, NotFound, Usage
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
 from cmdop_migrate.util import atomic
 
@@ -95,13 +95,13 @@ class Moves:
             os.close(folder)
         return move
 
-    def stand_in(self, records: Records) -> None:
+    def stand_in(self, this_host: Host) -> None:
         """A new journal for each session that stands still, handed over, and has none that can be read: it was damaged,
         or another version of this program wrote it. What is decided by is in the session's own record."""
         known = {one.session for one in self.open()}
-        for standing in [one for one in records.all() if one.phase == "handing" and one.session not in known]:
+        for standing in [one for one in this_host.all() if one.phase == "handing" and one.session not in known]:
             with self.lock(standing.session) as is_ours:
-                record = records.load(standing.session)  # again: with the lock held
+                record = this_host.load(standing.session)  # again: with the lock held
                 if not is_ours or record is None or record.phase != "handing":
                     continue
                 if not any(one.session == record.session for one in self.open()):

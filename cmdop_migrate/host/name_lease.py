@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Fenced, Unreachable
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Observation
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
@@ -22,9 +22,9 @@ PATIENCE = 5.0
 class HostName:
     """This host's name, as a lease of its own."""
 
-    def __init__(self, leases: LeaseStore, records: Records) -> None:
-        self._leases, self._host, self._ttl = leases, records.config.host, records.config.lease_ttl
-        self._instance = records.host_id()  # the same after a reboot
+    def __init__(self, leases: LeaseStore, this_host: Host) -> None:
+        self._leases, self._host, self._ttl = leases, this_host.config.host, this_host.config.lease_ttl
+        self._instance = this_host.host_id()  # the same after a reboot
         self._held: Held | None = None
         self._observation: Observation | None = None
 
@@ -83,16 +83,16 @@ class HostName:
         return answer
 
 
-def is_taken(leases: LeaseStore, records: Records) -> bool:
+def is_taken(leases: LeaseStore, this_host: Host) -> bool:
     """Whether another installation has this host's name now, dead or alive."""
-    seen = leases.inspect(_lease_of(records.config.host))
-    return seen is not None and seen.record.state == "held" and seen.record.instance != records.host_id()
+    seen = leases.inspect(_lease_of(this_host.config.host))
+    return seen is not None and seen.record.state == "held" and seen.record.instance != this_host.host_id()
 
 
-def check(leases: LeaseStore, records: Records) -> None:
+def check(leases: LeaseStore, this_host: Host) -> None:
     """Fenced when another installation has this host's name now."""
-    if is_taken(leases, records):
-        raise same_name(records.config.host)
+    if is_taken(leases, this_host):
+        raise same_name(this_host.config.host)
 
 
 def same_name(host: str) -> Fenced:

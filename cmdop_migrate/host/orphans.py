@@ -21,7 +21,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.model import is_session_id
 
 if TYPE_CHECKING:
-    from cmdop_migrate.host.host import Records
+    from cmdop_migrate.host.host import Host
 
 ENDS_WITHIN = 2.0  # seconds until a process that was sent SIGKILL is gone
 _LOCK = re.compile(r"/sessions/([0-9a-z]+)/holder\.lock$")
@@ -30,39 +30,39 @@ _SWEPT = ("starting", *_RUNNING, "restoring")  # their groups are removed with t
 _log = log.get("session")
 
 
-def end_stopped_holders(records: Records) -> None:
+def end_stopped_holders(this_host: Host) -> None:
     """Kill every stopped holder that has not adopted its session and has lost its starter. Call it with the host's lock
     held, before the records are swept: the lock that it held is free then."""
     try:
-        holders = cgroup.pids(records.cgroup("holders"))
+        holders = cgroup.pids(this_host.cgroup("holders"))
     except Blocked:
         return
     for pid in filter(_is_stopped, holders):
         session = _session_of(pid)
-        if session is None or not _is_ours(records, session):
+        if session is None or not _is_ours(this_host, session):
             continue
-        record = records.load(session)
+        record = this_host.load(session)
         if (record is not None and record.phase in _RUNNING) or _has_starter(session, holders):
             continue
         _log.warning("session %s: its holder is stopped and its command is dead: ended", session)
         _kill(pid)
 
 
-def end_trees(records: Records) -> None:
+def end_trees(this_host: Host) -> None:
     """Remove the cgroup of every session that has no record, or is on record as parked or exited, unless a process
     holds its lock: its holder is about to end, or it is being restored. Call it with the host's lock held."""
     try:
-        top = os.path.dirname(records.cgroup("any"))
+        top = os.path.dirname(this_host.cgroup("any"))
         groups = os.listdir(top)
     except (Blocked, FileNotFoundError, NotADirectoryError):
         return
     for session in filter(is_session_id, groups):
-        record = records.load(session)
-        if (record is not None and record.phase in _SWEPT) or not _is_ours(records, session):
+        record = this_host.load(session)
+        if (record is not None and record.phase in _SWEPT) or not _is_ours(this_host, session):
             continue
         lock = None
-        if records.directory(session).exists():
-            lock = records.take(session)
+        if this_host.directory(session).exists():
+            lock = this_host.take(session)
             if lock is None:
                 continue
         try:
@@ -73,9 +73,9 @@ def end_trees(records: Records) -> None:
                 os.close(lock)
 
 
-def _is_ours(records: Records, session: str) -> bool:
+def _is_ours(this_host: Host, session: str) -> bool:
     """Tell whether this version may judge the session: not when it has a record that cannot be read."""
-    return records.load(session) is not None or not (records.directory(session) / "session.json").exists()
+    return this_host.load(session) is not None or not (this_host.directory(session) / "session.json").exists()
 
 
 def _is_stopped(pid: int) -> bool:

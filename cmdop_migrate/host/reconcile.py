@@ -17,7 +17,7 @@ from cmdop_migrate.errors import CmdopError, Fenced
 from cmdop_migrate.holder.protocol import UNSURE, UNWANTED
 from cmdop_migrate.host import leases as host_leases
 from cmdop_migrate.host import move_journal
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.model import Record
@@ -44,81 +44,81 @@ def is_unwanted(record: Record) -> bool:
     return record.exit is not None and record.exit.reason == UNWANTED
 
 
-def ask(records: Records, leases: LeaseStore, record: Record) -> Record | None:
+def ask(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
     """The record of one that is doubtful or unwanted, put right; None: not known yet, or its holder is not gone yet."""
     if is_unwanted(record):
-        return _end(records, leases, record)
+        return _end(this_host, leases, record)
     seen = leases.inspect(record.session)
     lease = seen.record if seen is not None and seen.record.token == record.token else None
     if lease is not None and lease.state == "parked":
         parked = replace(record, phase="parked", checkpoint=lease.checkpoint, exit=None, pid=None)
-        return records.put_right(record, parked)
-    if lease is not None and lease.state == "held" and lease.instance == records.instance():
+        return this_host.put_right(record, parked)
+    if lease is not None and lease.state == "held" and lease.instance == this_host.instance():
         return None  # whoever was to park it may do so yet, or the agent lets go of it
     if is_unsure(record) and record.exit is not None:
-        return records.put_right(record, replace(record, exit=replace(record.exit, reason=NOT_PARKED)))
+        return this_host.put_right(record, replace(record, exit=replace(record.exit, reason=NOT_PARKED)))
     return record
 
 
-def _end(records: Records, leases: LeaseStore, record: Record) -> Record | None:
+def _end(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
     """Nobody brings it back from now on; or, where another host has it already, the record says so."""
-    lock = records.take(record.session)
+    lock = this_host.take(record.session)
     if lock is None:
         return None  # its holder is not gone yet
     try:
-        lease = _end_lease(records, leases, record)
+        lease = _end_lease(this_host, leases, record)
     finally:
         os.close(lock)
     has_gone_on = lease is not None and lease.state != "free"
     reason = f"superseded by token {lease.token} on {lease.host}" if lease is not None and has_gone_on else KILLED
     assert record.exit is not None
-    return records.put_right(record, replace(record, exit=replace(record.exit, reason=reason)))
+    return this_host.put_right(record, replace(record, exit=replace(record.exit, reason=reason)))
 
 
-def _end_lease(records: Records, leases: LeaseStore, record: Record) -> LeaseRecord | None:
+def _end_lease(this_host: Host, leases: LeaseStore, record: Record) -> LeaseRecord | None:
     """With the session's lock held: what this host holds of it is what a command that was cut off has left."""
     for number in range(TRIES):
         seen = leases.inspect(record.session)
         lease = seen.record if seen is not None else None
-        is_ours = lease is not None and lease.state == "held" and lease.instance == records.instance()
+        is_ours = lease is not None and lease.state == "held" and lease.instance == this_host.instance()
         if lease is None or not (is_ours or lease.token == record.token):
             return lease
         try:
-            return host_leases.end(leases, records, record.session, record.name, record.token)[1]
+            return host_leases.end(leases, this_host, record.session, record.name, record.token)[1]
         except Fenced:  # it has changed since we looked: whoever was to park it has, say
             if number == TRIES - 1:
                 raise
     return None
 
 
-def _open(records: Records) -> list[Record]:
-    return [one for one in records.all() if is_doubtful(one) or is_unwanted(one)]
+def _open(this_host: Host) -> list[Record]:
+    return [one for one in this_host.all() if is_doubtful(one) or is_unwanted(one)]
 
 
-def settle(records: Records) -> None:
+def settle(this_host: Host) -> None:
     """For who wants to know all that are parked. LeaseUnreachable: that cannot be known."""
-    doubtful = _open(records)
+    doubtful = _open(this_host)
     if doubtful:
-        leases = host_leases.open_store(records.config)
+        leases = host_leases.open_store(this_host.config)
         for one in doubtful:
-            ask(records, leases, one)
+            ask(this_host, leases, one)
 
 
 class Parkings:
     """The agent's part: each of them is asked for until it is known."""
 
-    def __init__(self, records: Records, leases: LeaseStore) -> None:
-        self._records, self._leases = records, leases
+    def __init__(self, this_host: Host, leases: LeaseStore) -> None:
+        self._this_host, self._leases = this_host, leases
         self._known: set[tuple[str, int]] = set()
 
     def step(self) -> None:
-        doubtful = _open(self._records)
+        doubtful = _open(self._this_host)
         self._known &= {(one.session, one.token) for one in doubtful}
         for one in doubtful:
             if (one.session, one.token) in self._known:
                 continue
             try:
-                if ask(self._records, self._leases, one) is not None:
+                if ask(self._this_host, self._leases, one) is not None:
                     self._known.add((one.session, one.token))
             except (CmdopError, OSError) as error:  # OSError: it is known, but the disk is full
                 _log.warning("session %s: it is not on record whether it is parked: %s", one.name, error)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cmdop_migrate.errors import CheckpointNotFound, Fenced, SessionNotFound, Usage
 from cmdop_migrate.host import leases, resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store import catalog
@@ -31,11 +31,11 @@ class Chosen:
 Current = Callable[[str], str | None]
 
 
-def choose(records: Records, store: Store, ring: KeyRing, reference: str | None, current: Current) -> Chosen:
+def choose(this_host: Host, store: Store, ring: KeyRing, reference: str | None, current: Current) -> Chosen:
     """`current` tells a session's last checkpoint by its lease: this host's own record may be behind."""
     if reference is None:
-        return _only_one(records, store, ring, current)
-    record = _record(records, reference)
+        return _only_one(this_host, store, ring, current)
+    record = _record(this_host, reference)
     last = (current(record.session) or record.checkpoint) if record is not None else None
     if record is not None and last is not None:
         return Chosen(catalog.load(store, ring, last, record.session), record)
@@ -47,7 +47,7 @@ def choose(records: Records, store: Store, ring: KeyRing, reference: str | None,
             )
         return Chosen(newest, record)
     found = _in_store(store, ring, reference, current)
-    return Chosen(found, records.load(found.session))
+    return Chosen(found, this_host.load(found.session))
 
 
 def not_running(chosen: Chosen) -> None:
@@ -62,22 +62,22 @@ def not_running(chosen: Chosen) -> None:
         )
 
 
-def parked(records: Records) -> list[Record]:
-    return [record for record in records.all() if record.phase == "parked"]
+def parked(this_host: Host) -> list[Record]:
+    return [record for record in this_host.all() if record.phase == "parked"]
 
 
-def _only_one(records: Records, store: Store, ring: KeyRing, current: Current) -> Chosen:
-    here = parked(records)
+def _only_one(this_host: Host, store: Store, ring: KeyRing, current: Current) -> Chosen:
+    here = parked(this_host)
     if len(here) == 1:
-        return choose(records, store, ring, here[0].session, current)
+        return choose(this_host, store, ring, here[0].session, current)
     if here:
         names = ", ".join(record.name for record in here)
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
-    known = {record.session for record in records.all()}
+    known = {record.session for record in this_host.all()}
     # A branch that has no checkpoint of its own is brought back by its name: it runs, or is over, as a rule.
     strangers = {entry.session for entry in catalog.listed(store) if not entry.is_birth} - known
     if len(strangers) == 1:
-        return choose(records, store, ring, strangers.pop(), current)
+        return choose(this_host, store, ring, strangers.pop(), current)
     if strangers:
         some = ", ".join(sorted(one[:12] for one in strangers)[:8])
         raise Usage(f"the store holds several sessions: {some}", "Name one. See: cmdop-migrate checkpoints ls")
@@ -93,9 +93,9 @@ def not_over(sessions: set[str], current: Current) -> set[str]:
     return {one for one, last in zip(named, found, strict=True) if last.result() is not None} or sessions
 
 
-def _record(records: Records, reference: str) -> Record | None:
+def _record(this_host: Host, reference: str) -> Record | None:
     try:
-        return records.find(reference)
+        return this_host.find(reference)
     except SessionNotFound:
         return None
 
@@ -134,35 +134,35 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
     )
 
 
-def manifests(records: Records, session: str) -> list[Manifest]:
+def manifests(this_host: Host, session: str) -> list[Manifest]:
     """Every readable checkpoint of a session."""
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     found = catalog.read_all(store, ring, catalog.listed(store, session))
     return [one for _, one in found if isinstance(one, Manifest)]
 
 
-def session_named(records: Records, reference: str) -> str:
+def session_named(this_host: Host, reference: str) -> str:
     """One that this host knows; else one in the store, whoever saved it."""
     try:
-        return records.find(reference).session
+        return this_host.find(reference).session
     except SessionNotFound:
-        found = session_of(records, reference)
+        found = session_of(this_host, reference)
         if found is None:
             raise
         return found
 
 
-def session_of(records: Records, reference: str, shortest: int = 1) -> str | None:
+def session_of(this_host: Host, reference: str, shortest: int = 1) -> str | None:
     """The one session in the store that has this name, or an id that begins so, of `shortest` digits or more; never of
     none, with which every id begins."""
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     entries = list(catalog.listed(store))
     by_id = len(reference) >= shortest
     found = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
     if len(reference) < SURE or not found:
         named = catalog.named(store, ring, entries, reference)
         if len(named) > 1:
-            current = functools.partial(leases.last_checkpoint, leases.open_store(records.config))
+            current = functools.partial(leases.last_checkpoint, leases.open_store(this_host.config))
             named = not_over(named, current)
         found = named or found
     return found.pop() if len(found) == 1 else None

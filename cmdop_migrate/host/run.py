@@ -18,7 +18,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.holder.whiteouts import SPECIAL, is_under
 from cmdop_migrate.host import agent_process, hooks, leases, name_lease
 from cmdop_migrate.host.hook_process import Outcome
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.registry import RELAY, sibling
 from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_name
 from cmdop_migrate.session import host_mounts, network
@@ -54,32 +54,32 @@ class Wish:
 def run(config: Config, wish: Wish, environ: Mapping[str, str] | None = None) -> tuple[Record, list[Outcome]]:
     """The record of a session that now lives, and how the hooks went that were told of its token; or an error and
     nothing left behind."""
-    records = Records(config)
-    records.prepare()
+    this_host = Host(config)
+    this_host.prepare()
     spec = specify(wish, os.environ if environ is None else environ)
     name = session_name(wish.name) if wish.name is not None else None
     _check_init()
     _check_state_dir(config)
     _check_shares(spec.shares, private_paths(config))
     with contextlib.closing(agent_process.Agent(config)) as agent:  # it boots while we go on
-        record = _run(records, wish, spec, name, agent)
-    return record, hooks.run(records, hooks.TOKEN, record, reason="run", to=config.host)
+        record = _run(this_host, wish, spec, name, agent)
+    return record, hooks.run(this_host, hooks.TOKEN, record, reason="run", to=config.host)
 
 
-def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agent_process.Agent) -> Record:
-    config = records.config
+def _run(this_host: Host, wish: Wish, spec: Spec, name: str | None, agent: agent_process.Agent) -> Record:
+    config = this_host.config
     if leases.must_be_tried(config):
         agent.ready()  # it tries it, for us too
     store, phases = leases.open_store(config), Phases("run")
-    if name_lease.is_taken(store, records):
+    if name_lease.is_taken(store, this_host):
         agent.ready()  # it waits for a dead one's name
-        name_lease.check(store, records)
+        name_lease.check(store, this_host)
     for _ in range(TRIES):
         session = new_session_id()
         claimed = network.choose(config.subnet) if spec.net == "private" else None
         link = claimed.link if claimed is not None else None
         try:
-            lease = leases.take_new(store, records, session)
+            lease = leases.take_new(store, this_host, session)
             phases.reach("leased")
             record = Record(
                 session,
@@ -92,7 +92,7 @@ def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agen
                 link=link,
             )
             try:
-                started = _start(records, record, wish, lease.fresh_until, agent)
+                started = _start(this_host, record, wish, lease.fresh_until, agent)
             except network.LinkTaken:
                 leases.let_go(store, lease)
                 continue
@@ -103,15 +103,15 @@ def _run(records: Records, wish: Wish, spec: Spec, name: str | None, agent: agen
             if claimed is not None:
                 claimed.release()
         phases.reach("started")
-        records.note("started", session, name=started.name, token=started.token, pid=started.pid)
+        this_host.note("started", session, name=started.name, token=started.token, pid=started.pid)
         return started
     raise Blocked(f"no free network found in {TRIES} tries", "Set a larger `subnet`.")
 
 
-def _start(records: Records, record: Record, wish: Wish, fresh_until: float, agent: agent_process.Agent) -> Record:
-    config, lock = records.config, records.claim(record)
+def _start(this_host: Host, record: Record, wish: Wish, fresh_until: float, agent: agent_process.Agent) -> Record:
+    config, lock = this_host.config, this_host.claim(record)
     try:
-        order = holder_order(config, records, record)
+        order = holder_order(config, this_host, record)
         order |= {
             "mode": "start",
             "fresh_until": fresh_until,
@@ -120,7 +120,7 @@ def _start(records: Records, record: Record, wish: Wish, fresh_until: float, age
             "cwd_given": wish.cwd is not None,
             "init": INIT,
         }
-        make_stores(records.directory(record.session), order["overlays"])
+        make_stores(this_host.directory(record.session), order["overlays"])
         starter = Starter(order, lock, config.log_file.with_name("holder.log"))
         try:
             return _see_through(starter, order["record"], agent)
@@ -130,7 +130,7 @@ def _start(records: Records, record: Record, wish: Wish, fresh_until: float, age
     except BaseException:
         os.close(lock)
         lock = -1
-        records.sweep()  # what the holder could not undo, dead as it is now, goes here
+        this_host.sweep()  # what the holder could not undo, dead as it is now, goes here
         raise
     finally:
         if lock >= 0:
@@ -155,9 +155,9 @@ def _see_through(starter: Starter, written: dict[str, Any], agent: agent_process
     return replace(record, phase="live", pid=pid)
 
 
-def holder_order(config: Config, records: Records, record: Record) -> dict[str, Any]:
+def holder_order(config: Config, this_host: Host, record: Record) -> dict[str, Any]:
     """What every holder needs to know, of a fresh session or of a restored one."""
-    directory, group = records.directory(record.session), records.cgroup(record.session)
+    directory, group = this_host.directory(record.session), this_host.cgroup(record.session)
     holders = os.path.join(os.path.dirname(group), HOLDERS)
     cgroup.create(holders)
     hidden = private_paths(config)
@@ -168,7 +168,7 @@ def holder_order(config: Config, records: Records, record: Record) -> dict[str, 
         "record": record.to_json(),
         "dir": str(directory),
         "root": str(directory / "root"),
-        "socket": str(records.socket(record.session)),
+        "socket": str(this_host.socket(record.session)),
         "cgroup": group,
         "holders": holders,
         "ring": config.ring_size,

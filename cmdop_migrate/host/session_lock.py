@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import Fenced
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
 
 # Seconds. A holder that has put the end on record needs milliseconds, on a busy machine a second or two.
@@ -17,19 +17,19 @@ _OVER = ("parked", "exited")
 _log = log.get("claims")
 
 
-def to_restore(records: Records, record: Record, say: Callable[[str], None]) -> int:
+def to_restore(this_host: Host, record: Record, say: Callable[[str], None]) -> int:
     """Return the holder lock of a session that is to be restored here. Fenced when it runs, or another command restores
     it; Blocked as `Records.claim_parked`."""
-    return _patiently(records, record.session, lambda: records.claim_parked(record), RESTORE_WITHIN, say)
+    return _patiently(this_host, record.session, lambda: this_host.claim_parked(record), RESTORE_WITHIN, say)
 
 
-def to_discard(records: Records, session: str, name: str) -> int:
+def to_discard(this_host: Host, session: str, name: str) -> int:
     """Return the holder lock of a session that is to be discarded. Fenced when it runs, or is being restored."""
-    return _patiently(records, session, lambda: records.claim_dead(session, name), DISCARD_WITHIN, lambda _: None)
+    return _patiently(this_host, session, lambda: this_host.claim_dead(session, name), DISCARD_WITHIN, lambda _: None)
 
 
 def _patiently(
-    records: Records, session: str, claim: Callable[[], int], within: float, say: Callable[[str], None]
+    this_host: Host, session: str, claim: Callable[[], int], within: float, say: Callable[[str], None]
 ) -> int:
     """Try again, for `within` seconds, as long as the record says that it does not run: then its last holder is still
     ending, or a restore has begun, which fails or puts it on record."""
@@ -39,7 +39,7 @@ def _patiently(
         try:
             return claim()
         except Fenced:
-            now = records.load(session)
+            now = this_host.load(session)
             if now is None or now.phase not in _OVER or time.monotonic() > until:
                 raise
         if not told:

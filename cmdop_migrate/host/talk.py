@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from cmdop_migrate.errors import Blocked, CmdopError, SessionExited, TimedOut, Unreachable
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.holder.output_ring import Ring
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record, State
 from cmdop_migrate.session import inspect, open_files, requests
 from cmdop_migrate.session.holder_client import Channel, HolderGone, exited
@@ -39,24 +39,24 @@ def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) ->
     return "restoring" if record.phase == "starting" else record.phase
 
 
-def row(records: Records, record: Record) -> dict[str, Any]:
+def row(this_host: Host, record: Record) -> dict[str, Any]:
     """One line of `ls`. A holder that does not answer is said, not waited for."""
     status: dict[str, Any] = {}
     note = record.exit.reason if record.exit else MOVING if record.phase == "handing" else ""
     if record.phase == "live":
         try:
-            with Channel(records.socket(record.session)) as channel:
+            with Channel(this_host.socket(record.session)) as channel:
                 status = channel.ask(op="status", timeout=1.0)
         except HolderGone:
             note = "its holder does not listen"
         except TimedOut:
             note = "its holder does not answer"
     if status.get("busy") == "restoring":
-        note = _stall(records, record) or "its memory is still coming"
+        note = _stall(this_host, record) or "its memory is still coming"
     turn = status.get("turn") or {}
     if turn.get("frozen") and not note:
         note = f"seized by {turn['holder']}"
-    group = records.cgroup(record.session)
+    group = this_host.cgroup(record.session)
     return {
         "session": record.session,
         "name": record.name,
@@ -74,42 +74,42 @@ def row(records: Records, record: Record) -> dict[str, Any]:
     }
 
 
-def printed_at(records: Records, session: str) -> float | None:
+def printed_at(this_host: Host, session: str) -> float | None:
     """When it printed for the first time since it is back, on this host's CLOCK_BOOTTIME; None: not yet."""
     try:
-        with Channel(records.socket(session)) as channel:
+        with Channel(this_host.socket(session)) as channel:
             first = channel.ask(op="status", timeout=1.0).get("first_output")
     except (HolderGone, CmdopError):
         return None  # it has ended already, or its holder is busy
     return round(float(first), 6) if first is not None else None
 
 
-def _stall(records: Records, record: Record) -> str:
+def _stall(this_host: Host, record: Record) -> str:
     """What a session that runs while its memory is still in the store waits for."""
     try:
-        return (records.directory(record.session) / "image" / "stall").read_text()
+        return (this_host.directory(record.session) / "image" / "stall").read_text()
     except OSError:
         return ""
 
 
-def list_all(records: Records) -> list[dict[str, Any]]:
-    return [row(records, record) for record in records.all() if record.phase != "starting"]
+def list_all(this_host: Host) -> list[dict[str, Any]]:
+    return [row(this_host, record) for record in this_host.all() if record.phase != "starting"]
 
 
-def show(records: Records, reference: str) -> dict[str, Any]:
-    record = records.find(reference)
-    group = records.cgroup(record.session)
-    directory = records.directory(record.session)
+def show(this_host: Host, reference: str) -> dict[str, Any]:
+    record = this_host.find(reference)
+    group = this_host.cgroup(record.session)
+    directory = this_host.directory(record.session)
     stores = [(point, directory / f"layers/{number}/upper") for number, point in enumerate(record.layers)]
     return {
-        **row(records, record),
+        **row(this_host, record),
         "user": record.spec.user,
         "cwd": record.spec.cwd,
         "net": record.spec.net,
         "address": record.link.address if record.link else None,
         "shares": list(record.spec.shares),
         "hooks": [{"event": event, "path": path} for event, path in record.spec.hooks],
-        "gate": record.spec.gate or records.config.gate,
+        "gate": record.spec.gate or this_host.config.gate,
         "parent": record.parent,
         "tree": [asdict(one) for one in inspect.processes(group)],
         "sockets": [asdict(one) for one in inspect.sockets(group)],
@@ -118,13 +118,13 @@ def show(records: Records, reference: str) -> dict[str, Any]:
         "lease": {"holder": record.host, "token": record.token},
         "checkpoint": record.checkpoint,
         "exit": asdict(record.exit) if record.exit else None,
-        "output": _output_bounds(records, record),
+        "output": _output_bounds(this_host, record),
     }
 
 
-def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
+def open_channel(this_host: Host, reference: str) -> tuple[Record, Channel]:
     """A connection to a live session, or the error that says why there is none."""
-    record = records.find(reference)
+    record = this_host.find(reference)
     if record.phase == "exited" and record.exit:
         raise exited(record.name, record.exit.reason)
     if record.phase in ("handing", "parked"):
@@ -132,18 +132,18 @@ def open_channel(records: Records, reference: str) -> tuple[Record, Channel]:
     if record.phase != "live":
         raise Blocked(f"session {record.name!r} is {state_of(record, {})}", "See: cmdop-migrate ls")
     try:
-        return record, Channel(records.socket(record.session))
+        return record, Channel(this_host.socket(record.session))
     except HolderGone:
-        raise over(after_loss(records, record)) from None
+        raise over(after_loss(this_host, record)) from None
 
 
-def after_loss(records: Records, record: Record) -> Record:
+def after_loss(this_host: Host, record: Record) -> Record:
     """The record of a session whose holder hung up: it ended, or the holder died. The kernel may take a moment to
     let go of a dead holder's lock. Unreachable when it lives on and just does not talk to us."""
 
     def read() -> Record:
-        records.sweep()
-        return records.load(record.session) or replace(record, phase="exited")
+        this_host.sweep()
+        return this_host.load(record.session) or replace(record, phase="exited")
 
     after = until(read, lambda one: one.phase != "live", LOSS_TIMEOUT)
     if after.phase == "live":
@@ -152,9 +152,9 @@ def after_loss(records: Records, record: Record) -> Record:
     return after
 
 
-def died(records: Records, record: Record) -> bool:
+def died(this_host: Host, record: Record) -> bool:
     """Whether a session whose holder hung up went down with it: neither by itself nor by anybody's wish."""
-    after = after_loss(records, record)
+    after = after_loss(this_host, record)
     return after.phase == "exited" and after.exit is not None and after.exit.code is None
 
 
@@ -172,37 +172,37 @@ def over(record: Record) -> CmdopError:
     return exited(record.name, record.exit.reason if record.exit else "it was removed")
 
 
-def send(records: Records, reference: str, data: bytes, actor: str) -> dict[str, Any]:
-    record, channel = open_channel(records, reference)
+def send(this_host: Host, reference: str, data: bytes, actor: str) -> dict[str, Any]:
+    record, channel = open_channel(this_host, reference)
     with channel:
         try:
-            return requests.send(channel, record.name, data, actor, records.config.gate_timeout)
+            return requests.send(channel, record.name, data, actor, this_host.config.gate_timeout)
         except HolderGone:
-            raise over(after_loss(records, record)) from None
+            raise over(after_loss(this_host, record)) from None
 
 
-def output(records: Records, reference: str, start: int | None) -> Output:
+def output(this_host: Host, reference: str, start: int | None) -> Output:
     """What is kept of the output, from `start`; of a session that ended too."""
-    record = records.find(reference)
+    record = this_host.find(reference)
     if record.phase == "live":
         try:
-            with Channel(records.socket(record.session)) as channel:
+            with Channel(this_host.socket(record.session)) as channel:
                 return requests.output(channel, start)
         except HolderGone:
-            record = after_loss(records, record)
-    ring = _kept_ring(records, record)
+            record = after_loss(this_host, record)
+    ring = _kept_ring(this_host, record)
     begin = requests.first_of(ring.start, ring.end, start)
     return Output(ring.read(begin, ring.end - begin), begin, ring.end, begin - (begin if start is None else start))
 
 
-def follow(records: Records, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
+def follow(this_host: Host, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
     """Pieces of output as they come; the exit event is the last. What a slow reader had not got when the session
     ended comes from what was kept."""
-    record = records.find(reference)
+    record = this_host.find(reference)
     seen = start
     if record.phase == "live":
         try:
-            with Channel(records.socket(record.session)) as channel:
+            with Channel(this_host.socket(record.session)) as channel:
                 for message in requests.follow(channel, start):
                     if isinstance(message, Output):
                         seen = message.end
@@ -212,12 +212,12 @@ def follow(records: Records, reference: str, start: int | None) -> Iterator[Outp
                         yield message
         except HolderGone:
             pass
-        record = after_loss(records, record)
-    yield from _rest(records, record, seen)
+        record = after_loss(this_host, record)
+    yield from _rest(this_host, record, seen)
 
 
-def _rest(records: Records, record: Record, seen: int | None) -> Iterator[Output | dict[str, Any]]:
-    ring = _saved_ring(records, record)
+def _rest(this_host: Host, record: Record, seen: int | None) -> Iterator[Output | dict[str, Any]]:
+    ring = _saved_ring(this_host, record)
     if ring is not None:
         begin = requests.first_of(ring.start, ring.end, seen)
         if seen is not None and begin > seen:
@@ -229,27 +229,27 @@ def _rest(records: Records, record: Record, seen: int | None) -> Iterator[Output
 
 
 def wait(
-    records: Records, reference: str, pattern: str | None, timeout: float, start: int | None = None
+    this_host: Host, reference: str, pattern: str | None, timeout: float, start: int | None = None
 ) -> dict[str, Any]:
     """Until it prints `pattern` (from `start`, or anywhere in what is kept), or exits."""
     matcher = requests.compiled(pattern) if pattern is not None else None
-    record = records.find(reference)
+    record = this_host.find(reference)
     if record.phase == "exited":
-        return _ended(records, record, matcher, start)
+        return _ended(this_host, record, matcher, start)
     try:
-        record, channel = open_channel(records, reference)
+        record, channel = open_channel(this_host, reference)
         with channel:
             found = requests.wait(channel, matcher, timeout, start)
             if found:
                 return found
     except (HolderGone, SessionExited):
-        return _ended(records, after_loss(records, record), matcher, start)
+        return _ended(this_host, after_loss(this_host, record), matcher, start)
     what = f"did not print {pattern!r}" if pattern is not None else "did not exit"
     raise TimedOut(f"session {record.name!r} {what} within {timeout:g} s", "It goes on; give --timeout more.")
 
 
-def _ended(records: Records, record: Record, matcher: re.Pattern[bytes] | None, start: int | None) -> dict[str, Any]:
-    ring = _saved_ring(records, record) or Ring(records.config.ring_size)
+def _ended(this_host: Host, record: Record, matcher: re.Pattern[bytes] | None, start: int | None) -> dict[str, Any]:
+    ring = _saved_ring(this_host, record) or Ring(this_host.config.ring_size)
     begin = max(ring.start, min(start if start is not None else ring.start, ring.end))
     found = requests.match(matcher, ring.read(begin, ring.end - begin), begin) if matcher else None
     if found:
@@ -258,37 +258,37 @@ def _ended(records: Records, record: Record, matcher: re.Pattern[bytes] | None, 
     return {"exited": code, "reason": reason, "seq": ring.end}
 
 
-def _saved_ring(records: Records, record: Record) -> Ring | None:
+def _saved_ring(this_host: Host, record: Record) -> Ring | None:
     try:
-        saved = (records.directory(record.session) / "output.ring").read_bytes()
-        return Ring.load(saved, max(records.config.ring_size, len(saved)))
+        saved = (this_host.directory(record.session) / "output.ring").read_bytes()
+        return Ring.load(saved, max(this_host.config.ring_size, len(saved)))
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _kept_ring(records: Records, record: Record) -> Ring:
+def _kept_ring(this_host: Host, record: Record) -> Ring:
     """SessionExited when the output went down with the holder that kept it."""
-    ring = _saved_ring(records, record)
+    ring = _saved_ring(this_host, record)
     if ring is None:
         reason = record.exit.reason if record.exit else record.phase
         raise SessionExited(f"session {record.name!r} is over: {reason}; what it printed is lost", "See: events")
     return ring
 
 
-def _output_bounds(records: Records, record: Record) -> dict[str, Any]:
+def _output_bounds(this_host: Host, record: Record) -> dict[str, Any]:
     if record.phase == "live":
         try:
-            with Channel(records.socket(record.session)) as channel:
+            with Channel(this_host.socket(record.session)) as channel:
                 status = channel.ask(op="status", timeout=1.0)
                 return {"start": status["start"], "end": status["end"], "first_at": status.get("first_output")}
         except (HolderGone, TimedOut):
             pass
-    ring = _saved_ring(records, record)
+    ring = _saved_ring(this_host, record)
     return {"start": ring.start, "end": ring.end} if ring else {"start": 0, "end": 0}
 
 
-def exit_of(records: Records, session: str) -> dict[str, Any] | None:
-    record = records.load(session)
+def exit_of(this_host: Host, session: str) -> dict[str, Any] | None:
+    record = this_host.load(session)
     return asdict(record.exit) if record and record.exit else None
 
 

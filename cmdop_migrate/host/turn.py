@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from cmdop_migrate.errors import Blocked, CmdopError, NotAdmitted, TimedOut, Usage
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.session.holder_client import Channel, HolderGone
 
 Do = Literal["request", "grant", "release", "seize", "show"]
@@ -34,15 +34,15 @@ class Asked:
     admin: bool = True
 
 
-def turn(records: Records, reference: str, asked: Asked) -> dict[str, Any]:
+def turn(this_host: Host, reference: str, asked: Asked) -> dict[str, Any]:
     """Who has the turn afterwards, and more. With `wait`, TimedOut when it was not theirs within that time: they then
     wait no longer."""
-    record, channel = talk.open_channel(records, reference)
+    record, channel = talk.open_channel(this_host, reference)
     with channel:
         try:
             return over(channel, record.session, record.name, asked)
         except HolderGone:
-            raise talk.over(talk.after_loss(records, record)) from None
+            raise talk.over(talk.after_loss(this_host, record)) from None
 
 
 def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, Any]:

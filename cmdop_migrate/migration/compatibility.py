@@ -9,7 +9,7 @@ from cmdop_migrate import __version__
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.host import leases, resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.images.format.layout import STORE_ID
 from cmdop_migrate.lease.store_id import identity
@@ -17,18 +17,18 @@ from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.storage.base import Store
 
 
-def facts(config: Config, records: Records | None, places: bool) -> dict[str, Any]:
-    """What `version` answers. Without `records` (not root) what only root may know is left out; the ids of store and
+def facts(config: Config, this_host: Host | None, places: bool) -> dict[str, Any]:
+    """What `version` answers. Without `this_host` (not root) what only root may know is left out; the ids of store and
     lease store, which must be asked for them, only with `places`."""
-    asked = places and records is not None
+    asked = places and this_host is not None
     return {
         "version": __version__,
         "protocol": PROTOCOL,
         "host": config.host,
-        "host_id": records.host_id() if records else None,
+        "host_id": this_host.host_id() if this_host else None,
         "store": {"url": config.store, "id": store_identity(resources.open_store(config)) if asked else None},
         "lease": {"url": config.lease, "id": identity(leases.open_store(config)) if asked else None},
-        "keys": _fingerprints(config) if records else [],
+        "keys": _fingerprints(config) if this_host else [],
     }
 
 

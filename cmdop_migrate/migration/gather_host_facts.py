@@ -17,7 +17,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
 from cmdop_migrate.host import doctor, draining, leases, resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.lease.store_id import identity
@@ -35,22 +35,22 @@ RELAY_TIMEOUT = 3.0
 _log = log.get("plan")
 
 
-def gather(records: Records, ask: Ask) -> HostFacts:
+def gather(this_host: Host, ask: Ask) -> HostFacts:
     """Everything a plan wants to know of this host. What does not answer is said, never waited for long."""
-    config = records.config
+    config = this_host.config
     machine = facts_machine.gather(config.state_dir, _criu(config))
     lease, standing = _lease(config, ask.session)
     ring = _keys(config)
     return HostFacts(
         host=config.host,
-        instance=records.instance(),
+        instance=this_host.instance(),
         version=__version__,
         protocol=PROTOCOL,
         cpu=cpu.read(),
         kernel=machine.release,
         criu=machine.criu.version,
         criu_features=machine.criu.features,
-        memory_available=min([machine.memory_available, *_group_room(records.cgroup(ask.session))]),
+        memory_available=min([machine.memory_available, *_group_room(this_host.cgroup(ask.session))]),
         state_dir=str(config.state_dir),
         disk_free=machine.state.free,
         store=_store(config),
@@ -74,7 +74,7 @@ def gather(records: Records, ask: Ask) -> HostFacts:
         standing=standing,
         relay=_relay(config),
         name_taken=any(
-            one.name == ask.name and one.session != ask.session and one.phase != "exited" for one in records.all()
+            one.name == ask.name and one.session != ask.session and one.phase != "exited" for one in this_host.all()
         ),
     )
 

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
 from cmdop_migrate.images.files.host_files import HostFiles
 from cmdop_migrate.migration.gather_host_facts import as_port, save
@@ -25,19 +25,19 @@ from cmdop_migrate.snapshot.capture import dump_checks
 _MEASURED = 20
 
 
-def gather(records: Records, reference: str) -> SessionFacts:
+def gather(this_host: Host, reference: str) -> SessionFacts:
     """Of a live session; of one that is not, the error that says what it is."""
-    record, channel = talk.open_channel(records, reference)
+    record, channel = talk.open_channel(this_host, reference)
     try:
         with channel:
             status = channel.ask(op="status")
-            return _gather(records, record, status)
+            return _gather(this_host, record, status)
     except HolderGone:
-        raise talk.over(talk.after_loss(records, record)) from None
+        raise talk.over(talk.after_loss(this_host, record)) from None
 
 
-def _gather(records: Records, record: Record, status: dict[str, Any]) -> SessionFacts:
-    group, directory = records.cgroup(record.session), records.directory(record.session)
+def _gather(this_host: Host, record: Record, status: dict[str, Any]) -> SessionFacts:
+    group, directory = this_host.cgroup(record.session), this_host.directory(record.session)
     pids = cgroup.pids(group)
     if not pids:
         raise HolderGone  # it has just ended
@@ -54,7 +54,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         tree=dump_checks.tree(group, record),
         memory=memory(pids),
         files=sum(one.data_bytes for one in sizes),
-        held=_held(records, found),
+        held=_held(this_host, found),
         outside=tuple(_shown(one) for one in tcp_connections.external(group, record.link is not None)),
         ports=_ports(group) if record.link is None else (),
         layers=record.layers,
@@ -63,7 +63,7 @@ def _gather(records: Records, record: Record, status: dict[str, Any]) -> Session
         unseen=tuple(sorted(map(str, found.watched.lost))),
         nodes=tuple(dump_checks.device_nodes(record, sizes)),
         databases=_databases(group, record),
-        measured=measured(records),
+        measured=measured(this_host),
     )
 
 
@@ -92,8 +92,8 @@ def _anonymous(pid: int) -> int:
     return 1024 * sum(sizes.get(name, 0) for name in (*parts, "SwapPss"))
 
 
-def _held(records: Records, found: files_in_use.Touched) -> tuple[HeldFile, ...]:
-    known = HostFiles(records.config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
+def _held(this_host: Host, found: files_in_use.Touched) -> tuple[HeldFile, ...]:
+    known = HostFiles(this_host.config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     held = []
     for path in sorted(found.mapped | found.opened):
         one = known.describe(path)
@@ -125,9 +125,9 @@ def _databases(group: str, record: Record) -> tuple[str, ...]:
     return tuple(path for path in open_files.rollback_databases(group) if not path.startswith(shared))
 
 
-def measured(records: Records) -> tuple[Measured, ...]:
+def measured(this_host: Host) -> tuple[Measured, ...]:
     """This host's last checkpoints, oldest first, as its events tell them."""
-    found = [_measured(event) for event in records.events.read() if event.get("event") == "checkpointed"]
+    found = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
     return tuple(one for one in found[-_MEASURED:] if one is not None)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from cmdop_migrate import clock
 from cmdop_migrate.errors import Blocked, CmdopError, PeerLost, Unreachable, Usage
 from cmdop_migrate.host import leases, resources, talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Moves
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.migration import ownership, plan, steps
@@ -53,30 +53,30 @@ class Wanted:
     wait_quiet: float = 0.0  # seconds to wait for blockers that pass by themselves
 
 
-def check(records: Records, reference: str, wanted: Wanted) -> None:
+def check(this_host: Host, reference: str, wanted: Wanted) -> None:
     """What is wrong with the wish itself."""
-    records.find(reference)
+    this_host.find(reference)
     plan.check_names(wanted.accept)
     if not 0 <= wanted.pre_ship <= PRE_SHIP_MAX:
         raise Usage(f"--pre-ship {wanted.pre_ship} is out of range", f"Between 0 and {PRE_SHIP_MAX} rounds.")
 
 
 def migrate(
-    records: Records, reference: str, target: Peer, wanted: Wanted, show: Show = lambda _: None
+    this_host: Host, reference: str, target: Peer, wanted: Wanted, show: Show = lambda _: None
 ) -> dict[str, Any]:
     """What `migrate --json` answers, once it runs there and nothing of it is here. On an error its hint says where the
     session is."""
-    check(records, reference, wanted)
-    moves = Moves(records.config.state_dir, records.config.keep_exited)
-    record = records.find(reference)
+    check(this_host, reference, wanted)
+    moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
+    record = this_host.find(reference)
     with moves.alone(record.session, record.name):
         for one in moves.open():
             if one.session == record.session:  # its command was killed; we have the lock
-                moves.end(one, settle(records, one).end, told=False)
-        record, channel = talk.open_channel(records, reference)
+                moves.end(one, settle(this_host, one).end, told=False)
+        record, channel = talk.open_channel(this_host, reference)
         channel.__exit__()
         moves.forget_old()
-        return _Migration(records, moves, record, target, wanted, show).run()
+        return _Migration(this_host, moves, record, target, wanted, show).run()
 
 
 def _patience(manifest: Manifest) -> float:
@@ -84,10 +84,8 @@ def _patience(manifest: Manifest) -> float:
 
 
 class _Migration:
-    def __init__(
-        self, records: Records, moves: Moves, record: Record, target: Peer, wanted: Wanted, show: Show
-    ) -> None:
-        self.records, self.moves, self.record, self.target = records, moves, record, target
+    def __init__(self, this_host: Host, moves: Moves, record: Record, target: Peer, wanted: Wanted, show: Show) -> None:
+        self.this_host, self.moves, self.record, self.target = this_host, moves, record, target
         self.wanted = wanted
         self.meter = Meter({name: max(0.01, seconds) for name, seconds in EXPECTED.items()}, show)
         self.progress = self.meter.say
@@ -97,7 +95,7 @@ class _Migration:
         self.answer: dict[str, Any] = {}
         flags = [*(["--lazy"] if wanted.lazy else []), *(["--accept-files"] if "files" in wanted.accept else [])]
         words = ("restore", record.session, "--standby", self.move.id, *flags)
-        self.receiver = Receiver(target, words, self.progress, records.config.lease_ttl)
+        self.receiver = Receiver(target, words, self.progress, this_host.config.lease_ttl)
         self.settled: Settled | None = None
         self.rounds: Rounds | None = None
         self.warnings: list[dict[str, Any]] = []
@@ -123,7 +121,7 @@ class _Migration:
         self.move = self.moves.end(replace(self.move, figures=figures | {"downtime_s": None}), End.ON_TARGET, told=True)
         facts = self._facts(figures)
         self.move = self.moves.save(replace(self.move, figures=figures | {"downtime_s": facts["downtime_s"]}))
-        self.records.note(
+        self.this_host.note(
             "migrated", self.record.session, name=self.record.name, to=self.target.name, token=facts["token"],
             frozen_s=facts["frozen_s"], downtime_s=facts["downtime_s"], phases=facts["phases"],
         )  # fmt: skip
@@ -140,8 +138,10 @@ class _Migration:
         with self.phases.phase("plan"):
             self.progress("planning")
             if self.wanted.wait_quiet:
-                capture_wait_quiet.settle(self.records, self.record.session, self.wanted.wait_quiet)
-            found = plan.plan(self.records, self.record.session, plan.OtherHost(self.target), accept=self.wanted.accept)
+                capture_wait_quiet.settle(self.this_host, self.record.session, self.wanted.wait_quiet)
+            found = plan.plan(
+                self.this_host, self.record.session, plan.OtherHost(self.target), accept=self.wanted.accept
+            )
         if found.blockers:
             words = "; ".join(f"{one.check}: {one.message}" for one in found.blockers)
             raise Blocked(
@@ -161,7 +161,7 @@ class _Migration:
     @property
     def _wanted(self) -> CheckpointOptions:
         # A store of files is as near to the target as a copy of it would be.
-        is_near = self.records.config.store.startswith("file:")
+        is_near = self.this_host.config.store.startswith("file:")
         return CheckpointOptions(
             reason="migrate", to=self.target.name, migration=self.move.id,
             on_pack=None if is_near else self.receiver.name_pack, rounds=self.rounds,
@@ -169,21 +169,21 @@ class _Migration:
         )  # fmt: skip
 
     def _pre_ship(self) -> None:
-        config = self.records.config
+        config = self.this_host.config
         if config.dirty_tracking != "off" and are_told(resources.find_criu(config)):
-            self.rounds = Rounds(self.records.directory(self.record.session))
+            self.rounds = Rounds(self.this_host.directory(self.record.session))
         for number in range(1, self.wanted.pre_ship + 1):
             self.phases.reach(f"pre-ship-{number}")
             with self.phases.phase(f"pre_ship_{number}"):
                 self.progress(f"sending ahead, {number} of {self.wanted.pre_ship}")
                 wanted = replace(self._wanted, leave_running=True, tag="pre-ship", reason="pre-ship")
-                sent = checkpoint.checkpoint(self.records, self.record.session, wanted).manifest
+                sent = checkpoint.checkpoint(self.this_host, self.record.session, wanted).manifest
                 self.move = self.moves.save(replace(self.move, ahead=(*self.move.ahead, sent.checkpoint)))
                 self.receiver.wait_ahead(sent.checkpoint, _patience(sent))
 
     def _ship(self) -> None:
         wanted = replace(self._wanted, hand_over=self._on_hand_over)
-        self.shipped = checkpoint.checkpoint(self.records, self.record.session, wanted, self.progress)
+        self.shipped = checkpoint.checkpoint(self.this_host, self.record.session, wanted, self.progress)
         self.phases.seconds |= self.shipped.phases
 
     def _on_hand_over(self, manifest: Manifest) -> None:
@@ -213,7 +213,7 @@ class _Migration:
             return
         self.progress("asking its lease where it is")
         try:
-            self.settled = settle(self.records, self.move)
+            self.settled = settle(self.this_host, self.move)
         except Unreachable as error:
             raise type(error)(
                 f"session {self.record.name!r}: nobody knows who has it: {error.message}",
@@ -225,8 +225,8 @@ class _Migration:
         try:
             token = int(self.receiver.result(RESTORE_TIMEOUT)["token"])
         except CmdopError:
-            return settle(self.records, self.move)
-        ownership.note_moved(self.records, self.record.session, self.target.name, token)
+            return settle(self.this_host, self.move)
+        ownership.note_moved(self.this_host, self.record.session, self.target.name, token)
         return Settled(End.ON_TARGET, token, self.target.name)
 
     def _restore(self) -> None:
@@ -243,7 +243,7 @@ class _Migration:
     def _is_taken(self) -> bool:
         """Whether another host has it. Not known: then there is nothing to be done about it either."""
         try:
-            seen = leases.open_store(self.records.config).inspect(self.record.session)
+            seen = leases.open_store(self.this_host.config).inspect(self.record.session)
         except Unreachable:
             return True
         return seen is None or seen.record.state == "held"
@@ -252,7 +252,7 @@ class _Migration:
         if self.settled is None:  # else it is done
             token = int(self.answer["token"])
             with self.phases.phase("forget"):
-                ownership.forget(self.records, self.record.session, self.target.name, token)
+                ownership.forget(self.this_host, self.record.session, self.target.name, token)
 
     def _told(self, error: CmdopError) -> CmdopError:
         """The same error, and where the session is now."""

@@ -26,7 +26,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, Fenced, TimedOut
 from cmdop_migrate.host import hooks, move_journal
 from cmdop_migrate.host import leases as host_leases
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Move
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.record import LeaseRecord
@@ -93,13 +93,13 @@ class Settling:
 
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         leases: LeaseStore,
         move: Move,
         back: Callable[[str, int], None],
         timeout: float = HOLDER_TIMEOUT,
     ) -> None:
-        self._records, self._leases, self._move = records, leases, move
+        self._this_host, self._leases, self._move = this_host, leases, move
         self._back, self._timeout = back, timeout
         self._observation: Observation | None = None
 
@@ -119,11 +119,11 @@ class Settling:
 
     def once(self) -> Settled | float:
         """The decision, carried out; or in how many seconds to look again. LeaseUnreachable: nothing was done."""
-        move, records = self._move, self._records
+        move, this_host = self._move, self._this_host
         copy = self._copy()
         if copy == "runs":
-            return Settled(End.ON_SOURCE, self._token(), records.config.host)
-        if copy in ("gone", "ended") and records.is_held(move.session):
+            return Settled(End.ON_SOURCE, self._token(), this_host.config.host)
+        if copy in ("gone", "ended") and this_host.is_held(move.session):
             return LOOK_EVERY  # it is just being restored here
         seen = self._leases.inspect(move.session, self._observation)
         if seen is None:
@@ -131,7 +131,7 @@ class Settling:
                 f"the lease store knows nothing of session {move.name!r}", "Is it the one this host used before?"
             )
         self._observation = seen.observation
-        verdict = judge(copy, seen.record, records.instance(), move)
+        verdict = judge(copy, seen.record, this_host.instance(), move)
         if verdict in (Verdict.OURS, Verdict.FREE, Verdict.WATCH):
             return self._take(copy, verdict, seen.record)
         if copy == "stands":
@@ -142,11 +142,11 @@ class Settling:
         return Settled(ends[verdict], seen.record.token, seen.record.host)
 
     def _copy(self) -> Copy:
-        records, session = self._records, self._move.session
-        record = records.load(session)
-        if record is not None and record.phase in ("live", "handing") and not records.is_held(session):
-            records.sweep()  # its holder is dead
-            record = records.load(session)
+        this_host, session = self._this_host, self._move.session
+        record = this_host.load(session)
+        if record is not None and record.phase in ("live", "handing") and not this_host.is_held(session):
+            this_host.sweep()  # its holder is dead
+            record = this_host.load(session)
         if record is None:
             return "gone"
         if record.exit is not None and record.exit.code is not None:
@@ -155,17 +155,17 @@ class Settling:
         return phases.get(record.phase, "gone")
 
     def _token(self) -> int:
-        record = self._records.load(self._move.session)
+        record = self._this_host.load(self._move.session)
         return record.token if record is not None else self._move.token
 
     def _take(self, copy: Copy, verdict: Verdict, lease: LeaseRecord) -> Settled | float:
-        config, move = self._records.config, self._move
+        config, move = self._this_host.config, self._move
         ours = verdict is Verdict.OURS
         expect: str | AnyCheckpoint | None = ANY if ours else lease.checkpoint
         answer = self._leases.acquire(
             move.session,
             config.host,
-            self._records.instance(),
+            self._this_host.instance(),
             config.lease_ttl,
             observation=self._observation,
             expect_checkpoint=expect,
@@ -179,7 +179,7 @@ class Settling:
             return 0.0  # it has just changed hands: look again
         if copy == "stands":
             return self._go_on(answer)
-        if self._records.is_held(move.session):
+        if self._this_host.is_held(move.session):
             return LOOK_EVERY  # a restore here has begun since we looked: its lock comes before its lease
         return self._park(answer, lease)
 
@@ -193,9 +193,9 @@ class Settling:
             raise Fenced(
                 f"session {self._move.name!r} cannot go on here: {answer['error']}", "It stands still. See: ls"
             )
-        self._records.note("taken_back", self._move.session, name=self._move.name, token=lease.token)
+        self._this_host.note("taken_back", self._move.session, name=self._move.name, token=lease.token)
         self._back(self._move.session, self._move.token)
-        return Settled(End.ON_SOURCE, lease.token, self._records.config.host)
+        return Settled(End.ON_SOURCE, lease.token, self._this_host.config.host)
 
     def _park(self, lease: Held, before: LeaseRecord) -> Settled | float:
         """Nothing of it is here any more: the store has it, or nobody."""
@@ -203,71 +203,73 @@ class Settling:
         checkpoint = move.checkpoint if is_newest(before, move) else before.checkpoint or move.checkpoint
         if checkpoint is None:
             host_leases.let_go(self._leases, lease)
-            return Settled(End.EXITED, lease.token, self._records.config.host)
+            return Settled(End.EXITED, lease.token, self._this_host.config.host)
         if not isinstance(self._leases.park(lease, checkpoint), Ended):
             return 0.0
         self._note_parked(checkpoint)
-        return Settled(End.PARKED, lease.token, self._records.config.host)
+        return Settled(End.PARKED, lease.token, self._this_host.config.host)
 
     def _forget(self, lease: LeaseRecord) -> None:
-        forget(self._records, self._move.session, lease.host, lease.token, self._timeout)
+        forget(self._this_host, self._move.session, lease.host, lease.token, self._timeout)
 
     def _note_gone(self, lease: LeaseRecord, verdict: Verdict) -> None:
         if verdict is Verdict.PARKED and lease.checkpoint is not None:
             self._note_parked(lease.checkpoint)
         elif verdict is Verdict.THERE:
-            note_moved(self._records, self._move.session, lease.host, lease.token)
+            note_moved(self._this_host, self._move.session, lease.host, lease.token)
 
     def _note_parked(self, checkpoint: str) -> None:
-        records = self._records
-        record = records.load(self._move.session)
+        this_host = self._this_host
+        record = this_host.load(self._move.session)
         if record is None or record.phase not in ("parked", "exited"):
             return
-        records.save(replace(record, phase="parked", checkpoint=checkpoint, exit=None, pid=None))
+        this_host.save(replace(record, phase="parked", checkpoint=checkpoint, exit=None, pid=None))
 
     def _ask(self, **request: object) -> dict[str, object]:
-        with Channel(self._records.socket(self._move.session)) as channel:
+        with Channel(self._this_host.socket(self._move.session)) as channel:
             return channel.ask(timeout=self._timeout, **request)
 
 
-def settle(records: Records, move: Move) -> Settled:
+def settle(this_host: Host, move: Move) -> Settled:
     """Decided now, or as soon as a lease that another host does not renew has run out."""
-    patience = 2 * margins.contender_wait(records.config.lease_ttl) + 5.0
+    patience = 2 * margins.contender_wait(this_host.config.lease_ttl) + 5.0
 
     def back(session: str, token: int) -> None:
-        tell_hooks(records, session, token)
+        tell_hooks(this_host, session, token)
 
-    return Settling(records, host_leases.open_store(records.config), move, back).until(patience)
+    return Settling(this_host, host_leases.open_store(this_host.config), move, back).until(patience)
 
 
-def tell_hooks(records: Records, session: str, before: int) -> None:
+def tell_hooks(this_host: Host, session: str, before: int) -> None:
     """Those that heard of the freeze hear that it goes on here after all; under a new token, if it is one."""
-    record = records.load(session)
+    record = this_host.load(session)
     if record is None or record.phase != "live":
         return
     events = (hooks.POST_THAW, *((hooks.TOKEN,) if record.token != before else ()))
     for event in events:
-        hooks.run(records, event, record, reason="migrate", to=records.config.host, **{"from": records.config.host})
+        hooks.run(
+            this_host, event, record, reason="migrate", to=this_host.config.host, **{"from": this_host.config.host}
+        )
 
 
-def forget(records: Records, session: str, host: str, token: int, timeout: float = HOLDER_TIMEOUT) -> None:
+def forget(this_host: Host, session: str, host: str, token: int, timeout: float = HOLDER_TIMEOUT) -> None:
     """The copy here, which stands still, is killed; its record says where the session went."""
     try:
-        with Channel(records.socket(session)) as channel:
+        with Channel(this_host.socket(session)) as channel:
             channel.ask(op="moved", why=move_journal.moved_to(host, token), timeout=timeout)
             for _ in channel.follow(timeout=timeout):
                 pass
     except HolderGone:
-        records.sweep()
-        note_moved(records, session, host, token)
+        this_host.sweep()
+        note_moved(this_host, session, host, token)
     except CmdopError as error:
         _log.warning("the copy of %s here does not go: %s", session, error.message)
         raise
 
 
-def note_moved(records: Records, session: str, host: str, token: int) -> None:
+def note_moved(this_host: Host, session: str, host: str, token: int) -> None:
     """On record, of a session that is parked as far as this host knows."""
-    record = records.load(session)
+    record = this_host.load(session)
     if record is not None and record.phase == "parked":
         ended = Exit(code=None, reason=move_journal.moved_to(host, token), at=clock.walltime())
-        records.save(replace(record, phase="exited", exit=ended, pid=None))
+        this_host.save(replace(record, phase="exited", exit=ended, pid=None))

@@ -12,7 +12,7 @@ from typing import Any
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, PeerFailed
 from cmdop_migrate.host import resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import compatibility
 from cmdop_migrate.remote.connect import Limits
 from cmdop_migrate.remote.inventory import Inventory, Target
@@ -50,26 +50,26 @@ def pool(config: Config, limits: Limits | None = None) -> Iterator[Pool]:
         made.close()
 
 
-def partner(records: Records, connections: Pool, name: str) -> Peer:
+def partner(this_host: Host, connections: Pool, name: str) -> Peer:
     """The host `name`, checked: a session sealed here can be restored there.
 
     HostNotFound, PeerFailed (not reached, nothing started), PeerDiffers (version, store, lease store, key), Usage (it
     is this host), or what the far side says is wrong with itself.
     """
-    peer = Peer(inventory(records.config).find(name), connections)
-    compatibility.check(name, own_facts(records), peer.hello())
+    peer = Peer(inventory(this_host.config).find(name), connections)
+    compatibility.check(name, own_facts(this_host), peer.hello())
     return peer
 
 
-def own_facts(records: Records) -> dict[str, Any]:
-    resources.open_keys(records.config)  # who is to hand something over has a key to seal it with
-    return compatibility.facts(records.config, records, places=True)
+def own_facts(this_host: Host) -> dict[str, Any]:
+    resources.open_keys(this_host.config)  # who is to hand something over has a key to seal it with
+    return compatibility.facts(this_host.config, this_host, places=True)
 
 
-def examine(records: Records, connections: Pool, name: str) -> dict[str, Any]:
+def examine(this_host: Host, connections: Pool, name: str) -> dict[str, Any]:
     """What `hosts check` answers: reached, understood, alike, and fit to hold sessions."""
-    peer = Peer(inventory(records.config).find(name), connections)
-    ours = own_facts(records)
+    peer = Peer(inventory(this_host.config).find(name), connections)
+    ours = own_facts(this_host)
     began = time.monotonic()
     connections.transport(peer.target)
     connected = time.monotonic()

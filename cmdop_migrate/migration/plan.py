@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from cmdop_migrate import __version__
 from cmdop_migrate.errors import PeerDiffers, Usage
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import gather_host_facts, gather_session_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
 from cmdop_migrate.preflight.facts.host import Ask, HostFacts
@@ -37,11 +37,11 @@ class FactsSource(Protocol):
 class ThisHost:
     """The one this command runs on."""
 
-    def __init__(self, records: Records) -> None:
-        self._records = records
+    def __init__(self, this_host: Host) -> None:
+        self._this_host = this_host
 
     def facts(self, ask: Ask) -> HostFacts:
-        return gather_host_facts.gather(self._records, ask)
+        return gather_host_facts.gather(self._this_host, ask)
 
 
 class OtherHost:
@@ -63,13 +63,13 @@ class OtherHost:
 
 
 @contextmanager
-def host(records: Records, name: str | None) -> Iterator[FactsSource]:
+def host(this_host: Host, name: str | None) -> Iterator[FactsSource]:
     """The host of this name, connected until the end of the block; None, or this host's own name: this host."""
-    if name is None or name == records.config.host:
-        yield ThisHost(records)
+    if name is None or name == this_host.config.host:
+        yield ThisHost(this_host)
         return
-    target = peers.inventory(records.config).find(name)
-    with peers.pool(records.config) as pool:
+    target = peers.inventory(this_host.config).find(name)
+    with peers.pool(this_host.config) as pool:
         yield OtherHost(Peer(target, pool))
 
 
@@ -104,7 +104,7 @@ class Answer:
 
 
 def plan(
-    records: Records,
+    this_host: Host,
     reference: str,
     target: FactsSource,
     carry: Carry = "mapped",
@@ -114,9 +114,9 @@ def plan(
 
     `accept`: checks whose blockers are only to be warned of, by the word of who asks."""
     check_names(accept)
-    session = gather_session_facts.gather(records, reference)
+    session = gather_session_facts.gather(this_host, reference)
     ask = session.ask()
-    source = gather_host_facts.gather(records, ask)
+    source = gather_host_facts.gather(this_host, ask)
     there = _laid_over(source if isinstance(target, ThisHost) else target.facts(ask))
     if there.instance == source.instance and not isinstance(target, ThisHost):
         raise Usage(f"{there.host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")

@@ -17,7 +17,7 @@ from typing import Any
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, Fenced, PeerLost, SessionExited, TimedOut, Unreachable
 from cmdop_migrate.host import agent_process, leases, resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.references import Chosen
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
@@ -48,9 +48,9 @@ class Standby:
     """`tell` hears {"phase": "ready"}, then {"phase": "ahead", "checkpoint": …} for each that was fetched; it raises
     OSError when nobody listens any more."""
 
-    def __init__(self, records: Records, session: str, migration: str, tell: Tell) -> None:
-        self._records, self._session, self._migration, self._tell = records, session, migration, tell
-        self._config = records.config
+    def __init__(self, this_host: Host, session: str, migration: str, tell: Tell) -> None:
+        self._this_host, self._session, self._migration, self._tell = this_host, session, migration, tell
+        self._config = this_host.config
         self._kept = Ahead(self._config.state_dir, session)
         self._ahead: list[Image] = []  # each needs the one before
         self._told_at = 0.0
@@ -71,7 +71,7 @@ class Standby:
         finally:
             held.close()  # it must not be used on both sides of a fork
         self._make_room(manifest, near)
-        chosen = Chosen(manifest, self._records.load(self._session))
+        chosen = Chosen(manifest, self._this_host.load(self._session))
         return Known(criu, chosen, self._ahead[-1] if self._ahead else None, unused)
 
     def _make_room(self, manifest: Manifest, near: Path) -> None:

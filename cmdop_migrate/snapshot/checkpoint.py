@@ -39,7 +39,7 @@ from cmdop_migrate.criu.install.find import Criu
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, NotIdle, TimedOut
 from cmdop_migrate.holder import cgroup, start, syscalls
 from cmdop_migrate.host import agent_process, hooks, leases, reconcile, resources, talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.write.writer import ImageWriter
@@ -62,29 +62,29 @@ Progress = Callable[[str], None]
 
 @wait_quiet.retried
 def checkpoint(
-    records: Records, reference: str, wanted: CheckpointOptions, progress: Progress = lambda _: None
+    this_host: Host, reference: str, wanted: CheckpointOptions, progress: Progress = lambda _: None
 ) -> CheckpointResult:
     """The session parked in the store (or running on, with a copy there); or running on, and an error."""
-    record, channel = talk.open_channel(records, reference)
-    attempt = _Checkpoint(records, record, channel, wanted, progress)
-    with hooks.after_thaw(records, record, attempt.told, lambda: not attempt.commit.handed), channel:
+    record, channel = talk.open_channel(this_host, reference)
+    attempt = _Checkpoint(this_host, record, channel, wanted, progress)
+    with hooks.after_thaw(this_host, record, attempt.told, lambda: not attempt.commit.handed), channel:
         try:
             return attempt.run()
         except HolderGone as error:
-            raise ended.reason(records, record) or ended.taken(record) from error
+            raise ended.reason(this_host, record) or ended.taken(record) from error
         except CriuFailed as error:
-            raise ended.reason(records, record) or error from None
+            raise ended.reason(this_host, record) or error from None
 
 
 class _Checkpoint:
     def __init__(
-        self, records: Records, record: Record, channel: Channel, wanted: CheckpointOptions, progress: Progress
+        self, this_host: Host, record: Record, channel: Channel, wanted: CheckpointOptions, progress: Progress
     ) -> None:
-        self.records, self.record, self.channel = records, record, channel
+        self.this_host, self.record, self.channel = this_host, record, channel
         self.wanted, self.progress = wanted, progress
-        self.config: Config = records.config
-        self.group = records.cgroup(record.session)
-        self.directory = records.directory(record.session)
+        self.config: Config = this_host.config
+        self.group = this_host.cgroup(record.session)
+        self.directory = this_host.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
         self.images = self.directory / "dump"  # CRIU's; one of launch.PASSING
         self.phases = resources.Phases("checkpoint")
@@ -93,7 +93,7 @@ class _Checkpoint:
         self.files_bytes = self.files_count = 0
         self.untriable: str | None = None  # why a trial restore cannot be made
         self.told: list[dict[str, Any]] = []
-        self.commit = commit.Commit(records, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
+        self.commit = commit.Commit(this_host, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
 
     def run(self) -> CheckpointResult:
         with self._alone(), agent_process.attended(self.config):
@@ -149,7 +149,7 @@ class _Checkpoint:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)
-        self.records.note(
+        self.this_host.note(
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
             frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
@@ -163,7 +163,7 @@ class _Checkpoint:
     def _prepare(self) -> tuple[Criu, files_in_use.Touched]:
         """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
         criu = resources.find_criu(self.config)
-        leases.prove(leases.open_store(self.config), self.records, self.record)
+        leases.prove(leases.open_store(self.config), self.this_host, self.record)
         mounts.check_in_place(self.record)  # first: the check after it calls a share out of its place a strange mount
         self.untriable = dump_checks.check(self.group, self.record)
         self._check_room()
@@ -207,7 +207,7 @@ class _Checkpoint:
                 booting.close()
                 with self.phases.phase("hooks"):
                     goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
-                    hooks.before_freeze(self.records, self.record, goal, self.told)
+                    hooks.before_freeze(self.this_host, self.record, goal, self.told)
                 with self.phases.phase("freeze"):
                     self.progress("freezing")
                     frozen.update(self._freeze())
@@ -318,11 +318,11 @@ class _Checkpoint:
         self.progress("proving")
         try:
             with self.phases.phase("prove"):
-                proof.prove(self.records, criu, manifest, self.record)
+                proof.prove(self.this_host, criu, manifest, self.record)
         except proof.Skipped as skipped:
             return Proof(skipped=str(skipped))
         except CriuFailed as error:
-            self.records.note("proof_failed", self.record.session, reason=error.message.splitlines()[0])
+            self.this_host.note("proof_failed", self.record.session, reason=error.message.splitlines()[0])
             words = f"session {self.record.name!r} was not parked: a trial restore of its checkpoint failed: "
             raise CriuFailed(f"{words}{error.message}", f"It goes on. {error.hint}") from error
         return Proof(proved=True)
@@ -334,7 +334,7 @@ class _Checkpoint:
         try:
             self.channel.ask(op="status")
         except HolderGone:
-            if self.wanted.hand_over is None or not talk.died(self.records, self.record):
+            if self.wanted.hand_over is None or not talk.died(self.this_host, self.record):
                 raise
             # With its holder it died, but all of it is captured: what is published now is the last of it.
 
@@ -345,7 +345,7 @@ class _Checkpoint:
                 pass
         except HolderGone:
             pass  # as it should be: the incarnation has ended
-        after = self.records.load(self.record.session)
+        after = self.this_host.load(self.record.session)
         is_done = after is not None and (after.phase == "parked" or after.token > self.record.token)  # it is back
         if not is_done and not self._was_parked():
             raise Blocked(
@@ -355,12 +355,12 @@ class _Checkpoint:
 
     def _was_parked(self) -> bool:
         """The holder was ended before it heard of it: then the lease tells, unless it was a person's wish."""
-        after = talk.after_loss(self.records, self.record)
+        after = talk.after_loss(self.this_host, self.record)
         if reconcile.is_doubtful(after):
             store = leases.open_store(self.config)
             with contextlib.suppress(OSError):  # on a full disk it is known to us alone
-                talk.until(lambda: reconcile.ask(self.records, store, after), bool, ended.DEAD)
-            after = self.records.load(self.record.session) or after
+                talk.until(lambda: reconcile.ask(self.this_host, store, after), bool, ended.DEAD)
+            after = self.this_host.load(self.record.session) or after
         return after.phase == "parked"
 
     def _thaw(self) -> None:

@@ -6,16 +6,16 @@ from typing import Any
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused
 from cmdop_migrate.host import references, resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import verify as images_verify
 from cmdop_migrate.images.store import catalog
 
 
-def listing(records: Records, reference: str | None) -> list[dict[str, Any]]:
+def listing(this_host: Host, reference: str | None) -> list[dict[str, Any]]:
     """Oldest first. One that cannot be read is listed with its problem; left out is only what was pruned meanwhile."""
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
-    session = references.session_named(records, reference) if reference is not None else None
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
+    session = references.session_named(this_host, reference) if reference is not None else None
     rows = []
     entries = sorted(catalog.listed(store, session), key=lambda one: (one.modified, one.checkpoint))
     for entry, found in catalog.read_all(store, ring, entries):
@@ -43,8 +43,8 @@ def _row(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def show(records: Records, reference: str) -> dict[str, Any]:
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+def show(this_host: Host, reference: str) -> dict[str, Any]:
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     manifest = catalog.load(store, ring, reference)
     facts = {key: manifest.facts.get(key) for key in ("kernel", "machine", "criu", "version", "live")}
     spec = manifest.facts.get("record", {}).get("spec", {})
@@ -57,9 +57,9 @@ def show(records: Records, reference: str) -> dict[str, Any]:
     }
 
 
-def verify(records: Records, reference: str | None) -> list[dict[str, Any]]:
+def verify(this_host: Host, reference: str | None) -> list[dict[str, Any]]:
     """One that is pruned meanwhile, on any host, is left out, unless it was asked for."""
-    store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+    store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     wanted = [catalog.find(store, reference)] if reference is not None else list(catalog.listed(store))
     results = []
     for entry in wanted:

@@ -18,7 +18,7 @@ from dataclasses import replace
 from cmdop_migrate import log
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.host import leases as host_leases
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.leases import Standing
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
@@ -37,7 +37,7 @@ _log = log.get("restore")
 
 
 def begin(
-    records: Records,
+    this_host: Host,
     leases: LeaseStore,
     store: Store,
     ring: KeyRing,
@@ -47,7 +47,7 @@ def begin(
 ) -> tuple[Held, Manifest]:
     """The lease of the branch `record` of `source`, and its birth. CheckpointNotFound: `source` has been pruned."""
     facts = _facts(record, source)
-    lease = host_leases.take_new(leases, records, record.session)
+    lease = host_leases.take_new(leases, this_host, record.session)
     made = fork_manifest.of(source, record.session, lease.token, facts)
     try:
         fork_manifest.publish(store, ring, source, made)
@@ -88,7 +88,7 @@ def is_spent(standing: Standing | None, entry: Listed) -> bool:
 
 
 def bury(
-    records: Records, leases: LeaseStore, store: Store, standings: Mapping[str, Standing], dry_run: bool
+    this_host: Host, leases: LeaseStore, store: Store, standings: Mapping[str, Standing], dry_run: bool
 ) -> dict[str, Standing]:
     """`standings`, with the branches that never ran, and that nobody is about to run, at their end."""
     found = dict(standings)
@@ -99,7 +99,7 @@ def bury(
         if not entry.is_birth or entry.session not in young:
             continue
         one = found[entry.session]
-        most = _most(records, entry, one, now)
+        most = _most(this_host, entry, one, now)
         if most is None or one.renewals > most or one.checkpoint not in (None, entry.checkpoint):
             continue
         if dry_run or leases.bury(entry.session, entry.checkpoint, most):
@@ -107,9 +107,9 @@ def bury(
     return found
 
 
-def _most(records: Records, entry: Listed, one: Standing, now: float) -> int | None:
+def _most(this_host: Host, entry: Listed, one: Standing, now: float) -> int | None:
     """How often the lease of one that never ran may have been renewed; None: somebody may be about to run it. On this
     host that is known, by its lock; of another all that is known is how long ago it began."""
-    if one.instance != records.instance():
+    if one.instance != this_host.instance():
         return BEFORE_IT_RUNS if now - entry.modified > STALE_AFTER else None
-    return AS_IT_RUNS if not records.directory(entry.session).exists() else None
+    return AS_IT_RUNS if not this_host.directory(entry.session).exists() else None

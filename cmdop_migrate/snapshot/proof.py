@@ -36,7 +36,7 @@ from cmdop_migrate.criu.page_server import LAZY, PAGE
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed, TimedOut, Unreachable
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
 from cmdop_migrate.model import Record, new_session_id
@@ -85,22 +85,22 @@ def why_not(record: Record, files: int, file_bytes: int, deadline: float | None,
     return None
 
 
-def prove(records: Records, criu: Criu, manifest: Manifest, record: Record) -> None:
+def prove(this_host: Host, criu: Criu, manifest: Manifest, record: Record) -> None:
     """Restore the checkpoint on trial. Raises CriuFailed when it cannot be restored, Skipped when that cannot be
     tried here, Unreachable when the store does not give it back."""
     session = new_session_id()
-    lock = records.claim_dead(session, record.name)
-    directory = records.directory(session)
+    lock = this_host.claim_dead(session, record.name)
+    directory = this_host.directory(session)
     try:
-        store, ring = resources.open_store(records.config), resources.open_keys(records.config)
+        store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
         with contextlib.closing(reader.read_back(store, ring, manifest, directory / "image")) as image:
-            _Trial(records, criu, image, _own(record, session), directory, lock).run()
+            _Trial(this_host, criu, image, _own(record, session), directory, lock).run()
     except (Skipped, Unreachable, CriuFailed):
         raise
     except (CmdopError, OSError) as error:
         raise _failed(error) from error
     finally:
-        cgroup.remove(records.cgroup(session))
+        cgroup.remove(this_host.cgroup(session))
         shutil.rmtree(directory, ignore_errors=True)
         os.close(lock)
 
@@ -127,8 +127,8 @@ class _Trial(Remake):
     timeout = TRIAL_TIMEOUT
     never_hangs_up = True
 
-    def __init__(self, records: Records, *more: Any) -> None:
-        super().__init__(records, Phases("prove"), *more)
+    def __init__(self, this_host: Host, *more: Any) -> None:
+        super().__init__(this_host, Phases("prove"), *more)
 
     def run(self) -> None:
         lazy = userfaultfd.is_possible()

@@ -28,7 +28,7 @@ from cmdop_migrate.criu.install.find import Criu
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.holder import start
 from cmdop_migrate.host import agent_process, leases, reconcile, references, resources, session_lock
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
@@ -55,15 +55,15 @@ class Known:
 
 
 def restore(
-    records: Records,
+    this_host: Host,
     reference: str | None,
     wanted: Wanted,
     progress: Callable[[str], None] = lambda _: None,
     known: Known | None = None,
 ) -> dict[str, Any]:
     """What `restore --json` answers, once the session runs and, unless lazy, has all its memory."""
-    agent_process.ensure(records.config)
-    return detached.run(lambda say, answer: _Restore(records, reference, wanted, say, answer, known).run(), progress)
+    agent_process.ensure(this_host.config)
+    return detached.run(lambda say, answer: _Restore(this_host, reference, wanted, say, answer, known).run(), progress)
 
 
 class _Restore:
@@ -71,14 +71,14 @@ class _Restore:
 
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         reference: str | None,
         wanted: Wanted,
         say: detached.Progress,
         answer: detached.Answer,
         known: Known | None = None,
     ) -> None:
-        self.records, self.config = records, records.config
+        self.this_host, self.config = this_host, this_host.config
         self.reference, self.wanted = reference, wanted
         self.say, self.answer, self.known = say, answer, known
         self.phases = resources.Phases("restore")
@@ -97,17 +97,17 @@ class _Restore:
             host_leases = leases.open_store(self.config)
             current = functools.partial(leases.last_checkpoint, host_leases)
             given = self.known.chosen if self.known else None
-            chosen = given or references.choose(self.records, store, ring, self.reference, current)
+            chosen = given or references.choose(self.this_host, store, ring, self.reference, current)
             if chosen.record is not None and reconcile.is_unwanted(chosen.record):
-                reconcile.ask(self.records, host_leases, chosen.record)  # a kill was cut off: it is not brought back
+                reconcile.ask(self.this_host, host_leases, chosen.record)  # a kill was cut off: it is not brought back
             if self.wanted.fork is None:
                 references.not_running(chosen)
         record = self._record(chosen)
-        over = leases.TakeOver(host_leases, store, self.records, record, chosen.manifest, self.wanted.wait)
+        over = leases.TakeOver(host_leases, store, self.this_host, record, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
-        directory = self.records.directory(record.session)
-        lock = session_lock.to_restore(self.records, record, self.say)
+        directory = self.this_host.directory(record.session)
+        lock = session_lock.to_restore(self.this_host, record, self.say)
         try:
             record = self._unchanged(chosen, record)
             image = self._fetch(store, ring, chosen.manifest, directory / "image")
@@ -118,7 +118,7 @@ class _Restore:
                         lease = over.take(self.say)
                     else:
                         lease, born = fork_lease.begin(
-                            self.records, host_leases, store, ring, record, chosen.manifest, self.phases.reach
+                            self.this_host, host_leases, store, ring, record, chosen.manifest, self.phases.reach
                         )
                         record = replace(record, checkpoint=born.checkpoint)
                 record = replace(record, token=lease.token)
@@ -141,11 +141,11 @@ class _Restore:
                     shutil.rmtree(directory / name, ignore_errors=True)
         finally:
             os.close(lock)
-            self.records.sweep()
+            self.this_host.sweep()
 
     def _unchanged(self, chosen: references.Chosen, record: Record) -> Record:
         """With the session's lock held: another may have restored it, and it may have ended, since we looked."""
-        now = self.records.load(record.session)
+        now = self.this_host.load(record.session)
         if self.wanted.fork is not None or now == chosen.record or now is None or now.phase == "restoring":
             return record
         again = replace(chosen, record=now)
@@ -209,7 +209,7 @@ class _Restore:
     def _note_stall(self, note: Path, seconds: float, error: Unreachable | None) -> None:
         if error is not None:
             note.write_text(f"waits for the store: {error.message}")
-            self.records.events.emit("memory_stalled", self.session, reason=error.message)
+            self.this_host.events.emit("memory_stalled", self.session, reason=error.message)
         else:
             note.unlink(missing_ok=True)
-            self.records.events.emit("memory_going_on", self.session, after_s=round(seconds, 3))
+            self.this_host.events.emit("memory_going_on", self.session, after_s=round(seconds, 3))

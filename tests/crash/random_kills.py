@@ -36,7 +36,7 @@ import psutil
 from cmdop_migrate import config
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from tests import readies
 from tests.crash.witness import Witness, show
 from tests.hosts import Host, a_host, open_files, until
@@ -99,7 +99,7 @@ class Campaign:
     def __init__(self, host: Host, seed: int) -> None:
         self.host, self.random = host, random.Random(seed)
         self.tallies = {victim: Tally() for victim in VICTIMS}
-        self.records = Records(config.load(environ=host.env()))
+        self.records = LocalHost(config.load(environ=host.env()))
         self.made = 0
         self.unit = f"{cgroup.mount_point()}/random-kills-{os.getpid()}"
         self.session = self._start()

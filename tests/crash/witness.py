@@ -23,7 +23,7 @@ import psutil
 from cmdop_migrate import config
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from tests.hosts import CM, Host, until
 
@@ -66,7 +66,7 @@ class Witness:
 
     def numbers(self) -> list[int]:
         """All it counted so far: none left out, none twice, memory sound at each."""
-        text = talk.output(Records(config.load(environ=self.host.env())), self.session, None).data.decode()
+        text = talk.output(LocalHost(config.load(environ=self.host.env())), self.session, None).data.decode()
         assert "BAD" not in text, text[-400:]
         found = [int(one) for one in re.findall(r"n (\d+) ok\r?\n", text)]
         assert found == list(range(1, len(found) + 1)), found

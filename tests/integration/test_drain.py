@@ -20,7 +20,7 @@ from cmdop_migrate import clock, config
 from cmdop_migrate.drain import drain as drain_flow
 from cmdop_migrate.drain import runner
 from cmdop_migrate.drain.drain_options import Wanted
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.util.signals import Stop
 from tests import fences
@@ -338,7 +338,7 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(runner, "OVERTIME", 1.0)
     monkeypatch.setattr(runner, "ABANDON", 3.0)
-    records, began = Records(config.load()), clock.boottime()
+    records, began = LocalHost(config.load()), clock.boottime()
     wanted = Wanted(hosts=("host-b",), deadline=20.0, parallel=2)
     facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)
     assert 20.0 < clock.boottime() - began < 20.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"

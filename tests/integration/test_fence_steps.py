@@ -16,7 +16,7 @@ from cmdop_migrate import config
 from cmdop_migrate.criu.terminal import traced_task
 from cmdop_migrate.errors import Unexpected
 from cmdop_migrate.host import agent_process, leases
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.snapshot import restore
 from cmdop_migrate.snapshot.rebuild import restore_session
@@ -308,7 +308,7 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
     with pytest.raises(Unexpected):
-        restore.restore(Records(config.load()), session, restore_session.Wanted())
+        restore.restore(LocalHost(config.load()), session, restore_session.Wanted())
     until(left.exists, 10, "the lease is given back")
     assert int(ran.read_text()) > 0 and left.read_text() == "0"
     until(lambda: not a.holders(session), 10)
@@ -324,7 +324,7 @@ def test_a_lease_is_given_back_when_no_agent_can_be_had(
     a.ok("checkpoint", "w")
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
-    records = Records(config.load())
+    records = LocalHost(config.load())
 
     def none(*_: object) -> None:
         if records.is_held(session):  # it has begun

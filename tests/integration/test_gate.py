@@ -18,7 +18,7 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.holder import cgroup, protocol
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.session.holder_client import Channel
 from tests import fences
 from tests.hosts import CM, Host, a_host, until
@@ -235,7 +235,7 @@ def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: P
     """A client that lost its connection sends the same input, by the same stream, over another one."""
     with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="30s") as host:
         session = host.start("bash", "--norc", name="w")["session"]
-        records = Records(config.load(environ=host.env()))
+        records = LocalHost(config.load(environ=host.env()))
         asked = {"op": "send", "data": "echo hang\r", "actor": "ann", "stream": "a" * 16}
         with Channel(records.socket(session)) as lost:
             lost.sock.sendall(protocol.control(asked))

@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate import config
 from cmdop_migrate.criu import injected_code
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.snapshot import checkpoint
 from cmdop_migrate.snapshot.capture import dump
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
@@ -44,7 +44,7 @@ def test_noted_page_is_the_one_criu_writes_to(host: Host, monkeypatch: pytest.Mo
     start = f"cd /root; {STATIC}; for i in 1 2 3 4 5 6; do ./s & done; python3 -qc 'input()' & echo rea''dy; sleep 1000"
     with Program(host, "bash", "-c", start) as session:
         session.see("ready")
-        checkpoint.checkpoint(Records(config.load()), session.session, CheckpointOptions(leave_running=True))
+        checkpoint.checkpoint(LocalHost(config.load()), session.session, CheckpointOptions(leave_running=True))
         (log,) = logs
         addresses = [int(one, 16) for one in re.findall(r"Parasite syscall_ip at (0x[0-9a-f]+)", log)]
         assert len(addresses) >= 9 and sorted(addresses) == sorted(one.vaddr for one in noted.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.model import Record, Spec, new_session_id
 from tests.disks import fill, tmpfs
 
@@ -20,7 +20,7 @@ def test_who_could_not_write_it_down_does_not_hold_on_to_it(tmp_path: Path, phas
     """An agent runs for months: a session that is back must not be over for it."""
     with tmpfs(tmp_path / "s", 4 << 20) as disk:
         environ = {"CMDOP_MIGRATE_STATE_DIR": str(disk), "CMDOP_MIGRATE_RUN_DIR": str(tmp_path / "r")}
-        records, others = (Records(config.load(os.devnull, environ=environ)) for _ in range(2))
+        records, others = (LocalHost(config.load(os.devnull, environ=environ)) for _ in range(2))
         records.prepare()
         spec = Spec(("sleep",), "/", "root", ())
         lost = Record(new_session_id(), "w", "host-t", 1, "starting", spec, 1.0)

@@ -19,7 +19,7 @@ from cmdop_migrate import config
 from cmdop_migrate.gateway import client, host_link, link_main
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from tests import fences, typists
 from tests.hosts import Host, until
 from tests.relayed import Linked, linked
@@ -125,7 +125,7 @@ def test_several_relays_behind_one_name(tmp_path: Path, monkeypatch: pytest.Monk
 @contextlib.contextmanager
 def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
     """The link of host A, in a thread of ours."""
-    records = Records(config.load(environ=world.a.env()))
+    records = LocalHost(config.load(environ=world.a.env()))
     signer = resources.open_keys(records.config).relay_signer
     loop = asyncio.new_event_loop()
 

@@ -15,7 +15,7 @@ import pyte
 
 from cmdop_migrate import config
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from tests.hosts import Host, until
 from tests.program import Program
 
@@ -64,7 +64,7 @@ class Terminal(Program):
 
     def __init__(self, host: Host, name: str, session: str, screen: Screen, seq: int = 0) -> None:
         self.host, self.name, self.session = host, name, session
-        self.records = Records(config.load(environ=host.env()))
+        self.records = LocalHost(config.load(environ=host.env()))
         self.seq = seq
         self._screen, self._painted = screen, seq
 

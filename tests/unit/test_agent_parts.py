@@ -12,7 +12,7 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.agent.daemon import Agent
 from cmdop_migrate.host.agent_process import Lock, Running, holder_of
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.register import Cell
@@ -38,20 +38,22 @@ class Register(MemoryRegister):
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Records:
+def records(tmp_path: Path) -> LocalHost:
     places = {"CMDOP_MIGRATE_STATE_DIR": str(tmp_path / "s"), "CMDOP_MIGRATE_RUN_DIR": str(tmp_path / "r")}
-    made = Records(config.load(environ={**places, "CMDOP_MIGRATE_CONFIG": os.devnull, "CMDOP_MIGRATE_HOST": "host-a"}))
+    made = LocalHost(
+        config.load(environ={**places, "CMDOP_MIGRATE_CONFIG": os.devnull, "CMDOP_MIGRATE_HOST": "host-a"})
+    )
     made.prepare()
     made.directory(SESSION).mkdir()
     return made
 
 
-def write(records: Records, token: int, **facts: object) -> None:
+def write(records: LocalHost, token: int, **facts: object) -> None:
     record = Record(SESSION, "w", "host-a", token, "parked", Spec(("true",), "/", "root", ()), 0.0, checkpoint="c2")
     records.save(replace(record, **facts))  # type: ignore[arg-type]  # of several types: each test's own
 
 
-def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: Records) -> None:
+def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: LocalHost) -> None:
     with tmpfs(records.config.run_dir, 64 << 10) as place:
         lock = Lock.take(records.config)
         assert lock is not None
@@ -65,13 +67,13 @@ def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: Records) ->
         lock.release()
 
 
-def take(records: Records, leases: LeaseStore) -> Held:
+def take(records: LocalHost, leases: LeaseStore) -> Held:
     held = leases.acquire(SESSION, "host-a", records.instance(), TTL)
     assert isinstance(held, Held)
     return held
 
 
-def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: Records) -> None:
+def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: LocalHost) -> None:
     """`resume` looks whether the session is being restored here, and then at its lease: one may begin in between."""
     register = Register()
     leases = LeaseStore(register)
@@ -98,7 +100,7 @@ def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: 
     assert isinstance(found, Settled) and seen is not None and seen.record.state == "parked"
 
 
-def test_the_lease_of_one_that_was_back_and_ended_between_two_looks_is_let_go_of(records: Records) -> None:
+def test_the_lease_of_one_that_was_back_and_ended_between_two_looks_is_let_go_of(records: LocalHost) -> None:
     """The incarnation before is still known: what is owed to the last one is not forgotten over it."""
     leases = LeaseStore(MemoryRegister())
     lock = Lock.take(records.config)

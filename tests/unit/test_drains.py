@@ -14,7 +14,7 @@ from cmdop_migrate.drain.runner import Evacuation
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.host import draining, move_journal
 from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.model import Exit, Record, Spec
 from cmdop_migrate.util.self_exec import Worker
@@ -79,7 +79,7 @@ def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Pa
 def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_path: Path) -> None:
     """Left over from a drain that was killed, it ends by itself: first the copy here goes, then the journal says so."""
     found = config.load(environ={"CMDOP_MIGRATE_STATE_DIR": str(tmp_path), "CMDOP_MIGRATE_CONFIG": os.devnull})
-    records, drains = Records(found), Drains(tmp_path)
+    records, drains = LocalHost(found), Drains(tmp_path)
     session = "a" * 24
     records.directory(session).mkdir(parents=True)
     spec = Spec(("true",), "/", "root", ())

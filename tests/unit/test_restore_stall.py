@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.events import Events
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.snapshot.rebuild.restore_session import Wanted
 from cmdop_migrate.snapshot.restore import _Restore
 
@@ -20,7 +20,7 @@ READERS = 6  # as many threads may wait for the store at once
 
 
 def restoring(place: Path) -> _Restore:
-    records = cast(Records, SimpleNamespace(config=None, events=Events(place, "a")))
+    records = cast(LocalHost, SimpleNamespace(config=None, events=Events(place, "a")))
     one = _Restore(records, None, Wanted(lazy=True), lambda _: None, lambda _: None)
     one.session, one.stall = "abc", place / "stall"
     return one
@@ -42,7 +42,7 @@ def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
     for _ in range(50):
         all_at_once(lambda: one._stalled(1.0, AWAY))
         all_at_once(lambda: one._stalled(2.0, None))
-    events: list[Any] = [line["event"] for line in one.records.events.read()]
+    events: list[Any] = [line["event"] for line in one.this_host.events.read()]
     assert events == ["memory_stalled", "memory_going_on"] * 50
 
 

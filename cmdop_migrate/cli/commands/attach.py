@@ -16,7 +16,7 @@ from cmdop_migrate.cli import relay_options, render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import SessionExited, Usage
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.session import attach as session_attach
 from cmdop_migrate.session.holder_client import exited
 from cmdop_migrate.session.requests import Output
@@ -58,7 +58,7 @@ def attach(app: App, session: str, read_only: bool, start: int | None, actor: st
     if where is not None:
         _attach_afar(where, session, read_only, start)
         return
-    attach_to(app.records(), session, actor_name(actor), read_only, start)
+    attach_to(app.this_host(), session, actor_name(actor), read_only, start)
 
 
 def _attach_afar(where: Place, session: str, read_only: bool, start: int | None) -> None:
@@ -71,14 +71,14 @@ def _attach_afar(where: Place, session: str, read_only: bool, start: int | None)
         render.note(f"[detached from {found.name} at byte {outcome.seq}]")
 
 
-def attach_to(records: Records, session: str, actor: str, read_only: bool, start: int | None) -> None:
-    record, channel = talk.open_channel(records, session)
+def attach_to(this_host: Host, session: str, actor: str, read_only: bool, start: int | None) -> None:
+    record, channel = talk.open_channel(this_host, session)
     with channel:
         outcome = session_attach.attach(channel, actor, read_only, start, sys.stdin.fileno(), sys.stdout.fileno())
     if outcome.kind == "exited":
         render.note(f"[{record.name}: {outcome.detail.get('reason', 'ended')}]")
     elif outcome.kind == "lost":
-        after = talk.after_loss(records, record)
+        after = talk.after_loss(this_host, record)
         raise exited(record.name, after.exit.reason if after.exit else after.phase)
     else:
         render.note(
@@ -112,7 +112,7 @@ def send(app: App, session: str, text: str, enter: bool, actor: str | None, rela
 
         result = client.send(where, session, data)
     else:
-        result = talk.send(app.records(), session, data, actor_name(actor))
+        result = talk.send(app.this_host(), session, data, actor_name(actor))
     if app.json:
         render.answer(result)
 
@@ -169,8 +169,8 @@ def _printed(
             return None, client.follow(where, session, start)
         return client.output(where, session, start), iter(())
     if follow:
-        return None, talk.follow(app.records(), session, start)
-    return talk.output(app.records(), session, start), iter(())
+        return None, talk.follow(app.this_host(), session, start)
+    return talk.output(app.this_host(), session, start), iter(())
 
 
 def _as_json(got: Output) -> dict[str, Any]:
@@ -212,7 +212,7 @@ def wait(app: App, session: str, pattern: str | None, start: int | None, timeout
 
         result = client.wait(where, session, pattern, timeout, start)
     else:
-        result = talk.wait(app.records(), session, pattern, timeout, start)
+        result = talk.wait(app.this_host(), session, pattern, timeout, start)
     if app.json:
         render.answer(result)
     elif "matched" in result:
@@ -234,8 +234,8 @@ def events(app: App, session: str | None, follow: bool) -> None:
       cmdop-migrate events
       cmdop-migrate events work --follow
     """
-    records = app.records()
-    wanted = records.find(session).session if session is not None else None
-    kept = records.events
+    this_host = app.this_host()
+    wanted = this_host.find(session).session if session is not None else None
+    kept = this_host.events
     for line in kept.follow(wanted, lambda: time.sleep(0.2)) if follow else kept.read(wanted):
         render.item(line)

@@ -15,7 +15,7 @@ from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.cli.options import CARRY, WAIT_QUIET
 from cmdop_migrate.errors import CmdopError, Partial, Usage
 from cmdop_migrate.host import reconcile, references
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import remote_restore
 from cmdop_migrate.migration import standby as standby_flow
 from cmdop_migrate.migration.target import Target
@@ -64,7 +64,7 @@ def checkpoint(
     until = None if deadline is None else clock.boottime() + deadline
     wanted = CheckpointOptions(leave_running, prove=not no_prove, deadline=until, **options)
     with render.progress(app.json) as show:
-        result = checkpoint_flow.checkpoint(app.records(), session, wanted, show)
+        result = checkpoint_flow.checkpoint(app.this_host(), session, wanted, show)
     facts = result.to_json()
     if app.json:
         render.answer(facts)
@@ -125,23 +125,23 @@ def restore(
       cmdop-migrate restore work --to host-b
       cmdop-migrate restore 3f9c --fork experiment
     """
-    records = app.records()
+    this_host = app.this_host()
     wanted = restore_session.Wanted(name, lazy, allow_devices, wait, accept_files)
     if standby is not None and reference is not None:
-        render.answer(_stand_by(records, reference, standby, wanted))
+        render.answer(_stand_by(this_host, reference, standby, wanted))
         return None
     if reference is None:
-        reconcile.settle(records)
-    with _place(app, records, host) as target, render.progress(app.json) as show:
+        reconcile.settle(this_host)
+    with _place(app, this_host, host) as target, render.progress(app.json) as show:
 
         def bring(one: str | None) -> dict[str, Any]:
             if target is None:
-                return restore_flow.restore(records, one, wanted, show)
+                return restore_flow.restore(this_host, one, wanted, show)
             show(f"restoring on {target.name}")
-            return remote_restore.restore(records, one, wanted, target)
+            return remote_restore.restore(this_host, one, wanted, target)
 
         if everything:
-            return _restore_all(app, records, wanted, reference, bring)
+            return _restore_all(app, this_host, wanted, reference, bring)
         facts = bring(reference)
     if app.json:
         render.answer(facts)
@@ -156,18 +156,18 @@ def restore(
     return None
 
 
-def _stand_by(records: Records, session: str, migration: str, wanted: restore_session.Wanted) -> dict[str, Any]:
-    one = standby_flow.Standby(records, session, migration, render.beat)
+def _stand_by(this_host: Host, session: str, migration: str, wanted: restore_session.Wanted) -> dict[str, Any]:
+    one = standby_flow.Standby(this_host, session, migration, render.beat)
     try:
         known = one.wait()
         with standby_flow.Pulse(render.progress_line) as pulse:
-            return restore_flow.restore(records, session, wanted, pulse.say, known)
+            return restore_flow.restore(this_host, session, wanted, pulse.say, known)
     finally:
         one.close()
 
 
 @contextlib.contextmanager
-def _place(app: App, records: Records, host: str | None) -> Iterator[Target | None]:
+def _place(app: App, this_host: Host, host: str | None) -> Iterator[Target | None]:
     """Another host, connected and checked; None: here."""
     if host is None or host == app.config.host:
         yield None
@@ -175,12 +175,12 @@ def _place(app: App, records: Records, host: str | None) -> Iterator[Target | No
     from cmdop_migrate.migration import peers  # brings SSH along: not for those who stay here
 
     with peers.pool(app.config) as pool:
-        yield peers.partner(records, pool, host)
+        yield peers.partner(this_host, pool, host)
 
 
 def _restore_all(
     app: App,
-    records: Records,
+    this_host: Host,
     wanted: restore_session.Wanted,
     reference: str | None,
     bring: Callable[[str], dict[str, Any]],
@@ -188,7 +188,7 @@ def _restore_all(
     if reference is not None or wanted.fork is not None:
         raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
     done, failed = [], []
-    for record in references.parked(records):
+    for record in references.parked(this_host):
         try:
             done.append(bring(record.session))
         except CmdopError as error:
@@ -224,12 +224,12 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
     Examples:
       cmdop-migrate fork work experiment
     """
-    records = app.records()
-    with _place(app, records, host) as target, render.progress(app.json) as show:
+    this_host = app.this_host()
+    with _place(app, this_host, host) as target, render.progress(app.json) as show:
         if target is None:
-            facts = snapshot_fork.fork(records, session, name, show)
+            facts = snapshot_fork.fork(this_host, session, name, show)
         else:
-            facts = remote_restore.fork(records, session, name, target, show)
+            facts = remote_restore.fork(this_host, session, name, target, show)
     if app.json:
         render.answer(facts)
     else:
@@ -252,7 +252,7 @@ def list_checkpoints(app: App, session: str | None) -> None:
     Examples:
       cmdop-migrate checkpoints ls
     """
-    found = snapshot_checkpoints.listing(app.records(), session)
+    found = snapshot_checkpoints.listing(app.this_host(), session)
     if app.json:
         render.answer({"checkpoints": found})
         return
@@ -288,7 +288,7 @@ def show_checkpoint(app: App, checkpoint: str) -> None:
     Examples:
       cmdop-migrate checkpoints show 3f9c
     """
-    facts = snapshot_checkpoints.show(app.records(), checkpoint)
+    facts = snapshot_checkpoints.show(app.this_host(), checkpoint)
     if app.json:
         render.answer(facts)
         return
@@ -306,7 +306,7 @@ def verify_checkpoint(app: App, checkpoint: str | None) -> None:
     Examples:
       cmdop-migrate checkpoints verify
     """
-    results = snapshot_checkpoints.verify(app.records(), checkpoint)
+    results = snapshot_checkpoints.verify(app.this_host(), checkpoint)
     bad = [one for one in results if one["problem"]]
     if app.json and not bad:
         render.answer({"verified": results})
@@ -333,7 +333,7 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
     """
     if keep_last is None and keep_within is None and not drop:
         raise Usage("nothing says what to keep", "For example: --keep-last 3 --keep-within 7d")
-    result = snapshot_prune.prune(app.records(), keep_last, keep_within, drop, dry_run)
+    result = snapshot_prune.prune(app.this_host(), keep_last, keep_within, drop, dry_run)
     if app.json:
         render.answer(result)
         return

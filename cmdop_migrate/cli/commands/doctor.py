@@ -73,8 +73,8 @@ def version(app: App, places: bool) -> None:
     """
     from cmdop_migrate.migration import compatibility  # people who ask for the version alone need not wait for it
 
-    records = app.records(keeping=False) if os.geteuid() == 0 else None
-    facts = compatibility.facts(app.config, records, places)
+    this_host = app.this_host(keeping=False) if os.geteuid() == 0 else None
+    facts = compatibility.facts(app.config, this_host, places)
     if app.json:
         render.answer(facts)
         return

@@ -51,10 +51,10 @@ def drain(app: App, dry_run: bool, **options: Any) -> int:
     """
     wanted = Wanted(**options)
     if dry_run:
-        _show_schedule(app, flow.dry_run(app.records(keeping=False), wanted))
+        _show_schedule(app, flow.dry_run(app.this_host(keeping=False), wanted))
         return 0
     with stopping.on_signals() as stop, render.progress(app.json) as show:
-        facts = flow.drain(app.records(), wanted, app.global_flags(), stop, _teller(app, show))
+        facts = flow.drain(app.this_host(), wanted, app.global_flags(), stop, _teller(app, show))
     error = _stayed(facts)
     if app.json:
         render.answer({**facts, **({"error": render.error_facts(error)} if error else {})})
@@ -161,7 +161,7 @@ def undrain(app: App, bring_back: bool, parallel: int, accept: tuple[str, ...]) 
 
     with stopping.on_signals() as stop:
         wanted = back.Wanted(bring_back, parallel, accept)
-        facts = back.undrain(app.records(), wanted, app.global_flags(), stop, tell)
+        facts = back.undrain(app.this_host(), wanted, app.global_flags(), stop, tell)
     error = None
     if facts["failed"]:
         words = "; ".join(f"{one['name']} ({one.get('why', '')})" for one in facts["failed"])

@@ -46,7 +46,7 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
       cmdop-migrate hosts add host-b 10.0.0.2
       cmdop-migrate hosts add host-b 10.0.0.2:2222 --user admin --sudo --jump gate
     """
-    records = app.records(keeping=False)
+    this_host = app.this_host(keeping=False)
     inventory = peers.inventory(app.config)
     if inventory.is_written(name):
         raise Usage(f"host {name!r} is in the config file", "Change it there, or add it under another name.")
@@ -68,7 +68,7 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
     if wanted is not None and key.fingerprint != wanted:
         raise _other_key(target, key, wanted)
     inventory.add(entry)
-    records.events.emit("host_added", name=name, address=target.shown, key=key.fingerprint)
+    this_host.events.emit("host_added", name=name, address=target.shown, key=key.fingerprint)
     facts = {**target.to_json(), "fingerprint": key.fingerprint}
     if app.json:
         render.answer(facts)
@@ -131,9 +131,9 @@ def check_host(app: App, name: str) -> int:
     Examples:
       cmdop-migrate hosts check host-b
     """
-    records = app.records()
+    this_host = app.this_host()
     with peers.pool(app.config) as pool:
-        facts = peers.examine(records, pool, name)
+        facts = peers.examine(this_host, pool, name)
     if app.json:
         render.answer(facts)
     else:
@@ -158,12 +158,12 @@ def remove_host(app: App, name: str) -> None:
     Examples:
       cmdop-migrate hosts rm host-b
     """
-    records = app.records(keeping=False)
+    this_host = app.this_host(keeping=False)
     inventory = peers.inventory(app.config)
     target = inventory.find(name)
     inventory.remove(name)
     peers.forget_key(app.config, target)
-    records.events.emit("host_removed", name=name)
+    this_host.events.emit("host_removed", name=name)
     if app.json:
         render.answer({"removed": name})
     else:

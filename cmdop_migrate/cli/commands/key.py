@@ -40,7 +40,7 @@ def show_key(app: App) -> None:
     Examples:
       cmdop-migrate key show
     """
-    app.records()
+    app.this_host()
     _say_key(app, resources.open_keys(app.config))
 
 
@@ -55,7 +55,7 @@ def export_key(app: App) -> None:
     Examples:
       cmdop-migrate key export | ssh host-b cmdop-migrate key import
     """
-    app.records()
+    app.this_host()
     if app.json:
         raise Usage("keys do not go into JSON", "Pipe it: cmdop-migrate key export | ssh HOST cmdop-migrate key import")
     if sys.stdout.isatty():
@@ -73,7 +73,7 @@ def import_key(app: App, keep_current: bool) -> None:
     Examples:
       cmdop-migrate key import < FILE
     """
-    app.records()
+    app.this_host()
     if sys.stdin.isatty():
         render.note("Paste what key export printed, then press Ctrl-D.")
     text = sys.stdin.buffer.read(1 << 20).decode(errors="replace")  # whatever it is, it is said to be no key
@@ -89,5 +89,5 @@ def rotate_key(app: App) -> None:
     Examples:
       cmdop-migrate key rotate
     """
-    app.records()
+    app.this_host()
     _say_key(app, keys.rotate(app.config.key_file))

@@ -15,7 +15,7 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
 from cmdop_migrate.host import discard, leases, references
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Seen
 from cmdop_migrate.model import is_session_id
@@ -49,7 +49,7 @@ def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
         os.close(ready_fd)
 
     try:
-        agent_flow.serve(app.records(keeping=False), until_idle, say)
+        agent_flow.serve(app.this_host(keeping=False), until_idle, say)
     except CmdopError as error:
         say(error)
         raise
@@ -70,8 +70,8 @@ def show_lease(app: App, session: str) -> None:
     Examples:
       cmdop-migrate lease show work
     """
-    records = app.records()
-    _, seen = _seen(records, session)
+    this_host = app.this_host()
+    _, seen = _seen(this_host, session)
     facts = _facts(seen)
     if app.json:
         render.answer(facts)
@@ -94,26 +94,26 @@ def break_lease(app: App, session: str, yes: bool) -> None:
     Examples:
       cmdop-migrate lease break work
     """
-    records = app.records()
+    this_host = app.this_host()
     store = leases.open_store(app.config)
     try:
-        ident, seen = _seen(records, session, discard.SURE)
+        ident, seen = _seen(this_host, session, discard.SURE)
     except LeaseNewer:
         raise
     except LeaseUnreadable as error:
-        ident, before = _ident(records, session, discard.SURE), None
+        ident, before = _ident(this_host, session, discard.SURE), None
         _confirm(app, yes, [error.message, "A new lease will be written. If a host runs it, two copies may run."])
-        after = leases.write_anew(store, records, ident, references.manifests(records, ident))
+        after = leases.write_anew(store, this_host, ident, references.manifests(this_host, ident))
     else:
         before = seen.record.host
         if seen.record.state == "held":
             who = f"{session} is held by {before} (token {seen.record.token})."
             _confirm(app, yes, [who, "If that host is alive, two copies will run, and both may act on the outside."])
-        answer = store.force_break(ident, app.config.host, records.instance())
+        answer = store.force_break(ident, app.config.host, this_host.instance())
         if isinstance(answer, Lost):
             raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
         after = answer.record
-    records.events.emit("lease_broken", ident, token=after.token, before=before)
+    this_host.events.emit("lease_broken", ident, token=after.token, before=before)
     if app.json:
         render.answer({"holder": None, "token": after.token, "ttl_s": 0, "state": after.state})
     else:
@@ -130,20 +130,20 @@ def _confirm(app: App, yes: bool, words: list[str]) -> None:
     click.confirm("Is its host dead for certain?", abort=True, err=True)
 
 
-def _ident(records: Records, reference: str, shortest: int = 1) -> str:
+def _ident(this_host: Host, reference: str, shortest: int = 1) -> str:
     """The id of a session of this host, or of one in the store, or a whole id."""
     try:
-        return records.find(reference).session
+        return this_host.find(reference).session
     except SessionNotFound:
-        found = references.session_of(records, reference, shortest)
+        found = references.session_of(this_host, reference, shortest)
         if found is None and not is_session_id(reference):
             raise _unknown(reference) from None
         return found or reference
 
 
-def _seen(records: Records, reference: str, shortest: int = 1) -> tuple[str, Seen]:
-    ident = _ident(records, reference, shortest)
-    seen = leases.open_store(records.config).inspect(ident)
+def _seen(this_host: Host, reference: str, shortest: int = 1) -> tuple[str, Seen]:
+    ident = _ident(this_host, reference, shortest)
+    seen = leases.open_store(this_host.config).inspect(ident)
     if seen is None:
         raise _unknown(reference)
     return ident, seen

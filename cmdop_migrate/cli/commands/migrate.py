@@ -53,9 +53,9 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
     """
     if host == app.config.host:
         raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
-    records = app.records()
+    this_host = app.this_host()
     wanted = migrate_flow.Wanted(**options)
-    migrate_flow.check(records, session, wanted)  # what cannot be meant is said before anybody is called
+    migrate_flow.check(this_host, session, wanted)  # what cannot be meant is said before anybody is called
     if report is not None and not (os.access(report.absolute().parent, os.W_OK) and not report.is_dir()):
         raise Usage(f"cannot write {report}", "Name a file in a directory that exists.")
     title = f"{session} to {host}"
@@ -64,7 +64,7 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
         def tell(one: Report) -> None:
             show(one.words, one.done, one.eta_s, one.to_json())
 
-        facts = migrate_flow.migrate(records, session, peers.partner(records, pool, host), wanted, tell)
+        facts = migrate_flow.migrate(this_host, session, peers.partner(this_host, pool, host), wanted, tell)
     if report is not None:
         try:
             report.write_text(report_page.page(facts), encoding="utf-8")
@@ -91,9 +91,9 @@ def resume(app: App, migration: str | None) -> int:
     Examples:
       cmdop-migrate resume
     """
-    records = app.records()
+    this_host = app.this_host()
     with peers.pool(app.config) as pool, render.progress(app.json) as show:
-        done, failed = resume_flow.resume(records, migration, lambda name: peers.partner(records, pool, name), show)
+        done, failed = resume_flow.resume(this_host, migration, lambda name: peers.partner(this_host, pool, name), show)
     if failed and not done and len(failed) == 1:
         raise failed[0][1]
     error = _unknown(done, failed) if failed else None

@@ -43,10 +43,10 @@ def plan(app: App, session: str, host: str | None, carry: Any, accept: tuple[str
       cmdop-migrate plan work
       cmdop-migrate plan work --to host-b
     """
-    records = app.records()
-    with render.progress(app.json) as show, flow.host(records, host) as target:
+    this_host = app.this_host()
+    with render.progress(app.json) as show, flow.host(this_host, host) as target:
         show("looking")
-        answer = flow.plan(records, session, target, carry, accept)
+        answer = flow.plan(this_host, session, target, carry, accept)
     if app.json:
         render.answer(answer.to_json())
     else:
@@ -93,7 +93,7 @@ def facts(app: App, asked: BinaryIO) -> None:
     data = asked.read(MAX_ASK)
     try:
         ask = Ask.from_json(json.loads(data))
-        found = gather_host_facts.gather(app.records(keeping=False), ask)
+        found = gather_host_facts.gather(app.this_host(keeping=False), ask)
     except (ValueError, ImageRefused) as error:
         raise Usage(f"not a question about a host: {error}", "It is asked by: cmdop-migrate plan --to HOST") from error
     render.answer(found.to_json())

@@ -30,7 +30,7 @@ def reap(app: App, idle: float, destroy: bool, dry_run: bool) -> int | None:
     if idle <= 0:
         raise Usage("--idle must be more than nothing", "For example 24h. To park all sessions, checkpoint each.")
     with render.progress(app.json) as show:
-        result = reap_flow.reap(app.records(), idle, destroy, dry_run, show)
+        result = reap_flow.reap(app.this_host(), idle, destroy, dry_run, show)
     error = _partial(result["failed"])
     if app.json:
         render.answer({**result, **({"error": render.error_facts(error)} if error else {})})

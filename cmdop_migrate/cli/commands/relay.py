@@ -218,4 +218,4 @@ def link(app: App) -> None:
     """
     from cmdop_migrate.gateway import link_main
 
-    link_main.serve(app.records(keeping=False))
+    link_main.serve(app.this_host(keeping=False))

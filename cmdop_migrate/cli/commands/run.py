@@ -61,7 +61,7 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
     """
     if not detach and not app.json and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise Usage("no terminal to attach to", "Start it in the background with: run -d")
-    records = app.records()
+    this_host = app.this_host()
     rows, cols = attach.size_of(sys.stdout.fileno())
     wish = run_flow.Wish(command=argv, name=name, rows=rows, cols=cols, **options)
     record, told = run_flow.run(app.config, wish)
@@ -77,7 +77,7 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
     else:
         from cmdop_migrate.cli.commands.attach import attach_to
 
-        attach_to(records, record.session, actor_name(None), False, None)
+        attach_to(this_host, record.session, actor_name(None), False, None)
 
 
 @click.command()
@@ -104,9 +104,9 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
             all_hosts as host_all_hosts,  # brings stores and keys along, which a plain ls does not need
         )
 
-        found = host_all_hosts.list_all(app.records())
+        found = host_all_hosts.list_all(app.this_host())
     else:
-        found = talk.list_all(app.records())
+        found = talk.list_all(app.this_host())
     drained = draining.read(app.config.state_dir)
     if app.json:
         render.answer({"sessions": found, **({"draining": asdict(drained)} if drained else {})})
@@ -161,7 +161,7 @@ def show(app: App, session: str) -> None:
       cmdop-migrate show work
       cmdop-migrate show work --json | jq -r '.files[].path'
     """
-    facts = talk.show(app.records(), session)
+    facts = talk.show(app.this_host(), session)
     if app.json:
         render.answer(facts)
         return
@@ -231,7 +231,7 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         number = signals.Signals(int(name)) if name.isdecimal() else signals.Signals[_signal_name(name)]
     except (KeyError, ValueError):
         raise Usage(f"no such signal: {name}", "For example TERM, INT, HUP or KILL.") from None
-    result = host_kill.kill(app.records(), session, number, grace)
+    result = host_kill.kill(app.this_host(), session, number, grace)
     if app.json:
         render.answer(result)
     elif result.get("removed"):

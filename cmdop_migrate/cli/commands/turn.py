@@ -54,7 +54,7 @@ def turn(
         result = client.turn(where, session, host_turn.Asked(do, where.credential.claims.name, wait=wait, **options))
     else:
         asked = host_turn.Asked(do, actor_name(actor), wait=wait, **options)
-        result = host_turn.turn(app.records(), session, asked)
+        result = host_turn.turn(app.this_host(), session, asked)
     if app.json:
         render.answer(result)
         return
@@ -97,10 +97,10 @@ def inputs(app: App, session: str, verify: bool) -> int:
       cmdop-migrate inputs work --json | jq -r '.inputs[] | select(.gate == "refused")'
       cmdop-migrate inputs work --verify
     """
-    records = app.records()
-    record = records.find(session)
+    this_host = app.this_host()
+    record = this_host.find(session)
     if verify:
-        verdict = journal.verify(records, record)
+        verdict = journal.verify(this_host, record)
         if app.json:
             render.answer({"session": record.session, **journal.verdict_json(verdict)})
         elif verdict.ok:
@@ -109,7 +109,7 @@ def inputs(app: App, session: str, verify: bool) -> int:
             for broken in verdict.breaks:
                 render.line(f"{record.name}: {broken.problem}")
         return 0 if verdict.ok else journal.BROKEN
-    found = journal.journal(records, record)
+    found = journal.journal(this_host, record)
     if app.json:
         render.answer({"session": record.session, "inputs": list(found)})
         return 0

@@ -34,13 +34,13 @@ class ChunkTable:
     """Append-only. Not locked: the owner serialises changes."""
 
     def __init__(self) -> None:
-        self.records = bytearray()
+        self.this_host = bytearray()
         self.packs: list[str] = []
         self._pack_numbers: dict[str, int] = {}
         self._slots = array("I", bytes(4 * 1024))  # open addressing; 0 is free, else number + 1
 
     def __len__(self) -> int:
-        return len(self.records) // RECORD.size
+        return len(self.this_host) // RECORD.size
 
     def pack_number(self, pack: str) -> int:
         number = self._pack_numbers.get(pack)
@@ -51,12 +51,12 @@ class ChunkTable:
 
     def find(self, ident: bytes) -> int:
         """The number of the chunk, or -1."""
-        slots, records = self._slots, self.records
+        slots, this_host = self._slots, self.this_host
         mask = len(slots) - 1
         at = int.from_bytes(ident[:8], "little") & mask
         while number := slots[at]:
             start = (number - 1) * RECORD.size
-            if records.startswith(ident, start):
+            if this_host.startswith(ident, start):
                 return number - 1
             at = (at + 1) & mask
         return -1
@@ -66,29 +66,29 @@ class ChunkTable:
         number = len(self)
         if (number + 1) * 3 > len(self._slots) * 2:
             self._grow()
-        self.records += RECORD.pack(ident, place.pack, place.offset, place.length, place.size)
+        self.this_host += RECORD.pack(ident, place.pack, place.offset, place.length, place.size)
         self._enter(ident, number)
         return number
 
     def set_place(self, number: int, place: Place) -> None:
         _PLACE.pack_into(
-            self.records, number * RECORD.size + ID_BYTES, place.pack, place.offset, place.length, place.size
+            self.this_host, number * RECORD.size + ID_BYTES, place.pack, place.offset, place.length, place.size
         )
 
     def ident(self, number: int) -> bytes:
         start = number * RECORD.size
-        return bytes(self.records[start : start + ID_BYTES])
+        return bytes(self.this_host[start : start + ID_BYTES])
 
     def place(self, number: int) -> Place:
-        return Place(*_PLACE.unpack_from(self.records, number * RECORD.size + ID_BYTES))
+        return Place(*_PLACE.unpack_from(self.this_host, number * RECORD.size + ID_BYTES))
 
     def row(self, number: int) -> tuple[bytes, int, int, int, int]:
         """(id, pack number, offset, length, size)."""
-        return RECORD.unpack_from(self.records, number * RECORD.size)
+        return RECORD.unpack_from(self.this_host, number * RECORD.size)
 
     def rows(self) -> Iterator[tuple[bytes, int, int, int, int]]:
         """Of all, in order."""
-        return RECORD.iter_unpack(self.records)
+        return RECORD.iter_unpack(self.this_host)
 
     def part(self, numbers: Iterable[int], pack: int) -> bytes:
         """Records of these chunks, all in the pack of that number, for `encode`. Left out: what has no place yet."""
@@ -96,7 +96,7 @@ class ChunkTable:
         return b"".join(RECORD.pack(ident, pack, *place) for ident, _, *place in rows if place[1])
 
     def encode(self) -> bytes:
-        return encode(self.packs, self.records)
+        return encode(self.packs, self.this_host)
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> ChunkTable:
@@ -113,8 +113,8 @@ class ChunkTable:
             table.pack_number(view[at : at + PACK_ID_BYTES].hex())
         if len(table.packs) != packs:
             raise ValueError("a pack is named twice")
-        table.records += view[start:]
-        for pack, offset, length, size in _PLACES.iter_unpack(table.records):
+        table.this_host += view[start:]
+        for pack, offset, length, size in _PLACES.iter_unpack(table.this_host):
             if pack >= packs or length < OVERHEAD or offset + length > PACK_SIZE or not 0 < size <= MAX_CHUNK:
                 raise ValueError("a chunk lies outside of any pack")
             if length > size + OVERHEAD:
@@ -125,7 +125,7 @@ class ChunkTable:
     def copy(self) -> ChunkTable:
         """Another one with the same content."""
         made = ChunkTable()
-        made.records, made.packs = self.records[:], self.packs[:]
+        made.this_host, made.packs = self.this_host[:], self.packs[:]
         made._pack_numbers, made._slots = self._pack_numbers.copy(), self._slots[:]
         return made
 
@@ -139,22 +139,22 @@ class ChunkTable:
 
     def _grow(self) -> None:
         """Room for as many again. ValueError when a chunk is there twice."""
-        count, records = len(self), self.records
+        count, this_host = len(self), self.this_host
         size = 1024
         while size < count * 2:
             size *= 2
         slots, mask = array("I", bytes(4 * size)), size - 1
-        for number, (start,) in enumerate(_STARTS.iter_unpack(records), 1):
+        for number, (start,) in enumerate(_STARTS.iter_unpack(this_host), 1):
             at = start & mask
             while other := slots[at]:
-                ident = records[(number - 1) * RECORD.size : (number - 1) * RECORD.size + ID_BYTES]
-                if records.startswith(ident, (other - 1) * RECORD.size):
+                ident = this_host[(number - 1) * RECORD.size : (number - 1) * RECORD.size + ID_BYTES]
+                if this_host.startswith(ident, (other - 1) * RECORD.size):
                     raise ValueError("a chunk is named twice")
                 at = (at + 1) & mask
             slots[at] = number
         self._slots = slots
 
 
-def encode(packs: Sequence[str], records: bytes | bytearray) -> bytes:
+def encode(packs: Sequence[str], this_host: bytes | bytearray) -> bytes:
     """A table, as `ChunkTable.decode` reads it."""
-    return _COUNTS.pack(len(packs), len(records) // RECORD.size) + bytes.fromhex("".join(packs)) + records
+    return _COUNTS.pack(len(packs), len(this_host) // RECORD.size) + bytes.fromhex("".join(packs)) + this_host

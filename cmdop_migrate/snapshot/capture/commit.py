@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from cmdop_migrate.errors import Blocked, LeaseUnreachable
 from cmdop_migrate.host import leases
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
@@ -27,14 +27,14 @@ class Commit:
 
     def __init__(
         self,
-        records: Records,
+        this_host: Host,
         record: Record,
         channel: Channel,
         phases: Phases,
         leave_running: bool,
         hand_over: Callable[[Manifest], None] | None,
     ) -> None:
-        self._records, self._record, self._channel, self._phases = records, record, channel, phases
+        self._this_host, self._record, self._channel, self._phases = this_host, record, channel, phases
         self._leave_running, self._hand_over = leave_running, hand_over
         self.in_doubt = False  # it may be parked: nobody may thaw it on our word
         self.handed = False  # whoever settles the move thaws it, if it stays, and tells so
@@ -43,8 +43,8 @@ class Commit:
         """Fenced, LeaseUnreachable: not committed, or (`in_doubt`) not known."""
         if self._hand_over is not None:
             self._hand_over(manifest)
-        store = leases.open_store(self._records.config)
-        lease = leases.prove(store, self._records, self._record)
+        store = leases.open_store(self._this_host.config)
+        lease = leases.prove(store, self._this_host, self._record)
         if self._leave_running:
             self._check(store.commit_checkpoint(lease, manifest.checkpoint))
             return

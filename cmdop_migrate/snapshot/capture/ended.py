@@ -7,22 +7,22 @@ import time
 from cmdop_migrate.errors import Blocked, CmdopError
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
 
 DYING, DEAD = 0.3, 2.0  # seconds until a session that is ending has ended, and until its holder has noted that
 
 
-def reason(records: Records, record: Record) -> CmdopError | None:
+def reason(this_host: Host, record: Record) -> CmdopError | None:
     """Find out why a session is no longer there, which is the true reason of many a failed checkpoint. None when it
     lives."""
     began = time.monotonic()
     while True:
-        records.sweep()
-        after = records.load(record.session)
+        this_host.sweep()
+        after = this_host.load(record.session)
         if after is None or after.phase != "live":
             return talk.over(after or record)
-        seems_alive = cgroup.is_populated(records.cgroup(record.session))
+        seems_alive = cgroup.is_populated(this_host.cgroup(record.session))
         if time.monotonic() > began + (DYING if seems_alive else DEAD):
             return None
         time.sleep(0.02)

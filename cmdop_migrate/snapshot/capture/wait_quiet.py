@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from cmdop_migrate import log, units
 from cmdop_migrate.errors import Blocked, CmdopError, CriuFailed
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.snapshot.capture import dump_checks
 
 # Waited for without being asked: a session that was frozen just as a program started another one.
@@ -32,18 +32,18 @@ class Patient(Protocol):
 
 
 W = TypeVar("W", bound=Patient)
-Attempt = Callable[[Records, str, W, Progress], R]
+Attempt = Callable[[Host, str, W, Progress], R]
 
 
 def retried(attempt: Attempt[W, R]) -> Callable[..., R]:
     """Wrap a checkpoint: an attempt that fails for a passing reason is made again until the time given is over."""
 
     @functools.wraps(attempt)
-    def until_quiet(records: Records, reference: str, wanted: W, progress: Progress = lambda _: None) -> R:
+    def until_quiet(this_host: Host, reference: str, wanted: W, progress: Progress = lambda _: None) -> R:
         began, pause = time.monotonic(), SHORTEST
         while True:
             try:
-                return attempt(records, reference, wanted, progress)
+                return attempt(this_host, reference, wanted, progress)
             except (Blocked, CriuFailed) as error:
                 moment = START if isinstance(error, Blocked) and error.check == STARTING else 0.0
                 until = began + max(wanted.wait_quiet, moment)
@@ -51,25 +51,25 @@ def retried(attempt: Attempt[W, R]) -> Callable[..., R]:
                     raise _waited(error, time.monotonic() - began, wanted.wait_quiet) from None
                 _log.info("waiting: %s", error.message.partition("\n")[0])
                 progress("waiting")
-            wait(records, reference, until, pause)
+            wait(this_host, reference, until, pause)
             pause = min(2 * pause, LONGEST)  # a failed dump froze the session: not many times a second
 
     return until_quiet
 
 
-def settle(records: Records, reference: str, seconds: float) -> None:
+def settle(this_host: Host, reference: str, seconds: float) -> None:
     """Wait until nothing passing is in the way of a checkpoint, for so many seconds at most."""
-    wait(records, reference, time.monotonic() + seconds, 0.0)
+    wait(this_host, reference, time.monotonic() + seconds, 0.0)
 
 
-def wait(records: Records, reference: str, until: float, pause: float) -> None:
+def wait(this_host: Host, reference: str, until: float, pause: float) -> None:
     """Look again and again, until nothing passing is in the way or the time (of the monotonic clock) has come. One
     that does not pass ends the waiting: the next attempt reports it. `pause`: before the first look."""
     while time.monotonic() < until:
         time.sleep(min(pause, max(0.0, until - time.monotonic())))
         pause = min(max(2 * pause, SHORTEST), LONGEST)
-        record = records.find(reference)
-        found = dump_checks.blockers(records.cgroup(record.session), record)
+        record = this_host.find(reference)
+        found = dump_checks.blockers(this_host.cgroup(record.session), record)
         if not found or not all(one.passing for one in found):
             return
 

@@ -24,7 +24,7 @@ from cmdop_migrate.criu.terminal import controlling_tty
 from cmdop_migrate.errors import CriuFailed
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import resources
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.run import holder_order
 from cmdop_migrate.images.files import file_table, stat_cache, unpack
 from cmdop_migrate.images.read.reader import Image
@@ -53,13 +53,13 @@ class Remake:
     never_hangs_up = False
 
     def __init__(
-        self, records: Records, phases: Phases, criu: Criu, image: Image, record: Record, directory: Path, lock: int
+        self, this_host: Host, phases: Phases, criu: Criu, image: Image, record: Record, directory: Path, lock: int
     ) -> None:
-        self.records, self.config, self.phases = records, records.config, phases
+        self.this_host, self.config, self.phases = this_host, this_host.config, phases
         self.criu, self.image, self.record = criu, image, record
         self.directory, self.lock = directory, lock
         self.images = directory / "images"
-        self.group = records.cgroup(record.session)
+        self.group = this_host.cgroup(record.session)
         self.terminal = image_checks.terminal(image)
         self.before: Link | None = image_checks.record(image.manifest).link
         self.brought = host_files.Brought()
@@ -125,7 +125,7 @@ class Remake:
         """Start a holder and, as its child, CRIU, once the files are laid out. Unless the holder has adopted the
         session by the end of the block, both end and nothing of the tree is left."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = holder_order(self.config, self.records, self.record) | {
+        order = holder_order(self.config, self.this_host, self.record) | {
             "mode": "restore",
             "fresh_until": fresh_until,
             "worker": list(self.criu.argv),

@@ -21,7 +21,7 @@ from cmdop_migrate.errors import CmdopError, Unexpected
 from cmdop_migrate.holder import cgroup, start
 from cmdop_migrate.host import hooks, leases, talk
 from cmdop_migrate.host.hook_process import Outcome
-from cmdop_migrate.host.host import Records
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Held, LeaseStore
@@ -53,7 +53,7 @@ class Wanted:
 class Restorer(Protocol):
     """Who brings it back: what was asked, and who hears how it goes."""
 
-    records: Records
+    this_host: Host
     wanted: Wanted
     phases: Phases
     began: float
@@ -77,7 +77,7 @@ class Incarnation(Remake):
         host_leases: LeaseStore,
         lease: Held,
     ) -> None:
-        super().__init__(parent.records, parent.phases, criu, image, record, directory, lock)
+        super().__init__(parent.this_host, parent.phases, criu, image, record, directory, lock)
         self.parent, self.leases, self.lease = parent, host_leases, lease
         self.runs_from = 0.0
         self.deadline = adoption.Deadline(record.name, self.group)
@@ -136,10 +136,10 @@ class Incarnation(Remake):
                 starter.close()
             told.result()
         if self.lost is not None and not self._ended_by_itself():
-            self.records.note("memory_lost", self.record.session, reason=str(self.lost))
+            self.this_host.note("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
         if whole:
-            self.records.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
+            self.this_host.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
         if not self.parent.wanted.lazy:
             self._say_done()
 
@@ -170,7 +170,7 @@ class Incarnation(Remake):
 
     def _ended_by_itself(self) -> bool:
         """A program that was done before all of its memory was there has lost nothing."""
-        after = self.records.load(self.record.session)
+        after = self.this_host.load(self.record.session)
         return after is not None and after.phase == "exited"
 
     def _abandon(self, starter: Starter) -> None:
@@ -256,13 +256,13 @@ class Incarnation(Remake):
         with self.phases.phase("hooks"):
             for event in (hooks.TOKEN, hooks.POST_RESTORE):
                 facts = {"reason": reason, "closed_connections": self.outside, **hosts}
-                self.told += hooks.run(self.records, event, record, **facts)
+                self.told += hooks.run(self.this_host, event, record, **facts)
         if done:
             self._say_done()
 
     def _say_done(self) -> None:
         manifest = self.image.manifest
-        self.records.note(
+        self.this_host.note(
             "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
             name=self.record.name, parent=self.record.parent, phases=self.phases.seconds,
             carried=len(self.brought.carried), grown=len(self.brought.grown), boottime=round(self.runs_from, 6),
@@ -283,6 +283,6 @@ class Incarnation(Remake):
                 "hooks": [one.to_json() for one in self.told],
                 "took_s": round(clock.boottime() - self.parent.began, 6),
                 "ran_at": round(self.runs_from, 6),
-                "printed_at": talk.printed_at(self.records, self.record.session),
+                "printed_at": talk.printed_at(self.this_host, self.record.session),
             }
         )
