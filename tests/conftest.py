@@ -1,4 +1,4 @@
-"""What every test may use; `host` is a host of the test's own (tests/hosts.py)."""
+"""What every test may use; `host` is a host of the test's own (tests/support/host.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.hosts import Host, a_host
+from tests.support.host import Host, a_host
 
 CAP_SYS_RESOURCE = 24
 # A busy machine is no finding.

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from cmdop_migrate.holder import cgroup
-from tests.servers import S3Server, seaweed
+from tests.support.servers import S3Server, seaweed
 
 STORES = ("file", "s3")
 _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")

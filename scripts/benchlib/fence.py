@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from cmdop_migrate.session.holder_client import Channel
-from tests.hosts import Host, a_host
+from tests.support.host import Host, a_host
 
 BAR_MS = 50.0
 PROGRAMS = {"idle": ("sleep", "100000"), "busy": ("bash", "-c", "while :; do :; done")}

@@ -18,7 +18,7 @@ from cmdop_migrate.host import resources
 from scripts.benchlib import common, rivals
 from scripts.benchlib.imagereport import bars, tables
 from scripts.benchlib.moves import Stores, Subject
-from tests.hosts import CM, Host, a_host, until
+from tests.support.host import CM, Host, a_host, until
 
 MEMORY = Path("/dev/shm")
 SETTLE = 3.0  # after the first command that used S3 the ready process loads what that needs

@@ -25,8 +25,8 @@ def _store(kind: str, tmp: Path) -> Iterator[object]:
     from cmdop_migrate.lease.memory import MemoryRegister
     from cmdop_migrate.lease.registry import open_lease
     from cmdop_migrate.lease.store import LeaseStore
-    from tests.etcds import etcd
-    from tests.servers import seaweed
+    from tests.support.etcd_server import etcd
+    from tests.support.servers import seaweed
 
     if kind == "memory":
         yield LeaseStore(MemoryRegister())

@@ -24,9 +24,9 @@ from cmdop_migrate.host import resources
 from scripts.benchlib import common, rivals
 from scripts.benchlib.common import Bar, median, show
 from scripts.benchlib.moves import NAME, Subject
-from tests.hosts import CM
-from tests.moves import World, two
-from tests.servers import S3Server
+from tests.support.host import CM
+from tests.support.host_pair import World, two
+from tests.support.servers import S3Server
 
 MEMORY = Path("/dev/shm")
 CHANGE_EVERY = 25  # lines, of 5 ms and more: then a session that is sent ahead rewrites its working set, 5 %

@@ -18,8 +18,8 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.snapshot.mounts import shared_mounts
 from cmdop_migrate.storage.registry import open_store
 from scripts.benchlib import common, rivals, stream
-from tests.hosts import CM, Host, until
-from tests.servers import S3Server
+from tests.support.host import CM, Host, until
+from tests.support.servers import S3Server
 
 NAME = "subject"
 _TICK = re.compile(r"^t \d+ (\d+\.\d+)\r?$", re.MULTILINE)

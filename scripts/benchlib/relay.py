@@ -21,8 +21,8 @@ from cmdop_migrate.relay.credentials import Credential, b64
 from cmdop_migrate.relay.frames import Frame, Kind
 from cmdop_migrate.session.holder_client import Channel
 from scripts.benchlib import common
-from tests.relayed import Linked, linked
-from tests.relays import ARelay, a_relay
+from tests.support.relay_server import ARelay, a_relay
+from tests.support.relayed_hosts import Linked, linked
 
 PER_CREDENTIAL = 50  # connections; a relay lets 64
 AT_ONCE = 16

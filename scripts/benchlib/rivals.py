@@ -22,7 +22,7 @@ from cmdop_migrate.criu.install.find import Criu
 from cmdop_migrate.holder import cgroup
 from scripts.benchlib import common
 from tests.integration.criu_session import Session
-from tests.servers import S3Server
+from tests.support.servers import S3Server
 
 PAYLOAD = Path(__file__).with_name("payload.py")
 

@@ -12,7 +12,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate.images.format import keys
 from scripts.lablib.boot import HOME, PATH, Room
 from scripts.lablib.model import SSH_PORT, LabSpec, NodeSpec
-from tests.servers import ACCESS_KEY, SECRET_KEY
+from tests.support.servers import ACCESS_KEY, SECRET_KEY
 
 PROJECT = Path(__file__).resolve().parents[2]
 CRIU = f"{settings.DEFAULT_STATE_DIR}/criu"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from scripts.lablib.boot import Room
 from scripts.lablib.model import BUCKET, ETCD_PEER_PORT, ETCD_PORT, S3_PORTS, SSH_PORT, LabSpec, LabTrouble, NodeSpec
-from tests.etcds import Member
-from tests.servers import S3Server, prepare_seaweed, weed_binary
+from tests.support.etcd_server import Member
+from tests.support.servers import S3Server, prepare_seaweed, weed_binary
 
 WEED = "/run/weed"
 READY_WITHIN = 30.0

@@ -16,9 +16,9 @@ from cmdop_migrate.storage.memory import MemoryStore
 from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store
 from cmdop_migrate.storage.retry import RetryStore
-from tests.etcds import Cluster, etcd
-from tests.proxy import Proxy
-from tests.servers import S3Server, seaweed
+from tests.support.etcd_server import Cluster, etcd
+from tests.support.faulty_proxy import Proxy
+from tests.support.servers import S3Server, seaweed
 
 
 @pytest.fixture(scope="session")

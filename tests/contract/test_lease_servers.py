@@ -27,9 +27,9 @@ from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 from cmdop_migrate.storage.registry import s3_place
 from cmdop_migrate.storage.s3client import S3Limits
-from tests.etcds import Cluster, etcd
-from tests.proxy import Proxy
-from tests.servers import S3Server
+from tests.support.etcd_server import Cluster, etcd
+from tests.support.faulty_proxy import Proxy
+from tests.support.servers import S3Server
 
 
 def held(answer: object) -> Held:

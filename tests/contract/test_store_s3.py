@@ -18,8 +18,8 @@ from cmdop_migrate.storage.registry import open_store, s3_place
 from cmdop_migrate.storage.retry import Policy, RetryStore
 from cmdop_migrate.storage.s3 import S3Store
 from cmdop_migrate.storage.s3client import S3Limits
-from tests.proxy import Proxy
-from tests.servers import S3Server
+from tests.support.faulty_proxy import Proxy
+from tests.support.servers import S3Server
 
 BIG = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts
 SOME = bytes(range(256)) * (4 << 12)  # 4 MiB: one PUT

@@ -37,9 +37,9 @@ from cmdop_migrate import config
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
-from tests import readies
 from tests.crash.witness import Witness, show
-from tests.hosts import Host, a_host, open_files, until
+from tests.support import fork_server
+from tests.support.host import Host, a_host, open_files, until
 
 VICTIMS = ("command", "fork", "unit", "agent", "criu", "guard")
 SETTLE = 60.0  # seconds in which a session must run again after a kill
@@ -127,7 +127,7 @@ class Campaign:
         """Start a checkpoint, and yield it as soon as the session is frozen: CRIU is about to enter it."""
         self.log.unlink(missing_ok=True)  # of one that was killed
         cgroup.create(self.unit)
-        with readies.begun(self.host, "checkpoint", self.session.name, "--leave-running") as command:
+        with fork_server.begun(self.host, "checkpoint", self.session.name, "--leave-running") as command:
             with contextlib.suppress(ProcessLookupError):
                 cgroup.join(self.unit, command.pid)
             end = time.monotonic() + SETTLE
@@ -173,7 +173,7 @@ class Campaign:
         if victim == "command":
             return [psutil.Process(command.pid)]
         if victim == "fork":
-            return readies.forks(self.host) or [psutil.Process(command.pid)]
+            return fork_server.forks(self.host) or [psutil.Process(command.pid)]
         if victim == "agent":
             agent = self.host.agent_pid()
             return [psutil.Process(agent)] if agent is not None else []

@@ -15,7 +15,7 @@ import pytest
 from cmdop_migrate.holder import cgroup
 from tests.conftest import CAP_SYS_RESOURCE, has_capability
 from tests.crash.witness import Witness, dumping, find, finished, gone, show, stopped
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 STEPS = (
     "prepare",

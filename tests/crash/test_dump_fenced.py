@@ -15,7 +15,7 @@ import pytest
 
 from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, dumping, finished, gone
-from tests.hosts import Host, a_host, until
+from tests.support.host import Host, a_host, until
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 
 from tests.crash.test_migrate_killed import kill, restorers, settled
 from tests.crash.witness import LARGE, Witness
-from tests.hosts import CM, until
-from tests.moves import World, two
-from tests.servers import seaweed
+from tests.support.host import CM, until
+from tests.support.host_pair import World, two
+from tests.support.servers import seaweed
 
 SLOW = "6MiB"  # a second: the upload lasts for several
 

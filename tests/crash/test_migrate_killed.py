@@ -23,10 +23,10 @@ import pytest
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.util.timings import TEST_STOP
 from tests.crash.witness import Witness, show
-from tests.etcds import etcd
-from tests.hosts import CM, Host, open_files, processes, until
-from tests.moves import World, two
-from tests.servers import seaweed
+from tests.support.etcd_server import etcd
+from tests.support.host import CM, Host, open_files, processes, until
+from tests.support.host_pair import World, two
+from tests.support.servers import seaweed
 
 # Where it stands, and where that is. Up to "commit" the lease is the source's.
 STEPS = {

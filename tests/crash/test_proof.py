@@ -16,7 +16,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.model import Record
 from cmdop_migrate.snapshot import proof
 from tests.crash.witness import LARGE, Witness, finished, gone, stopped
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 AT_FIRST_INSTRUCTION = "prove:complete"
 

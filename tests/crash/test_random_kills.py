@@ -14,7 +14,7 @@ from cmdop_migrate.holder import cgroup
 from tests.crash import random_kills
 from tests.crash.random_kills import Campaign, criu_of
 from tests.crash.witness import show
-from tests.hosts import Host, a_host, until
+from tests.support.host import Host, a_host, until
 
 BLOB = "CRIUMFD"  # the mapping of CRIU's code
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from tests.crash.witness import LARGE, Witness, find, finished, gone, show, stopped
-from tests.hosts import CM, Host, a_host, until
-from tests.ptys import Pty
+from tests.support.host import CM, Host, a_host, until
+from tests.support.pty_client import Pty
 
 BEFORE = ("choose", "fetch", "files", "holder")
 STANDING = ("images", "restore", "pre-resume", "resumed")  # a holder is there; the session has not run yet

@@ -16,8 +16,8 @@ import pytest
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, finished, gone, stopped
-from tests.hosts import Host, a_host, until
-from tests.readies import lives
+from tests.support.fork_server import lives
+from tests.support.host import Host, a_host, until
 
 TTL = 2.0
 

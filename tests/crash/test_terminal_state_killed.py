@@ -11,8 +11,8 @@ import pytest
 
 from cmdop_migrate.holder import cgroup, stopped_jobs
 from tests.crash.witness import Witness, dumping, finished, gone, stopped
-from tests.hosts import Host, until
-from tests.program import Program
+from tests.support.host import Host, until
+from tests.support.program_session import Program
 
 # Large enough that the dump can be stopped while it reads memory.
 HOLDS_DEV_TTY = (

@@ -25,7 +25,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 SMALL, LARGE = 2, 40  # MiB; what is larger than 32 has its memory served behind it
 _PROGRAM = """

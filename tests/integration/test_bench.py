@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.hosts import PROJECT
+from tests.support.host import PROJECT
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="sessions need root")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.benchlib import common, imagereport
-from tests.hosts import PROJECT
+from tests.support.host import PROJECT
 
 
 @pytest.mark.slow

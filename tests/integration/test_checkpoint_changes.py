@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import disks
 from tests.crash.witness import finished, stopped
-from tests.hosts import Host
+from tests.support import disk
+from tests.support.host import Host
 
 WATCHER = """
 import ctypes, os, select, sys
@@ -78,7 +78,7 @@ for line in sys.stdin:
 @pytest.mark.parametrize("who", ["ann", "dev"])
 def test_what_is_written_through_memory_on_another_mount_comes_along(host: Host, tmp_path: Path, who: str) -> None:
     """No time stamp tells of the second write: its page was writable already. A home, say, and somebody called dev."""
-    with disks.tmpfs(tmp_path / "home", 1 << 20) as home:
+    with disk.tmpfs(tmp_path / "home", 1 << 20) as home:
         (home / who).mkdir()
         host.start(sys.executable, "-c", MAPPER, str(home / who / "db"), name="m")
         host.wait_for("m", "it maps")
@@ -106,7 +106,7 @@ for line in sys.stdin:
 
 def test_a_file_of_the_host_on_another_mount_must_be_the_same(host: Host, tmp_path: Path) -> None:
     """As on the first one: what a session has open must not be another file when it comes back."""
-    with disks.tmpfs(tmp_path / "home", 1 << 20) as home:
+    with disk.tmpfs(tmp_path / "home", 1 << 20) as home:
         (home / "data").write_text("as it was")
         host.start(sys.executable, "-c", READER, str(home / "data"), name="m")
         host.wait_for("m", "it has it")

@@ -23,7 +23,7 @@ from cmdop_migrate.images.store import catalog
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
 from tests.crash.witness import Witness
-from tests.hosts import Host, a_host
+from tests.support.host import Host, a_host
 
 WRAPPER = """#!/bin/sh
 case "$1" in swrk|lazy-pages) echo "$@" >> {log};; esac

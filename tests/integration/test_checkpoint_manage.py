@@ -19,8 +19,8 @@ import pytest
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.util.timings import TEST_STOP
 from tests.crash.witness import Witness, finished, stopped
-from tests.hosts import CM, Host, pair, until
-from tests.servers import seaweed
+from tests.support.host import CM, Host, pair, until
+from tests.support.servers import seaweed
 
 
 def test_ls_show_and_prune(host: Host) -> None:

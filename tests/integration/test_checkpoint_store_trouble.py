@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.crash.witness import LARGE, Witness, family, finished, stopped
-from tests.disks import fill, tmpfs
-from tests.hosts import Host, open_files, processes, until
-from tests.proxy import Proxy
-from tests.servers import S3Server, free_ports, seaweed
+from tests.support.disk import fill, tmpfs
+from tests.support.faulty_proxy import Proxy
+from tests.support.host import Host, open_files, processes, until
+from tests.support.servers import S3Server, free_ports, seaweed
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import browsers
-from tests.hosts import Host
-from tests.program import Program
+from tests.support import browser as support_browser
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 # Starts the browser, and evaluates each line typed to it in its page; the connection is kept.
 DRIVER = r"""
@@ -58,9 +58,9 @@ FLAGS = (
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(browsers.program() is None, reason="no Chromium: scripts/setup --test")
+@pytest.mark.skipif(support_browser.program() is None, reason="no Chromium: scripts/setup --test")
 def test_headless_chromium_keeps_its_page_through_two_rounds(host: Host, tmp_path: Path) -> None:
-    found = browsers.program()
+    found = support_browser.program()
     assert found is not None
     words = (found, *FLAGS, "--host-resolver-rules=MAP * ~NOTFOUND", "about:blank")
     with Program(host, sys.executable, "-c", DRIVER, *words) as browser:

@@ -24,7 +24,7 @@ from cmdop_migrate.criu.image import pagemap, watched_paths
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.criu.lazy.pager import Pager
 from cmdop_migrate.errors import CriuFailed, ImageRefused, TimedOut
-from tests.hosts import until
+from tests.support.host import until
 
 # Fills SIZE MiB, then counts; every so often it proves that its memory is what it was.
 PROGRAM = """

@@ -15,9 +15,9 @@ import pytest
 
 import cmdop_migrate
 from cmdop_migrate.host.resources import TEST_STOP
-from tests import fences
-from tests.drains import World, several
-from tests.hosts import CM, PROJECT, Host, until
+from tests.support import fenced_sessions
+from tests.support.host import CM, PROJECT, Host, until
+from tests.support.host_group import World, several
 
 SCRIPTS = PROJECT / "scripts"
 
@@ -67,7 +67,7 @@ def log(host: Host, script: str) -> str:
 
 def test_a_night_of_maintenance(world: World) -> None:
     a = world["host-a"]
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     out = said(cron(a, "checkpoint-all"))
     assert out == "checkpoint-all: ok: 1 saved\n"
     assert "cron" in a.ok("checkpoints", "ls")
@@ -79,12 +79,12 @@ def test_a_night_of_maintenance(world: World) -> None:
     out = said(first)
     assert out.startswith("drain-maintenance: ok: host-a: 1 moved, in ") and out.count("\n") == 1, out
     assert "w: moved to host-b" in log(a, "drain-maintenance")
-    fences.counts_on(world["host-b"], session)
+    fenced_sessions.counts_on(world["host-b"], session)
     assert said(cron(a, "drain-maintenance", "--quiet-ok")) == ""  # nothing to do, nothing to say
     assert said(cron(a, "undrain-maintenance")) == (
         "undrain-maintenance: ok: host-a: sessions are accepted again; 1 back\n"
     )
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert said(cron(a, "reap-idle", "--idle", "1h")) == "reap-idle: ok: 0 idle sessions\n"
     (a.dir / "default").write_text('REAP_OPTIONS="--idle nothing"\n')
     out = said(cron(a, "reap-idle", "--quiet-ok"), 2)
@@ -109,8 +109,8 @@ def test_what_cannot_be_done_is_said_in_one_line(world: World) -> None:
     hook = a.dir / "no"
     hook.write_text("#!/bin/sh\nexit 1\n")
     hook.chmod(0o755)
-    fences.counter(a, "stays", "--hook", f"pre-freeze={hook}")
-    fences.counter(a, "goes")
+    fenced_sessions.counter(a, "stays", "--hook", f"pre-freeze={hook}")
+    fenced_sessions.counter(a, "goes")
     out = said(cron(a, "checkpoint-all", "--quiet-ok"), 10)
     assert out.startswith("checkpoint-all: NOT DONE (exit 10): 1 saved, 1 not: stays (") and out.count("\n") == 1
     (a.state / "log/cron-drain-maintenance.log").write_text("old\n" * 400_000)

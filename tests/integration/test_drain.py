@@ -23,9 +23,9 @@ from cmdop_migrate.drain.drain_options import Wanted
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.util.signals import Stop
-from tests import fences
-from tests.drains import World, several
-from tests.hosts import CM, Host, until
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, until
+from tests.support.host_group import World, several
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def lists(facts: dict[str, Any]) -> dict[str, list[str]]:
 def test_there_and_back(tmp_path: Path) -> None:
     with several(tmp_path, "host-a", "host-b", "host-c") as world:
         a = world["host-a"]
-        sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3", "w4")}
+        sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3", "w4")}
         plan = a.cm_json("drain", "--dry-run", "--to", "host-b,host-c", "--deadline", "2m")
         assert len(plan["schedule"]) == 4 and {one["how"] for one in plan["schedule"]} == {"move"}
         assert not (a.state / "draining.json").exists()
@@ -81,7 +81,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert sorted(one["to"] for one in facts["moved"]) == ["host-b", "host-b", "host-c", "host-c"]
         assert facts["deadline_kept"]
         for one in facts["moved"]:
-            fences.counts_on(world[one["to"]], one["session"])
+            fenced_sessions.counts_on(world[one["to"]], one["session"])
             assert world.where(one["session"]) == [one["to"]]
         a.assert_clean(ended=True)
         gone, on, parked, _ = facts["moved"]
@@ -93,7 +93,7 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert [one["session"] for one in facts["ended"]] == [gone["session"]] and facts["away"] == []
         assert {one["session"] for one in facts["restored"]} == {*sessions.values()} - {gone["session"]}
         for one in facts["restored"]:
-            fences.counts_on(a, one["session"])
+            fenced_sessions.counts_on(a, one["session"])
             assert world.where(one["session"]) == ["host-a"]
         assert a.cm_json("undrain", "--bring-back")["restored"] == []  # once is enough
         for one in facts["restored"]:  # these hosts share a network: an address of one may have come along
@@ -111,7 +111,7 @@ def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) ->
     a.fails("drain", "--park", "--to", "host-b", status=2, code="usage")
     a.fails("drain", "--bandwidth", "1KiB", status=2, code="usage")
     a.fails("undrain", "--bring-back", "--accept", "nothing", status=2, code="usage")
-    fences.counter(a)
+    fenced_sessions.counter(a)
     command = str(world.dir / "cm-host-a")
     where = (world.sshds["host-a"].address, "--user", "root", "--key", str(world.dir / "login"), "--command", command)
     a.ok("hosts", "add", "again", *where, "--yes")
@@ -123,7 +123,7 @@ def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) ->
     assert "undrain" in error["hint"]
     assert a.cm_json("ls")["draining"]["drain"]
     assert "drained" in a.ok("doctor") and "being drained" in a.cm("ls").stderr.decode()
-    fences.counter(world["host-b"])
+    fenced_sessions.counter(world["host-b"])
     error = world["host-b"].fails("migrate", "w", "--to", "host-a", status=4, code="blocked")
     assert "host-a is being drained" in error["message"]
     world["host-b"].ok("checkpoint", "w")
@@ -155,8 +155,8 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     stubborn = a.dir / "no"
     stubborn.write_text("#!/bin/sh\necho not now; exit 1\n")
     stubborn.chmod(0o755)
-    fences.counter(a, "stays", "--hook", f"pre-freeze={stubborn}")
-    fences.counter(a, "parks")
+    fenced_sessions.counter(a, "stays", "--hook", f"pre-freeze={stubborn}")
+    fenced_sessions.counter(a, "parks")
     world.sshds["host-b"].stop()
     done = a.cm("--json", "drain", "--to", "host-b", "--parallel", "2")
     facts = json.loads(done.stdout)
@@ -164,7 +164,7 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     assert lists(facts) == {"moved": [], "parked": ["parks"], "failed": ["stays"], "left": []}
     assert facts["parked"][0]["why"] == "no host to move it to" and not facts["targets"][0]["ok"]
     assert "not now" in facts["failed"][0]["why"] and "stays" in facts["error"]["message"]
-    fences.counts_on(a, facts["failed"][0]["session"])
+    fenced_sessions.counts_on(a, facts["failed"][0]["session"])
     error = a.fails("restore", "parks", status=4, code="blocked")
     assert "being drained" in error["message"]
     world.sshds["host-b"].start()
@@ -182,7 +182,7 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
     assert lists(facts) == {"moved": [], "parked": ["parks", "stays"], "failed": [], "left": []}, facts
     facts = a.cm_json("undrain", "--bring-back")
     for one in facts["restored"]:
-        fences.counts_on(a, one["session"])
+        fenced_sessions.counts_on(a, one["session"])
     for pid in (world.dir / "hang").read_text().split():
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)
@@ -190,7 +190,7 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
 
 def test_two_at_once_and_a_polite_end(world: World) -> None:
     a = world["host-a"]
-    sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3")}
+    sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3")}
     with draining(a, "--parallel", "1", **{TEST_STOP: "migrate:begin ship"}) as first:
         (child,) = until(lambda: stopped(first), 30, "a move stands still")
         error = a.fails("drain", status=4, code="blocked")
@@ -203,7 +203,7 @@ def test_two_at_once_and_a_polite_end(world: World) -> None:
     assert first.returncode == 10 and len(facts["moved"]) == 1 and len(facts["left"]) == 2, facts
     assert {one["why"] for one in facts["left"]} == {"interrupted"}
     for one in facts["left"]:
-        fences.counts_on(a, one["session"])
+        fenced_sessions.counts_on(a, one["session"])
     facts = a.cm_json("drain", "--bandwidth", "20MiB", timeout=120)
     assert len(facts["moved"]) == 2, facts
     assert all(world.where(session) == ["host-b"] for session in sessions.values())
@@ -211,7 +211,7 @@ def test_two_at_once_and_a_polite_end(world: World) -> None:
 
 def test_killed_and_run_again(world: World) -> None:
     a = world["host-a"]
-    sessions = {name: fences.counter(a, name) for name in ("w1", "w2", "w3")}
+    sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3")}
     with draining(a, **{TEST_STOP: "migrate:begin ship"}) as first:
         both = until(lambda: len(found := stopped(first)) == 2 and found, 30, "two moves stand still")
         first.kill()
@@ -226,7 +226,7 @@ def test_killed_and_run_again(world: World) -> None:
     facts = json.loads(out)
     assert lists(facts) == {"moved": ["w1", "w2", "w3"], "parked": [], "failed": [], "left": []}, facts
     for session in sessions.values():
-        fences.counts_on(world["host-b"], session)
+        fenced_sessions.counts_on(world["host-b"], session)
         assert world.where(session) == ["host-b"]
     a.assert_clean(ended=True)
 
@@ -235,7 +235,7 @@ def test_a_test_that_is_cut_off_leaves_no_move_that_stands_still(tmp_path: Path)
     """Whoever started the move is gone, and nobody is left to continue it: as when the suite is told to end."""
     with pytest.raises(KeyboardInterrupt), several(tmp_path, "host-a", "host-b") as world:
         a = world["host-a"]
-        fences.counter(a)
+        fenced_sessions.counter(a)
         with draining(a, **{TEST_STOP: "migrate:begin ship"}) as drain:
             (child,) = until(lambda: stopped(drain), 30, "a move stands still")
             drain.kill()
@@ -247,12 +247,12 @@ def test_a_test_that_is_cut_off_leaves_no_move_that_stands_still(tmp_path: Path)
 def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
     """It is neither here nor away, until the agent has asked its lease."""
     a = world["host-a"]
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
     with draining(a, **{TEST_STOP: "migrate:begin restore"}) as drain:
         (child,) = until(lambda: stopped(drain), 30, "a move stands still")
-        with fences.halted(agent):
+        with fenced_sessions.halted(agent):
             child.kill()
             time.sleep(2)
             assert drain.poll() is None, drain.communicate()
@@ -266,13 +266,13 @@ def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
 def test_one_whose_hand_over_failed_is_not_taken_up_as_if_for_the_first_time(world: World) -> None:
     """The lease store goes away in the middle of it, and is there again: the session is back, and next it is parked."""
     a = world["host-a"]
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     with draining(a, **{TEST_STOP: "checkpoint:committing"}) as drain:
         (child,) = until(lambda: stopped(drain), 30, "its move stands still")
-        with fences.away(world.dir / "lease"):
+        with fenced_sessions.away(world.dir / "lease"):
             child.resume()
             until(lambda: not psutil.pid_exists(child.pid), 60, "it gives up")
-            assert fences.record(a, session)["phase"] == "handing"
+            assert fenced_sessions.record(a, session)["phase"] == "handing"
         (child,) = until(lambda: [*stopped(drain), *stopped(drain, "checkpoint")], 60, "it is taken up again")
         assert "checkpoint" in child.cmdline()
         child.resume()
@@ -287,7 +287,7 @@ def test_one_whose_hand_over_failed_is_not_taken_up_as_if_for_the_first_time(wor
 def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> None:
     """Told thrice to stop, a drain leaves what is under way to itself; it may go yet."""
     a = world["host-a"]
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     with draining(a, **{TEST_STOP: "migrate:begin restore"}) as drain:
         (child,) = until(lambda: stopped(drain), 30, "a move stands still")
         while drain.poll() is None:
@@ -301,7 +301,7 @@ def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> No
     facts = a.cm_json("undrain", "--bring-back")
     assert [one["name"] for one in facts["restored"]] == ["w"], facts
     assert world.where(session) == ["host-a"]
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_what_is_still_on_its_way_is_not_said_to_be_back(
     world: World, word: str, step: str, options: tuple[str, ...]
 ) -> None:
     a = world["host-a"]
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     with draining(a, *options, **{TEST_STOP: f"{word}:{step}"}) as drain:
         (child,) = until(lambda: stopped(drain, word), 30, "it stands still")
         drain.kill()
@@ -325,7 +325,7 @@ def test_what_is_still_on_its_way_is_not_said_to_be_back(
     until(lambda: not psutil.pid_exists(child.pid) and world.where(session) == where, 30, "it went")
     facts = a.cm_json("undrain", "--bring-back")
     assert [one["name"] for one in facts["restored"]] == ["w"], facts
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
@@ -333,7 +333,7 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
 ) -> None:
     """Both moves stand still, and hear nothing."""
     a = world["host-a"]
-    sessions = {name: fences.counter(a, name) for name in ("w1", "w2")}
+    sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2")}
     for key, value in a.env(**{TEST_STOP: "migrate:begin ship"}).items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(runner, "OVERTIME", 1.0)
@@ -354,7 +354,7 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     a.cm("resume")
     for session in sessions.values():
         assert world.where(session) == ["host-a"]
-        fences.counts_on(a, session)
+        fenced_sessions.counts_on(a, session)
     facts = a.cm_json("drain", timeout=120)
     assert lists(facts) == {"moved": ["w1", "w2"], "parked": [], "failed": [], "left": []}, facts
 
@@ -363,7 +363,7 @@ def test_a_target_that_goes_away(tmp_path: Path) -> None:
     with several(tmp_path, "host-a", "host-b", "host-c") as world:
         a = world["host-a"]
         for name in ("w1", "w2", "w3"):
-            fences.counter(a, name)
+            fenced_sessions.counter(a, name)
         with draining(a, "--parallel", "2", **{TEST_STOP: "migrate:begin ship"}) as drain:
             until(lambda: len(stopped(drain)) == 2, 30, "two moves stand still, one to each")
             world.sshds["host-b"].stop()
@@ -378,7 +378,7 @@ def test_a_target_that_goes_away(tmp_path: Path) -> None:
         assert drain.returncode == 0, (facts, said)
         assert {one["to"] for one in facts["moved"]} == {"host-c"} and len(facts["moved"]) == 3, facts
         for one in facts["moved"]:
-            fences.counts_on(world["host-c"], one["session"])
+            fenced_sessions.counts_on(world["host-c"], one["session"])
             assert world.where(one["session"]) == ["host-c"]
         a.assert_clean(ended=True)
 

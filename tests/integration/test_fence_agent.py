@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import fences
-from tests.hosts import CM, PROJECT, Host, a_host, until
+from tests.support import fenced_sessions
+from tests.support.host import CM, PROJECT, Host, a_host, until
 
 MANY = 100
 
@@ -26,18 +26,18 @@ def quick(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_one_agent_a_host_that_ends_cleanly_and_is_picked_up_again(quick: Host) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     first = quick.agent_pid()
     assert first is not None
     quick.fails("agent", status=4, code="blocked")
     quick.kill_agent(signal.SIGTERM)
     assert not (quick.run / "metrics.prom").exists()
-    fences.counts_on(quick, session)  # it did not touch it
+    fenced_sessions.counts_on(quick, session)  # it did not touch it
     own = subprocess.Popen([*CM, "agent"], env=quick.env(), cwd="/", start_new_session=True)
     try:
         until(lambda: quick.agent_pid() == own.pid, 10, "the agent by hand")
         time.sleep(4)
-        fences.counts_on(quick, session)
+        fenced_sessions.counts_on(quick, session)
         assert quick.agent_pid() == own.pid
         quick.ok("kill", "w")
         time.sleep(2)
@@ -54,7 +54,7 @@ def test_agent_on_demand_leaves_when_nothing_is_left(quick: Host) -> None:
     assert quick.agent_pid() is not None
     quick.ok("kill", session)
     until(lambda: quick.agent_pid() is None, 15, "it leaves")
-    assert fences.lease(quick, session)["state"] == "free"
+    assert fenced_sessions.lease(quick, session)["state"] == "free"
     assert not (quick.run / "metrics.prom").exists()
 
 
@@ -87,11 +87,11 @@ def test_run_while_the_agent_is_leaving(quick: Host) -> None:
         time.sleep(0.08 * number)
     session = quick.start("sleep", "1000", options=("--net", "host"))["session"]
     time.sleep(4)
-    assert not fences.is_frozen(quick, session) and quick.agent_pid() is not None
+    assert not fenced_sessions.is_frozen(quick, session) and quick.agent_pid() is not None
 
 
 def test_metrics(quick: Host) -> None:
-    fences.counter(quick)
+    fenced_sessions.counter(quick)
     wanted = re.compile(r"^cmdop_migrate_renewals_total [3-9]", re.M)
     until(lambda: wanted.search((quick.run / "metrics.prom").read_text()), 15, "renewals are counted")
     text = (quick.run / "metrics.prom").read_text()
@@ -103,25 +103,25 @@ def test_metrics(quick: Host) -> None:
 
 def test_unreadable_record_of_a_session_that_lives(quick: Host) -> None:
     """The agent knows what it was; above all it does not give its lease away."""
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     path = quick.state / "sessions" / session / "session.json"
     good = path.read_bytes()
     time.sleep(2)  # the agent looks several times a second: by now it knows it
     path.write_bytes(b"{")
     time.sleep(5)
-    assert not fences.is_frozen(quick, session)
+    assert not fenced_sessions.is_frozen(quick, session)
     path.write_bytes(good)
-    assert fences.lease(quick, session)["holder"] == quick.name
-    fences.counts_on(quick, session)
+    assert fenced_sessions.lease(quick, session)["holder"] == quick.name
+    fenced_sessions.counts_on(quick, session)
 
 
 def test_stray_file_among_the_sessions(quick: Host) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     stray = quick.state / "sessions" / "stray"
     stray.write_text("x")
     try:
         time.sleep(4)
-        fences.counts_on(quick, session)
+        fenced_sessions.counts_on(quick, session)
         assert quick.sessions()[0]["state"] == "running"
     finally:
         stray.unlink()
@@ -137,7 +137,7 @@ def test_a_hundred_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
     with a_host(tmp_path, ttl="3s") as host:
         host.sessions()
-        records = fences.records(host)
+        records = fenced_sessions.records(host)
         store = open_store(records.config)
         spec = Spec(("true",), "/", "root", ())
         for number in range(MANY):
@@ -161,12 +161,12 @@ def test_a_hundred_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             records.forget(session)
         (host.run / "metrics.prom").unlink()
     with capsys.disabled():
-        print(f"\n  a round of {MANY} renewals, sqlite: {fences.percentile(took, 0.5) * 1000:.1f} ms")
+        print(f"\n  a round of {MANY} renewals, sqlite: {fenced_sessions.percentile(took, 0.5) * 1000:.1f} ms")
     assert max(took) < 1.0 and oldest > 0
 
 
 def test_agent_memory(quick: Host, capsys: pytest.CaptureFixture[str]) -> None:
-    fences.counter(quick)
+    fenced_sessions.counter(quick)
     pid = quick.agent_pid()
     time.sleep(3)
     rss = int(re.findall(r"^VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.M)[0]) / 1024

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.clock import boottime
-from tests import fences
-from tests.hosts import CM, Host, a_host, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, a_host, until
+from tests.support.pty_client import Pty
 
 LATE_MS = 1000.0  # generous: this machine may be busy. scripts/benchlib/fence.py measures
 
@@ -28,42 +28,42 @@ def quick(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_agent_killed_frozen_by_the_deadline_and_goes_on_with_the_next_agent(quick: Host) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     time.sleep(1)
     quick.kill_agent()
-    fenced = fences.wait_event(quick, session, "fenced", 5)
+    fenced = fenced_sessions.wait_event(quick, session, "fenced", 5)
     assert 0 <= fenced["late_ms"] < LATE_MS
-    stood = fences.stands_still(quick, session)
+    stood = fenced_sessions.stands_still(quick, session)
     (row,) = quick.sessions()  # any command brings an agent
     assert row["state"] in ("fenced", "running")
-    fences.wait_event(quick, session, "unfenced", 10)
-    assert fences.counts_on(quick, session) >= stood
+    fenced_sessions.wait_event(quick, session, "unfenced", 10)
+    assert fenced_sessions.counts_on(quick, session) >= stood
     assert quick.agent_pid() is not None
 
 
 def test_agent_stopped_and_continued(quick: Host) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     agent = quick.agent_pid()
     assert agent is not None
-    with fences.halted(agent):
-        assert fences.wait_event(quick, session, "fenced", 5)["late_ms"] < LATE_MS
-        fences.stands_still(quick, session)
-    fences.wait_event(quick, session, "unfenced", 10)
-    fences.counts_on(quick, session)
+    with fenced_sessions.halted(agent):
+        assert fenced_sessions.wait_event(quick, session, "fenced", 5)["late_ms"] < LATE_MS
+        fenced_sessions.stands_still(quick, session)
+    fenced_sessions.wait_event(quick, session, "unfenced", 10)
+    fenced_sessions.counts_on(quick, session)
 
 
 def test_lease_store_away_and_back(quick: Host) -> None:
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     agent = quick.agent_pid()
-    with fences.away(quick.dir / "lease"):
-        assert fences.wait_event(quick, session, "fenced", 8)["late_ms"] < LATE_MS
-        assert "lease" in fences.wait_event(quick, session, "lease_unsure", 8)["reason"]
-        fences.stands_still(quick, session)
+    with fenced_sessions.away(quick.dir / "lease"):
+        assert fenced_sessions.wait_event(quick, session, "fenced", 8)["late_ms"] < LATE_MS
+        assert "lease" in fenced_sessions.wait_event(quick, session, "lease_unsure", 8)["reason"]
+        fenced_sessions.stands_still(quick, session)
         assert quick.agent_pid() == agent  # it waits for the store; nobody has to come by
         quick.fails("run", "-d", "--", "true", status=6, code="lease_unreachable")
-    fences.wait_event(quick, session, "unfenced", 15)
-    fences.counts_on(quick, session)
+    fenced_sessions.wait_event(quick, session, "unfenced", 15)
+    fenced_sessions.counts_on(quick, session)
     assert quick.agent_pid() == agent
 
 
@@ -71,25 +71,25 @@ def test_lease_store_that_lost_everything_stops_the_session_and_does_not_kill_it
     """An empty directory where the store was, a mount that is missing: nobody took over."""
     lease = quick.dir / "lease"
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{lease}/lease.db"
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     lease.rename(quick.dir / "lease.away")
-    fences.wait_event(quick, session, "fenced", 8)
-    fences.stands_still(quick, session)
+    fenced_sessions.wait_event(quick, session, "fenced", 8)
+    fenced_sessions.stands_still(quick, session)
     empty = quick.dir / "lease.empty"
     if lease.exists():
         lease.rename(empty)
     (quick.dir / "lease.away").rename(lease)
-    fences.wait_event(quick, session, "unfenced", 15)
-    fences.counts_on(quick, session)
+    fenced_sessions.wait_event(quick, session, "unfenced", 15)
+    fenced_sessions.counts_on(quick, session)
 
 
 def test_clients_are_told_why(quick: Host) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     agent = quick.agent_pid()
     assert agent is not None
     with Pty([*quick.prefix, *ATTACH], quick.env()) as early:
         early.expect(b"n 5")
-        with fences.halted(agent):
+        with fenced_sessions.halted(agent):
             early.expect(b"it stands still: its lease was not renewed in time", 10)
             assert quick.sessions()[0]["state"] == "fenced"
             with Pty([*quick.prefix, *ATTACH], quick.env()) as late:
@@ -109,40 +109,42 @@ def test_a_fenced_session_is_killed_without_another_step(quick: Host) -> None:
     until(lambda: "n 3" in quick.output("w"), 10, "it counts")
     agent = quick.agent_pid()
     assert agent is not None
-    with fences.halted(agent):
-        fences.wait_event(quick, session, "fenced", 8)
+    with fenced_sessions.halted(agent):
+        fenced_sessions.wait_event(quick, session, "fenced", 8)
         quick.ok("kill", "w")
     assert "goodbye" not in quick.output("w")
     assert quick.sessions()[0]["state"] == "exited"
 
 
 def test_two_sessions_one_holder_hung_the_other_goes_on(quick: Host) -> None:
-    stuck, fine = fences.counter(quick, "stuck"), fences.counter(quick, "fine")
-    with fences.halted(quick.holder(stuck)):
+    stuck, fine = fenced_sessions.counter(quick, "stuck"), fenced_sessions.counter(quick, "fine")
+    with fenced_sessions.halted(quick.holder(stuck)):
         time.sleep(5)
-        fences.counts_on(quick, fine)
+        fenced_sessions.counts_on(quick, fine)
         assert not [one for one in quick.events(fine) if one["event"] == "fenced"]
         metrics = (quick.run / "metrics.prom").read_text()
         assert "cmdop_migrate_sessions 2" in metrics
-    fences.counts_on(quick, stuck)
+    fenced_sessions.counts_on(quick, stuck)
 
 
 @pytest.mark.parametrize("which", ["the agent that knows it", "another, started meanwhile"])
 def test_stopped_holder_is_stood_in_for_while_the_store_is_away(quick: Host, which: str) -> None:
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     time.sleep(1)  # the agent has renewed it
     with contextlib.ExitStack() as stack:
-        with fences.away(quick.dir / "lease"), fences.halted(quick.holder(session)):
+        with fenced_sessions.away(quick.dir / "lease"), fenced_sessions.halted(quick.holder(session)):
             began = boottime()
             if which != "the agent that knows it":
                 quick.kill_agent()
                 stack.enter_context(an_agent(quick))
-            assert not fences.is_frozen(quick, session)
-            until(lambda: fences.is_frozen(quick, session), 10, "it stands still, though its holder does nothing")
-            assert fences.since(began) < 2.0 + LATE_MS / 1000  # its TTL
-        fences.wait_event(quick, session, "unfenced", 15)
-        fences.counts_on(quick, session)
+            assert not fenced_sessions.is_frozen(quick, session)
+            until(
+                lambda: fenced_sessions.is_frozen(quick, session), 10, "it stands still, though its holder does nothing"
+            )
+            assert fenced_sessions.since(began) < 2.0 + LATE_MS / 1000  # its TTL
+        fenced_sessions.wait_event(quick, session, "unfenced", 15)
+        fenced_sessions.counts_on(quick, session)
 
 
 @contextlib.contextmanager
@@ -160,12 +162,12 @@ def test_self_fence_delay_of_many(tmp_path: Path, capsys: pytest.CaptureFixture[
     with a_host(tmp_path, ttl="3s") as host:
         sessions = [host.start("sleep", "1000", options=("--net", "host"))["session"] for _ in range(12)]
         host.kill_agent()
-        late = [fences.wait_event(host, one, "fenced", 10)["late_ms"] for one in sessions]
-        until(lambda: all(fences.is_frozen(host, one) for one in sessions), 5, "all frozen")
+        late = [fenced_sessions.wait_event(host, one, "fenced", 10)["late_ms"] for one in sessions]
+        until(lambda: all(fenced_sessions.is_frozen(host, one) for one in sessions), 5, "all frozen")
     with capsys.disabled():
         print(
-            f"\n  self-fence delay, {len(late)} sessions: p50 {fences.percentile(late, 0.5):.2f} ms, "
-            f"p99 {fences.percentile(late, 0.99):.2f} ms"
+            f"\n  self-fence delay, {len(late)} sessions: p50 {fenced_sessions.percentile(late, 0.5):.2f} ms, "
+            f"p99 {fenced_sessions.percentile(late, 0.99):.2f} ms"
         )
     assert max(late) < LATE_MS
 

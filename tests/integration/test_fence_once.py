@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import fences
-from tests.hosts import CM, Host, pair, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, pair, until
+from tests.support.pty_client import Pty
 
 ROUNDS = 6
 
@@ -28,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 def test_what_runs_or_was_restored_is_not_restored_again(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     assert "host-a" in b.fails("restore", session, status=5, code="fenced")["message"]
     assert "host-a" in a.fails("restore", "w", status=5, code="fenced")["message"]
@@ -40,8 +40,8 @@ def test_what_runs_or_was_restored_is_not_restored_again(hosts: tuple[Host, Host
     assert "has moved on" in error["message"] and "--fork" in error["hint"]
     copy = a.cm_json("restore", first, "--fork", "copy")
     assert copy["parent"] == session and copy["token"] == 1
-    fences.counts_on(a, copy["session"])
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(a, copy["session"])
+    fenced_sessions.counts_on(b, session)
 
 
 def test_the_token_can_be_read_inside_and_grows(hosts: tuple[Host, Host]) -> None:
@@ -56,7 +56,7 @@ def test_the_token_can_be_read_inside_and_grows(hosts: tuple[Host, Host]) -> Non
 
 
 def test_two_hosts_want_one_parked_session_at_the_same_moment(hosts: tuple[Host, Host]) -> None:
-    session = fences.counter(hosts[0])
+    session = fenced_sessions.counter(hosts[0])
     hosts[0].ok("checkpoint", "w")
     wins = {"host-a": 0, "host-b": 0}
     for number in range(ROUNDS):
@@ -77,17 +77,17 @@ def test_two_hosts_want_one_parked_session_at_the_same_moment(hosts: tuple[Host,
         (winner,) = [host for host in hosts if host.name == won["host"]]
         wins[winner.name] += 1
         assert [host for host in hosts if host.pids(session)] == [winner]
-        fences.counts_on(winner, session)
+        fenced_sessions.counts_on(winner, session)
         winner.ok("checkpoint", session)
     assert sum(wins.values()) == ROUNDS
 
 
 def test_a_dead_hosts_session(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w", "--leave-running")
-    saved = len(fences.numbers(a, session))
-    fences.die(a, session)
+    saved = len(fenced_sessions.numbers(a, session))
+    fenced_sessions.die(a, session)
     began = time.monotonic()
     error = b.fails("restore", session, status=5, code="fenced")
     assert "--wait" in error["hint"] and time.monotonic() - began < 10
@@ -95,7 +95,7 @@ def test_a_dead_hosts_session(hosts: tuple[Host, Host]) -> None:
         person.expect(b"host-a holds it; waiting ", 20)
         person.expect(b"running on host-b (token 2)", 30)
         assert person.wait() == 0
-    assert fences.counts_on(b, session) >= saved - 5
+    assert fenced_sessions.counts_on(b, session) >= saved - 5
     shutil.rmtree(a.run)  # A boots again
     (row,) = a.sessions()
     assert row["state"] == "exited" and "holder died" in row["note"]
@@ -106,25 +106,25 @@ def test_a_dead_hosts_session(hosts: tuple[Host, Host]) -> None:
 def test_a_session_whose_holder_died_comes_back_at_once(hosts: tuple[Host, Host]) -> None:
     """The agent lives, and says that nobody has it any more: no need to wait for anything to run out."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w", "--leave-running")
     os.kill(a.holder(session), 9)
     until(lambda: not a.pids(session), 10, "it dies with its holder")
     a.sessions()
-    until(lambda: fences.lease(a, session)["state"] == "free", 10, "the agent lets go")
+    until(lambda: fenced_sessions.lease(a, session)["state"] == "free", 10, "the agent lets go")
     b.ok("restore", session)
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 def test_one_name_two_hosts(tmp_path: Path) -> None:
     with pair(tmp_path) as (a, b):
         b.name = "host-a"
-        session = fences.counter(a)
+        session = fenced_sessions.counter(a)
         error = b.fails("run", "-d", "--", "true", status=5, code="fenced")
         assert "host-a" in error["message"] and "host" in error["hint"]
         assert b.session_dirs() == [] and b.agent_pid() is None
-        fences.counts_on(a, session)
-        fences.die(a, session)
+        fenced_sessions.counts_on(a, session)
+        fenced_sessions.die(a, session)
         b.start("sleep", "100")  # a dead one's name is free again after its TTL
         a.sessions()
         a.fails("run", "-d", "--", "true", status=5, code="fenced")
@@ -155,34 +155,34 @@ def get(directory: Path, session: str) -> bytes:
 @pytest.mark.parametrize("kind", ["garbage", "newer"])
 def test_a_lease_that_cannot_be_read(hosts: tuple[Host, Host], tmp_path: Path, kind: str) -> None:
     a, b = hosts
-    session, other = fences.counter(a), fences.counter(a, "other")
+    session, other = fenced_sessions.counter(a), fenced_sessions.counter(a, "other")
     checkpoint = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     before = get(tmp_path, session)
     newer = json.dumps({**json.loads(before), "version": 99, "more": 1}).encode()
     code = "lease_newer" if kind == "newer" else "lease_unreadable"
     put(tmp_path, session, newer if kind == "newer" else b"\x00garbage")
-    fences.wait_event(a, session, "fenced", 10)
-    assert "lease" in fences.event(a, session, "lease_unsure")["reason"]
-    fences.counts_on(a, other)
+    fenced_sessions.wait_event(a, session, "fenced", 10)
+    assert "lease" in fenced_sessions.event(a, session, "lease_unsure")["reason"]
+    fenced_sessions.counts_on(a, other)
     for command in (["lease", "show", session], ["restore", session, "--wait", "10s"]):
         b.fails(*command, status=6, code=code)
     b.fails("checkpoints", "prune", "--keep-last", "1", status=6, code=code)
     b.fails("lease", "break", session, status=6 if kind == "newer" else 2, code=code if kind == "newer" else "usage")
     if kind == "newer":
         put(tmp_path, session, before)
-        fences.wait_event(a, session, "unfenced", 10)
-        fences.counts_on(a, session)
+        fenced_sessions.wait_event(a, session, "unfenced", 10)
+        fenced_sessions.counts_on(a, session)
         return
     broken = b.cm_json("lease", "break", session, "--yes")
     assert broken["state"] == "parked" and broken["token"] > 1
-    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "exited", 10, "A learns of it")
     assert b.cm_json("restore", session)["checkpoint"] == checkpoint
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 def test_lease_show_and_break(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     checkpoint = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     shown = b.cm_json("lease", "show", "w")  # by the name it has in the store
     assert (shown["holder"], shown["token"], shown["ttl_s"], shown["state"]) == ("host-a", 1, 3.0, "held")
@@ -194,19 +194,19 @@ def test_lease_show_and_break(hosts: tuple[Host, Host]) -> None:
         person.expect(b"two copies will run")
         person.type("n\r")
         assert person.wait() != 0
-    assert fences.lease(b, session)["holder"] == "host-a"
+    assert fenced_sessions.lease(b, session)["holder"] == "host-a"
     broken = b.cm_json("lease", "break", session, "--yes")
     assert broken == {"holder": None, "token": 2, "ttl_s": 0, "state": "parked"}
-    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
-    assert "superseded" in fences.record(a, session)["exit"]["reason"]
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    assert "superseded" in fenced_sessions.record(a, session)["exit"]["reason"]
     assert b.cm_json("restore", session)["token"] == 3
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 def test_what_was_taken_over_ends_though_nothing_can_be_written_down(hosts: tuple[Host, Host]) -> None:
     """A disk that is full keeps no agent from its work: here, no event can be written."""
     a, b = hosts
-    session, other = fences.counter(a), fences.counter(a, "other")
+    session, other = fenced_sessions.counter(a), fenced_sessions.counter(a, "other")
     a.ok("checkpoint", "w", "--leave-running")
     events = a.state / "events.jsonl"
     events.unlink()
@@ -216,18 +216,18 @@ def test_what_was_taken_over_ends_though_nothing_can_be_written_down(hosts: tupl
         until(lambda: not a.pids(session), 10, "it ends at A")
     finally:
         events.rmdir()
-    until(lambda: fences.record(a, session)["phase"] == "exited", 10)
-    assert "superseded" in fences.record(a, session)["exit"]["reason"]
-    fences.counts_on(a, other)
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "exited", 10)
+    assert "superseded" in fenced_sessions.record(a, session)["exit"]["reason"]
+    fenced_sessions.counts_on(a, other)
 
 
 def test_prune_on_a_host_that_was_superseded(hosts: tuple[Host, Host]) -> None:
     """It remembers the session as ended; the one who runs it may need its checkpoint."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w", "--leave-running")
     b.ok("lease", "break", session, "--yes")
-    until(lambda: fences.record(a, session)["phase"] == "exited", 10, "A learns of it")
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "exited", 10, "A learns of it")
     first = b.cm_json("restore", session)["checkpoint"]
     kept = a.cm_json("checkpoints", "prune", "--keep-within", "0s")
     assert kept["checkpoints"] == []
@@ -238,12 +238,12 @@ def test_prune_on_a_host_that_was_superseded(hosts: tuple[Host, Host]) -> None:
     assert gone["checkpoints"] == [first]
     a.cm_json("checkpoints", "verify", last)
     b.ok("restore", session)
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 def test_all_hosts_are_listed_as_their_leases_tell(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     other = b.start("sleep", "1000", name="u")["session"]
 
     def listed(host: Host) -> dict[str, tuple[str, str, int]]:

@@ -13,9 +13,9 @@ import pytest
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.host.resources import TEST_STOP
-from tests import fences
-from tests.hosts import CM, Host, pair, until
-from tests.stamps import Stamped, assert_superseded, told_all_the_time
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, pair, until
+from tests.support.stamping_session import Stamped, assert_superseded, told_all_the_time
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_partition(hosts: tuple[Host, Host], tmp_path: Path, cut: str) -> None:
     agent = a.agent_pid()
     assert agent is not None
     b.fails("restore", session, status=5, code="fenced")
-    with fences.halted(agent):
+    with fenced_sessions.halted(agent):
         with told_all_the_time(session, a, b):
             until(lambda: len(stamped.times("did", 1)) > 3, 10, "A does what it is told")
             if cut != "agent":
@@ -44,8 +44,8 @@ def test_partition(hosts: tuple[Host, Host], tmp_path: Path, cut: str) -> None:
             error = a.fails("checkpoint", "w", status=5, code="fenced")
             assert "host-b" in error["message"]
     stamped.restored_on(b)
-    runs_from = fences.event(b, session, "restored")["boottime"]
-    assert fences.event(a, session, "fenced")["boottime"] < runs_from
+    runs_from = fenced_sessions.event(b, session, "restored")["boottime"]
+    assert fenced_sessions.event(a, session, "fenced")["boottime"] < runs_from
     for kind in ("ran", "did"):
         before, after = stamped.times(kind, 1), [one for one in stamped.times(kind, 2) if one >= runs_from]
         assert before and after and max(before) < runs_from
@@ -55,7 +55,7 @@ def test_partition(hosts: tuple[Host, Host], tmp_path: Path, cut: str) -> None:
     last = len(stamped.times("ran", 1))
     time.sleep(0.3)
     assert len(stamped.times("ran", 1)) == last and b.sessions()[0]["state"] == "running"
-    assert fences.lease(a, session)["holder"] == fences.lease(b, session)["holder"] == "host-b"
+    assert fenced_sessions.lease(a, session)["holder"] == fenced_sessions.lease(b, session)["holder"] == "host-b"
 
 
 def test_partition_with_a_stopped_holder_and_another_agent(hosts: tuple[Host, Host], tmp_path: Path) -> None:
@@ -74,11 +74,11 @@ def test_partition_with_a_stopped_holder_and_another_agent(hosts: tuple[Host, Ho
     a.kill_agent()
     agent = subprocess.Popen([*CM, "agent"], env=a.env(), stderr=subprocess.DEVNULL, cwd="/", start_new_session=True)
     try:
-        with fences.halted(holder):
+        with fenced_sessions.halted(holder):
             b.ok("restore", session, "--wait", "40s")
             until(lambda: stamped.times("ran", 2), 10, "B runs")
             time.sleep(0.5)
-            assert max(stamped.times("ran", 1)) < fences.event(b, session, "restored")["boottime"]
+            assert max(stamped.times("ran", 1)) < fenced_sessions.event(b, session, "restored")["boottime"]
         way.unlink()
         way.symlink_to("lease")
         assert_superseded(a, session)
@@ -106,19 +106,19 @@ def test_late_commit_is_refused_by_the_store(hosts: tuple[Host, Host], tmp_path:
     )
     try:
         until(lambda: Path(f"/proc/{late.pid}/stat").read_text().split()[2] == "T", 20, "it stands at commit")
-        with fences.halted(agent):
+        with fenced_sessions.halted(agent):
             b.ok("restore", session, "--wait", "40s")
             os.kill(late.pid, signal.SIGCONT)
             out, _ = late.communicate(timeout=20)
             assert late.returncode == 5, out
-            runs_from = fences.event(b, session, "restored")["boottime"]
+            runs_from = fenced_sessions.event(b, session, "restored")["boottime"]
             assert max(stamped.times("ran", 1)) < runs_from
     finally:
         late.kill()
         late.communicate()
     assert_superseded(a, session)
-    assert fences.lease(b, session)["checkpoint"] == first
-    assert fences.lease(b, session)["holder"] == "host-b"
+    assert fenced_sessions.lease(b, session)["checkpoint"] == first
+    assert fenced_sessions.lease(b, session)["holder"] == "host-b"
 
 
 @pytest.mark.parametrize("order", ["session, holder, agent", "session, agent, holder"])
@@ -133,7 +133,7 @@ def test_a_machine_that_slept(
     agent = a.agent_pid()
     assert agent is not None
     pids = {"agent": [agent], "holder": [a.holder(session)], "session": a.pids(session)}
-    with fences.halted(*(pid for part in pids.values() for pid in part)):
+    with fenced_sessions.halted(*(pid for part in pids.values() for pid in part)):
         b.ok("restore", session, "--wait", "40s")
         until(lambda: stamped.times("ran", 2), 10, "B runs")
         woken = boottime()

@@ -20,8 +20,8 @@ from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.snapshot import restore
 from cmdop_migrate.snapshot.rebuild import restore_session
-from tests import fences
-from tests.hosts import Host, pair, until
+from tests.support import fenced_sessions
+from tests.support.host import Host, pair, until
 
 
 @pytest.fixture
@@ -40,13 +40,13 @@ def patient(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 def assert_one(hosts: tuple[Host, Host], session: str, where: Host | None) -> None:
     """It has processes on that host and on no other; without one, on none, and its lease is parked."""
     assert [host for host in hosts if host.pids(session)] == ([where] if where else [])
-    found = fences.lease(where or hosts[0], session)
+    found = fenced_sessions.lease(where or hosts[0], session)
     assert (found["state"], found["holder"]) == (("held", where.name) if where else ("parked", None))
 
 
 def test_run_killed_with_the_lease_taken(hosts: tuple[Host, Host]) -> None:
     a, _ = hosts
-    fences.kill_at(a, "leased", "run", "-d", "--name", "w", "--", "sleep", "100")
+    fenced_sessions.kill_at(a, "leased", "run", "-d", "--name", "w", "--", "sleep", "100")
     assert a.sessions() == []
     a.assert_clean()
     a.start("sleep", "100", name="w")
@@ -54,20 +54,20 @@ def test_run_killed_with_the_lease_taken(hosts: tuple[Host, Host]) -> None:
 
 def test_run_killed_when_it_had_started(hosts: tuple[Host, Host]) -> None:
     a, _ = hosts
-    fences.kill_at(a, "started", "run", "-d", "--name", "w", "--", "bash", "-c", fences.COUNT)
+    fenced_sessions.kill_at(a, "started", "run", "-d", "--name", "w", "--", "bash", "-c", fenced_sessions.COUNT)
     (row,) = a.sessions()
     assert row["state"] == "running"
     time.sleep(4)  # more than a TTL: somebody renews it
-    fences.counts_on(a, row["session"])
+    fenced_sessions.counts_on(a, row["session"])
     assert_one(hosts, row["session"], a)
 
 
 @pytest.mark.parametrize("step", ["freeze", "upload", "publish", "commit", "committing"])
 def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str) -> None:
     a, _ = hosts
-    session = fences.counter(a)
-    fences.kill_at(a, step, "checkpoint", "w")
-    fences.counts_on(a, session)
+    session = fenced_sessions.counter(a)
+    fenced_sessions.kill_at(a, step, "checkpoint", "w")
+    fenced_sessions.counts_on(a, session)
     assert_one(hosts, session, a)
     a.ok("checkpoint", "w")
     assert_one(hosts, session, None)
@@ -76,29 +76,29 @@ def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str
 def test_checkpoint_killed_between_commit_and_park(patient: tuple[Host, Host]) -> None:
     """From the commit on another host may have it: here it takes not one more step, whoever was to see to that."""
     a, b = patient
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent):  # or the agent would end it before we can look
-        fences.kill_at(a, "park", "checkpoint", "w")
-        stood = fences.stands_still(a, session)
+    with fenced_sessions.halted(agent):  # or the agent would end it before we can look
+        fenced_sessions.kill_at(a, "park", "checkpoint", "w")
+        stood = fenced_sessions.stands_still(a, session)
         b.ok("restore", session)
-        assert fences.counts_on(b, session) >= stood
-        assert fences.stands_still(a, session) == stood
-    until(lambda: fences.record(a, session)["phase"] != "live", 10, "it ends at A")
+        assert fenced_sessions.counts_on(b, session) >= stood
+        assert fenced_sessions.stands_still(a, session) == stood
+    until(lambda: fenced_sessions.record(a, session)["phase"] != "live", 10, "it ends at A")
     assert_one(patient, session, b)
     a.assert_clean(ended=True)
 
 
 def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(hosts: tuple[Host, Host]) -> None:
     a, _ = hosts
-    session = fences.counter(a)
-    fences.kill_at(a, "park", "checkpoint", "w")
-    until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+    session = fenced_sessions.counter(a)
+    fenced_sessions.kill_at(a, "park", "checkpoint", "w")
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
     assert_one(hosts, session, None)
     a.assert_clean(ended=True)
     a.ok("restore", "w")
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert_one(hosts, session, a)
 
 
@@ -112,7 +112,7 @@ def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], t
     a.wait_for(session, "ready")
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent), fences.stopped_at(a, "park", "checkpoint", "w"):
+    with fenced_sessions.halted(agent), fenced_sessions.stopped_at(a, "park", "checkpoint", "w"):
         b.ok("restore", session)
         if how == "kill":
             a.ok("kill", "w")
@@ -128,26 +128,26 @@ def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], t
 def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: str, number: int) -> None:
     """It could not know that its session is parked: whoever is left, or comes next, asks the lease."""
     a, _ = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent), fences.stopped_at(a, "park", "checkpoint", "w") as (cli, standing):
+    with fenced_sessions.halted(agent), fenced_sessions.stopped_at(a, "park", "checkpoint", "w") as (cli, standing):
         os.kill(a.holder(session), number)
         until(lambda: not a.holders(session), 10, "it ends at A")
         if left == "command":
             standing.resume()
             _, said = cli.communicate(timeout=20)
             assert cli.returncode == 0, said
-            assert fences.record(a, session)["phase"] == "parked"
+            assert fenced_sessions.record(a, session)["phase"] == "parked"
         elif left == "nobody":
             os.kill(agent, signal.SIGKILL)
     if left == "agent":
         a.sessions()  # of one that was killed, this host hears by the next command
-        until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+        until(lambda: fenced_sessions.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
     assert [one["state"] for one in a.sessions()] == ["parked"]
     assert_one(hosts, session, None)
     assert [one["name"] for one in a.cm_json("restore", "--all")["restored"]] == ["w"]
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert_one(hosts, session, a)
 
 
@@ -156,15 +156,15 @@ def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: st
 def test_killed_by_a_person_while_it_is_parked(patient: tuple[Host, Host], step: str, left: str) -> None:
     """What was killed does not come back, parked or not; what is left of it is a copy."""
     a, b = patient
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
     with contextlib.ExitStack() as stack:
         if left == "nobody":
-            stack.enter_context(fences.halted(agent))
-        cli, standing = stack.enter_context(fences.stopped_at(a, step, "checkpoint", "w"))
+            stack.enter_context(fenced_sessions.halted(agent))
+        cli, standing = stack.enter_context(fenced_sessions.stopped_at(a, step, "checkpoint", "w"))
         assert a.cm_json("kill", "w")["exit"] == 137
-        assert fences.lease(a, session)["state"] == "free"
+        assert fenced_sessions.lease(a, session)["state"] == "free"
         standing.resume()
         out, _ = cli.communicate(timeout=30)
     error = json.loads(out)["error"]
@@ -189,32 +189,32 @@ def session_checkpoint(host: Host) -> str:
 def test_a_kill_that_was_cut_off_is_finished(patient: tuple[Host, Host], then: str) -> None:
     """The session has ended, its lease does not know it yet: the next command, or the agent, goes on with it."""
     a, _ = patient
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent):
-        with fences.stopped_at(a, "park", "checkpoint", "w"):
-            fences.kill_at(a, "taken", "kill", "w")
-            assert fences.record(a, session)["exit"]["reason"].startswith("killed; ")
-            assert fences.lease(a, session)["state"] == "held"
+    with fenced_sessions.halted(agent):
+        with fenced_sessions.stopped_at(a, "park", "checkpoint", "w"):
+            fenced_sessions.kill_at(a, "taken", "kill", "w")
+            assert fenced_sessions.record(a, session)["exit"]["reason"].startswith("killed; ")
+            assert fenced_sessions.lease(a, session)["state"] == "held"
         if then == "restore":
             assert "has ended" in a.fails("restore", "w", status=5, code="fenced")["message"]
         elif then == "kill":
             a.ok("kill", "w")
-    until(lambda: fences.lease(a, session)["state"] == "free", 10, "its lease is ended")
+    until(lambda: fenced_sessions.lease(a, session)["state"] == "free", 10, "its lease is ended")
     if then != "kill":
-        until(lambda: fences.record(a, session)["exit"]["reason"] == "killed", 10, "and its record says so")
+        until(lambda: fenced_sessions.record(a, session)["exit"]["reason"] == "killed", 10, "and its record says so")
     a.fails("restore", session, status=5, code="fenced")
 
 
 def test_kill_of_one_whose_holder_hangs_while_it_is_parked(patient: tuple[Host, Host]) -> None:
     """The holder is killed as well, and notes nothing: the wish is on record all the same."""
     a, _ = patient
-    session = fences.counter(a)
-    with fences.stopped_at(a, "park", "checkpoint", "w"):
+    session = fenced_sessions.counter(a)
+    with fenced_sessions.stopped_at(a, "park", "checkpoint", "w"):
         os.kill(a.holder(session), signal.SIGSTOP)
         assert a.cm_json("kill", "w")["exit"] == 137
-    assert fences.lease(a, session)["state"] == "free"
+    assert fenced_sessions.lease(a, session)["state"] == "free"
     assert [(one["state"], one["note"]) for one in a.sessions()] == [("exited", "killed")]
     a.fails("restore", "w", status=5, code="fenced")
 
@@ -222,11 +222,11 @@ def test_kill_of_one_whose_holder_hangs_while_it_is_parked(patient: tuple[Host, 
 def test_what_is_parked_is_not_forgotten_as_ended(patient: tuple[Host, Host]) -> None:
     """By its record it has ended. Who wants to be rid of that learns that it is parked; who says it again means it."""
     a, _ = patient
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent):
-        with fences.stopped_at(a, "park", "checkpoint", "w"):
+    with fenced_sessions.halted(agent):
+        with fenced_sessions.stopped_at(a, "park", "checkpoint", "w"):
             os.kill(a.holder(session), signal.SIGKILL)
             until(lambda: not a.holders(session), 10, "it ends")
         assert [one["state"] for one in a.sessions()] == ["exited"]  # the agent hears nothing
@@ -241,26 +241,26 @@ def test_what_is_parked_is_not_forgotten_as_ended(patient: tuple[Host, Host]) ->
 def test_holder_ended_while_nobody_knows_whether_it_is_parked(patient: tuple[Host, Host]) -> None:
     """The command is gone, too: the session stood still until somebody would ask its lease."""
     a, _ = patient
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     agent = a.agent_pid()
     assert agent is not None
-    with fences.halted(agent):
-        fences.kill_at(a, "park", "checkpoint", "w")
-        fences.stands_still(a, session)
+    with fenced_sessions.halted(agent):
+        fenced_sessions.kill_at(a, "park", "checkpoint", "w")
+        fenced_sessions.stands_still(a, session)
         os.kill(a.holder(session), signal.SIGTERM)
         until(lambda: not a.holders(session), 10, "it ends")
-    until(lambda: fences.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
+    until(lambda: fenced_sessions.record(a, session)["phase"] == "parked", 10, "the agent finds it parked")
     assert_one(patient, session, None)
 
 
 def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
     """Then it is not parked, and nobody says so."""
     a, _ = hosts
-    session = fences.counter(a)
-    with fences.stopped_at(a, "committing", "checkpoint", "w"):
+    session = fenced_sessions.counter(a)
+    with fenced_sessions.stopped_at(a, "committing", "checkpoint", "w"):
         os.kill(a.holder(session), signal.SIGTERM)
         until(lambda: not a.holders(session), 10, "it ends")
-    until(lambda: fences.lease(a, session)["state"] == "free", 10, "its lease is let go of")
+    until(lambda: fenced_sessions.lease(a, session)["state"] == "free", 10, "its lease is let go of")
     until(lambda: a.sessions()[0]["note"] == "it ended before it was parked", 10, "it is known that it is not")
     assert a.sessions()[0]["state"] == "exited" and a.cm_json("restore", "--all")["restored"] == []
 
@@ -270,14 +270,14 @@ def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
 def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None:
     """Whoever asks next has it: the same host at once, another when the lease has run out."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
-    parked = len(fences.numbers(a, session))
-    fences.kill_at(b, step, "restore", session)
+    parked = len(fenced_sessions.numbers(a, session))
+    fenced_sessions.kill_at(b, step, "restore", session)
     until(lambda: not b.pids(session), 10, "what was half restored is gone")
     host = b if again == "here" else a
     host.ok("restore", session, *(("--wait", "30s") if again == "there" else ()))
-    assert fences.counts_on(host, session) >= parked
+    assert fenced_sessions.counts_on(host, session) >= parked
     assert_one(hosts, session, host)
     b.sessions()
     if again == "there":
@@ -289,8 +289,8 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
 ) -> None:
     """The holder is killed when its session runs, and does not yet end with it: whoever has the lease next is alone."""
     a, _ = hosts
-    session = a.start("bash", "-c", f"trap '' HUP; {fences.COUNT}", name="w")["session"]
-    until(lambda: fences.numbers(a, session), 20, "it counts")
+    session = a.start("bash", "-c", f"trap '' HUP; {fenced_sessions.COUNT}", name="w")["session"]
+    until(lambda: fenced_sessions.numbers(a, session), 20, "it counts")
     a.ok("checkpoint", "w")
     ran, left = tmp_path / "ran", tmp_path / "left"
     give_back = leases.TakeOver.give_back
@@ -313,14 +313,14 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
     assert int(ran.read_text()) > 0 and left.read_text() == "0"
     until(lambda: not a.holders(session), 10)
     a.ok("restore", "w")
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def test_a_lease_is_given_back_when_no_agent_can_be_had(
     hosts: tuple[Host, Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
@@ -333,20 +333,20 @@ def test_a_lease_is_given_back_when_no_agent_can_be_had(
     monkeypatch.setattr(agent_process, "ensure", none)
     with pytest.raises(Unexpected):
         restore.restore(records, session, restore_session.Wanted())
-    until(lambda: fences.lease(a, session)["state"] == "parked", 10, "the lease is given back")
+    until(lambda: fenced_sessions.lease(a, session)["state"] == "parked", 10, "the lease is given back")
     b.ok("restore", session)
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 @pytest.mark.parametrize("by", ["the time", "a person"])
 def test_what_ended_and_is_being_brought_back_is_not_forgotten(hosts: tuple[Host, Host], by: str) -> None:
     """Its record says that it ended, until it runs."""
     a, _ = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w", "--leave-running")
     os.kill(a.holder(session), signal.SIGKILL)
     until(lambda: [one["state"] for one in a.sessions()] == ["exited"], 10, "its end is on record")
-    with fences.stopped_at(a, "images", "restore", "w") as (cli, standing):
+    with fenced_sessions.stopped_at(a, "images", "restore", "w") as (cli, standing):
         if by == "the time":
             a.ok("ls", env={"CMDOP_MIGRATE_KEEP_EXITED": "1ms"})
         else:
@@ -354,20 +354,20 @@ def test_what_ended_and_is_being_brought_back_is_not_forgotten(hosts: tuple[Host
         standing.resume()
         _, said = cli.communicate(timeout=30)
     assert cli.returncode == 0, said
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert_one(hosts, session, a)
 
 
 def test_parked_and_back_between_two_renewals(tmp_path: Path) -> None:
     """The agent knows the incarnation before: it must not take the new one for it."""
     with pair(tmp_path, ttl="15s") as (a, _):
-        session, other = fences.counter(a), fences.counter(a, "other")
+        session, other = fenced_sessions.counter(a), fenced_sessions.counter(a, "other")
         time.sleep(1)
         for _ in range(3):
             a.ok("checkpoint", "w")
             a.ok("restore", "w")
         time.sleep(6)  # more than one renewal
-        fences.counts_on(a, session)
-        fences.counts_on(a, other)
+        fenced_sessions.counts_on(a, session)
+        fenced_sessions.counts_on(a, other)
         assert not [one for one in a.events() if one["event"] == "superseded"]
-        assert fences.lease(a, session)["token"] == 4
+        assert fenced_sessions.lease(a, session)["token"] == 4

@@ -19,7 +19,7 @@ from cmdop_migrate.images.files.file_table import WHITEOUT, parse
 from cmdop_migrate.images.files.unpack import restore
 from cmdop_migrate.images.files.walk import measure, remove_tree, snapshot
 from cmdop_migrate.session import files_in_use
-from tests.filechunks import MemoryChunks, blocks
+from tests.support.memory_chunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
 OFF = "redirect_dir=off,metacopy=off,index=off"  # of sessions that were started before directories could be renamed

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import fences
 from tests.crash.witness import finished, gone, stopped
-from tests.hosts import Host, pair, until
+from tests.support import fenced_sessions
+from tests.support.host import Host, pair, until
 
 ALL = ("checkpoints", "prune", "--keep-within", "0s")
 
@@ -42,14 +42,14 @@ def pruned(host: Host, *options: str) -> list[str]:
 
 def end(host: Host, session: str) -> None:
     host.ok("kill", session, "--signal", "KILL")
-    until(lambda: fences.lease(host, session)["state"] == "free", 10, "its agent lets go of it")
+    until(lambda: fenced_sessions.lease(host, session)["state"] == "free", 10, "its agent lets go of it")
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
 def test_its_host_died_and_another_brings_it_back(hosts: tuple[Host, Host], tmp_path: Path, by: str) -> None:
     """Also when its parent has ended, and all of the parent's checkpoints were pruned."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("turn", "w", "request", "--actor", "ann")
     made = a.cm_json("fork", "w", "branch")
     branch = made["session"]
@@ -58,12 +58,12 @@ def test_its_host_died_and_another_brings_it_back(hosts: tuple[Host, Host], tmp_
     end(a, session)
     assert made["checkpoint"] in pruned(b)
     b.ok("checkpoints", "verify")
-    fences.die(a, branch)
+    fenced_sessions.die(a, branch)
     reference = {"name": "branch", "id": branch}[by]
     assert "host-a" in b.fails("restore", reference, status=5, code="fenced")["message"]
     back = b.cm_json("restore", reference, "--wait", "60s")
     assert (back["session"], back["name"], back["parent"]) == (branch, "branch", session) and back["token"] == 2
-    fences.counts_on(b, branch)
+    fenced_sessions.counts_on(b, branch)
     assert b.cm_json("show", branch)["turn"] is None, "its parent's turn is not its own"
     own = b.cm_json("checkpoint", branch, "--leave-running")
     assert own["chunks"]["shared"] > own["chunks"]["new"]
@@ -73,7 +73,7 @@ def test_its_host_died_and_another_brings_it_back(hosts: tuple[Host, Host], tmp_
 
 def test_pruned_elsewhere_between_its_fetch_and_its_lease(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     a.ok("checkpoint", "w", "--leave-running")
     with stopped(a, "lease", "restore", first, "--fork", "branch") as (cli, worker):
@@ -82,16 +82,16 @@ def test_pruned_elsewhere_between_its_fetch_and_its_lease(hosts: tuple[Host, Hos
         worker.send_signal(signal.SIGCONT)
         status, answer = finished(cli)
     assert (status, answer["error"]["code"]) == (3, "checkpoint_not_found"), answer
-    assert a.session_dirs() == [session] and fences.lease(a, branch)["state"] == "free"
+    assert a.session_dirs() == [session] and fenced_sessions.lease(a, branch)["state"] == "free"
     assert not births(tmp_path) and not objects(tmp_path, "uploads")
     b.ok("checkpoints", "verify")
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Its lease stands at nothing yet: what it is to stand at stays, and all its chunks with it."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     a.ok("checkpoint", "w", "--leave-running")
     with stopped(a, "born", "restore", first, "--fork", "branch") as (cli, worker):
@@ -101,22 +101,22 @@ def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Pa
         status, answer = finished(cli)
     assert status == 0, answer
     branch = answer["session"]
-    fences.counts_on(a, branch)
+    fenced_sessions.counts_on(a, branch)
     assert pruned(b) == pruned(a) == []
     os.kill(a.holder(branch), 9)
     until(lambda: not a.pids(branch), 10, "it dies with its holder")
     a.sessions()
-    until(lambda: fences.lease(a, branch)["state"] == "free", 10, "the agent lets go")
+    until(lambda: fenced_sessions.lease(a, branch)["state"] == "free", 10, "the agent lets go")
     assert pruned(b) == pruned(a) == []
     assert b.cm_json("restore", "branch")["session"] == branch
-    fences.counts_on(b, branch)
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(b, branch)
+    fenced_sessions.counts_on(a, session)
 
 
 @pytest.mark.parametrize("step", ["born", "files", "pre-resume", "resumed"])
 def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_path: Path, step: str) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(a, step, "restore", saved, "--fork", "branch") as (cli, worker):
         branch = branch_of(a, session)
@@ -126,9 +126,9 @@ def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_pat
     (birth,) = births(tmp_path)
     assert pruned(b) == [], "another host cannot know that it is dead"
     assert pruned(a, *ALL, "--dry-run") == [birth.name]
-    assert fences.lease(a, branch)["state"] == "held", "a dry run changes nothing"
+    assert fenced_sessions.lease(a, branch)["state"] == "held", "a dry run changes nothing"
     assert pruned(a) == [birth.name]
-    assert fences.lease(a, branch)["state"] == "free"
+    assert fenced_sessions.lease(a, branch)["state"] == "free"
     end(a, session)
     assert pruned(b) == [saved]
     assert not objects(tmp_path, "packs"), "nobody needs these"
@@ -137,7 +137,7 @@ def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_pat
 def test_its_host_is_gone_before_it_ran(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """What it began with is a day old, and it has not run: any host's prune ends it."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(a, "files", "restore", saved, "--fork", "branch") as (cli, worker):
         gone(worker)
@@ -149,7 +149,7 @@ def test_its_host_is_gone_before_it_ran(hosts: tuple[Host, Host], tmp_path: Path
     assert pruned(b) == [birth.name]
     error = b.fails("restore", birth.parent.name, status=3, code="session_not_found")
     assert error["hint"]
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def old(birth: Path, tmp_path: Path, hours: float) -> None:
@@ -161,7 +161,7 @@ def old(birth: Path, tmp_path: Path, hours: float) -> None:
 def test_a_prune_while_it_is_on_its_way(hosts: tuple[Host, Host], tmp_path: Path, aged: bool) -> None:
     """It runs, and has what it began with; or, taken for dead after a day, it does not run at all."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(a, "pre-resume", "restore", saved, "--fork", "branch") as (cli, worker):
         branch = branch_of(a, session)
@@ -177,11 +177,11 @@ def test_a_prune_while_it_is_on_its_way(hosts: tuple[Host, Host], tmp_path: Path
         assert not a.pids(branch) and a.session_dirs() == [session]
         return
     assert status == 0, answer
-    fences.counts_on(a, branch)
+    fenced_sessions.counts_on(a, branch)
     assert births(tmp_path) == [birth]
     old(birth, tmp_path, hours=25)
     assert pruned(a) == pruned(b) == [], "it runs"
-    fences.counts_on(a, branch)
+    fenced_sessions.counts_on(a, branch)
     end(a, branch)
     assert pruned(b, "checkpoints", "prune", "--keep-last", "9") == [birth.name], "it has ended"
 
@@ -189,7 +189,7 @@ def test_a_prune_while_it_is_on_its_way(hosts: tuple[Host, Host], tmp_path: Path
 def test_taken_over_before_it_ran_it_is_the_other_hosts(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """A restore that takes longer than its lease, and a person elsewhere who thinks it dead."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(a, "pre-resume", "restore", saved, "--fork", "branch") as (cli, worker):
         branch = branch_of(a, session)
@@ -198,14 +198,14 @@ def test_taken_over_before_it_ran_it_is_the_other_hosts(hosts: tuple[Host, Host]
         status, answer = finished(cli)
     assert (status, answer["error"]["code"]) == (5, "fenced"), answer
     assert not a.pids(branch) and births(tmp_path)
-    fences.counts_on(b, branch)
+    fenced_sessions.counts_on(b, branch)
     assert pruned(a) == pruned(b) == []
     b.ok("checkpoints", "verify")
 
 
 def test_one_that_failed_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, _ = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(a, "restore", "restore", saved, "--fork", "branch") as (cli, worker):
         branch = branch_of(a, session)
@@ -213,8 +213,8 @@ def test_one_that_failed_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path
         worker.send_signal(signal.SIGCONT)
         status, _ = finished(cli)
     assert status in (1, 8)
-    assert not births(tmp_path) and fences.lease(a, branch)["state"] == "free"
-    fences.counts_on(a, session)
+    assert not births(tmp_path) and fenced_sessions.lease(a, branch)["state"] == "free"
+    fenced_sessions.counts_on(a, session)
 
 
 def gone_holder(host: Host, session: str) -> None:
@@ -225,14 +225,14 @@ def gone_holder(host: Host, session: str) -> None:
 
 def test_of_several_of_one_name_the_one_that_did_not_end_is_meant(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     for _ in range(2):
         made = a.cm_json("fork", "w", "branch")
         end(a, made["session"])
         a.ok("kill", "branch")
     last = a.cm_json("fork", "w", "branch")["session"]
-    assert fences.lease(b, "branch")["state"] == "held"
+    assert fenced_sessions.lease(b, "branch")["state"] == "held"
     a.ok("checkpoint", "branch")
     assert b.cm_json("restore", "branch")["session"] == last
-    fences.counts_on(b, last)
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(b, last)
+    fenced_sessions.counts_on(a, session)

@@ -20,9 +20,9 @@ from cmdop_migrate.holder import cgroup, protocol
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.session.holder_client import Channel
-from tests import fences
-from tests.hosts import CM, Host, a_host, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, a_host, until
+from tests.support.pty_client import Pty
 
 GATE = """#!/bin/sh
 read -r question
@@ -71,7 +71,7 @@ def pss(pid: int) -> int:
 
 def test_an_executable(tmp_path: Path) -> None:
     with gated(tmp_path, str(gate_at(tmp_path))) as host:
-        session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
+        session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
         assert host.cm_json("send", "w", "good", "--enter", "--actor", "ann")["seq"] == 1
         host.wait_for("w", "did good")
         host.ok("send", "w", "forbid", "--actor", "bob")
@@ -122,11 +122,11 @@ def test_a_person_is_told_and_a_prompt_is_clean_again(tmp_path: Path) -> None:
 def test_it_hangs_and_nothing_else_does(tmp_path: Path) -> None:
     with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="60s") as host:
         session = host.start(
-            "bash", "-c", f"(n=0; while :; do echo n$((n+=1)); sleep 0.1; done) & {fences.ECHO}", name="w"
+            "bash", "-c", f"(n=0; while :; do echo n$((n+=1)); sleep 0.1; done) & {fenced_sessions.ECHO}", name="w"
         )["session"]
         with hanging(host, "hang") as one:
-            seq = talk.output(fences.records(host), "w", None).end
-            until(lambda: talk.output(fences.records(host), "w", None).end > seq)
+            seq = talk.output(fenced_sessions.records(host), "w", None).end
+            until(lambda: talk.output(fenced_sessions.records(host), "w", None).end > seq)
             host.ok("turn", "w", "seize", "--actor", "root")
             assert one.wait(20) == 12
         (dropped,) = [one for one in host.cm_json("inputs", "w")["inputs"] if "turn" in one]
@@ -147,7 +147,7 @@ def test_it_hangs_and_nothing_else_does(tmp_path: Path) -> None:
         with hanging(host, "hang for ever") as three:
             host.ok("kill", "w", timeout=30)  # half of what the gate may take
             assert three.wait(20) == 4
-        session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
+        session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
         with hanging(host, "hang without a holder") as four:
             (asked, *_) = until(lambda: cgroup.pids(cgroup.gate(host.group(session))), 10, "the gate is there")
             os.kill(host.holder(session), signal.SIGKILL)
@@ -172,7 +172,7 @@ def test_a_gate_that_cannot_be_run(tmp_path: Path, on_error: str, goes: bool) ->
     gate = gate_at(tmp_path)
     gate.chmod(0o644)
     with gated(tmp_path, str(gate), GATE_ON_ERROR=on_error) as host:
-        session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
+        session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
         if goes:
             host.ok("send", "w", "a\rb\rc", "--enter", "--actor", "ann")
             host.wait_for("w", "did c")
@@ -213,7 +213,7 @@ def test_an_address_of_a_session_s_own(host: Host) -> None:
     thread.start()
     address = f"http://127.0.0.1:{server.server_port}/gate"
     try:
-        session = host.start("bash", "-c", fences.ECHO, name="w", options=("--gate", address))["session"]
+        session = host.start("bash", "-c", fenced_sessions.ECHO, name="w", options=("--gate", address))["session"]
         assert host.cm_json("show", "w")["gate"] == address
         host.ok("send", "w", "good", "--enter", "--actor", "ann")
         host.wait_for("w", "did good")

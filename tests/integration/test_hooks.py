@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import fences
-from tests.hosts import PROJECT, Host, pair, until
-from tests.moves import two
+from tests.support import fenced_sessions
+from tests.support.host import PROJECT, Host, pair, until
+from tests.support.host_pair import two
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_move_is_told_where_it_happens(hosts: tuple[Host, Host]) -> None:
     own = a.dir / "own"
     mine = script(a.dir / "mine", f"cat >> {own}; env | sort >> {own}.env; ls /proc/self/fd | wc -l >> {own}.fds")
     options = ("--hook", f"pre-freeze={mine}", "--hook", f"post-restore={mine}")
-    begun = a.start("bash", "-c", fences.COUNT, name="w", options=options)
+    begun = a.start("bash", "-c", fenced_sessions.COUNT, name="w", options=options)
     session = begun["session"]
     assert [one["event"] for one in begun["hooks"]] == ["token"] and begun["hooks"][0]["ok"]
     assert [(one["token"], one["reason"]) for one in facts(tokens["host-a"])] == [(1, "run")]
@@ -77,11 +77,11 @@ def test_a_move_is_told_where_it_happens(hosts: tuple[Host, Host]) -> None:
         {"event": "pre-freeze", "path": mine},
         {"event": "post-restore", "path": mine},
     ]
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 def test_a_pre_freeze_hook_that_says_no(host: Host) -> None:
-    session = fences.counter(host)
+    session = fenced_sessions.counter(host)
     pids = host.pids(session)
     noted = host.dir / "after"
     hook = host_hook(host, "pre-freeze", "echo a table is half written >&2; exit 3")
@@ -90,8 +90,8 @@ def test_a_pre_freeze_hook_that_says_no(host: Host) -> None:
     assert f"{hook}: exited 3: a table is half written" in error["message"] and "goes on" in error["hint"]
     host.fails("fork", "w", "copy", status=4, code="blocked")
     assert not noted.exists(), "after a no nobody else is asked"
-    assert host.pids(session)[:2] == pids[:2] and fences.event(host, session, "hook_failed")["exit"] == 3
-    fences.counts_on(host, session)
+    assert host.pids(session)[:2] == pids[:2] and fenced_sessions.event(host, session, "hook_failed")["exit"] == 3
+    fenced_sessions.counts_on(host, session)
     assert host.cm_json("checkpoints", "ls")["checkpoints"] == []
     Path(hook).unlink()
     host.ok("checkpoint", "w")
@@ -101,35 +101,35 @@ def test_a_pre_freeze_hook_that_says_no(host: Host) -> None:
 def test_who_was_told_of_a_freeze_hears_when_it_goes_on_here(host: Host) -> None:
     """A copy, a later hook's no, and a checkpoint that fails half-way; not a check that stops it before the hooks."""
     before, after = noting(host, "pre-freeze"), noting(host, "post-thaw")
-    session = fences.counter(host)
+    session = fenced_sessions.counter(host)
     done = host.cm_json("checkpoint", "w", "--leave-running")
     assert [one["event"] for one in done["hooks"]] == ["pre-freeze", "post-thaw"]
     refuse = Path(host_hook(host, "pre-freeze", "exit 1", "two"))
     assert host.cm("checkpoint", "w").returncode == 4
     refuse.unlink()
-    fences.kill_at(host, "dump", "checkpoint", "w")
+    fenced_sessions.kill_at(host, "dump", "checkpoint", "w")
     assert (len(facts(before)), len(facts(after))) == (3, 2), "who is killed tells nobody"
     host.cm("checkpoint", "w", env={"CMDOP_MIGRATE_STORE": "file:///proc/none"})
     assert (len(facts(before)), len(facts(after))) == (3, 2)
-    fences.counts_on(host, session)
+    fenced_sessions.counts_on(host, session)
     host.ok("checkpoint", "w")
     assert (len(facts(before)), len(facts(after))) == (4, 2)
 
 
 def test_a_hook_that_hangs_is_killed_with_its_children(host: Host) -> None:
     host.extra["CMDOP_MIGRATE_HOOK_TIMEOUT"] = "500ms"
-    session = fences.counter(host)
+    session = fenced_sessions.counter(host)
     pids = host.dir / "pids"
     hook = host_hook(host, "pre-freeze", f"echo began; sleep 1000 & echo $$ $! > {pids}; wait")
     error = host.fails("checkpoint", "w", status=4, code="blocked")
     assert f"{hook}: not done after 0.5 s, and killed: began" in error["message"]
     for pid in pids.read_text().split():
         until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 5, f"{pid} is gone")  # type: ignore[misc]
-    fences.counts_on(host, session)
+    fenced_sessions.counts_on(host, session)
 
 
 def test_what_may_not_be_run_stops_the_move(host: Host, tmp_path: Path) -> None:
-    fences.counter(host)
+    fenced_sessions.counter(host)
     hook = Path(host_hook(host, "pre-freeze", "exit 0"))
     hook.chmod(0o757)
     assert "others than root may write it" in host.fails("checkpoint", "w", status=4, code="blocked")["message"]
@@ -141,13 +141,13 @@ def test_what_may_not_be_run_stops_the_move(host: Host, tmp_path: Path) -> None:
 
 
 def test_a_failing_post_restore_hook_is_reported_and_the_session_runs(host: Host) -> None:
-    session = fences.counter(host)
+    session = fenced_sessions.counter(host)
     host.ok("checkpoint", "w")
     hook = host_hook(host, "post-restore", "echo no database; exit 1")
     done = host.cm("restore", "w")
     assert done.returncode == 0 and f"warning: post-restore hook {hook}: exited 1: no database" in done.stderr.decode()
-    fences.counts_on(host, session)
-    assert fences.event(host, session, "hook_failed")["of"] == "post-restore"
+    fenced_sessions.counts_on(host, session)
+    assert fenced_sessions.event(host, session, "hook_failed")["of"] == "post-restore"
     host.ok("checkpoint", "w")
     (told,) = host.cm_json("restore", "w", "--lazy")["hooks"]
     expected = {"event": "post-restore", "hook": hook, "ok": False, "exit": 1, "output": "no database\n"}
@@ -159,12 +159,12 @@ def test_a_session_brings_a_hook_this_host_lacks(hosts: tuple[Host, Host]) -> No
     a, b = hosts
     mine = Path(script(a.dir / "mine", "exit 0"))
     options = ("--hook", f"pre-freeze={mine}", "--hook", f"post-restore={mine}")
-    session = a.start("bash", "-c", fences.COUNT, name="w", options=options)["session"]
+    session = a.start("bash", "-c", fenced_sessions.COUNT, name="w", options=options)["session"]
     a.ok("checkpoint", "w")
     mine.unlink()
     (told,) = b.cm_json("restore", session)["hooks"]
     assert told["problem"] == "not run: No such file or directory"
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
     assert str(mine) in b.fails("checkpoint", "w", status=4, code="blocked")["message"]
     script(mine, "exit 0")
     b.ok("checkpoint", "w")
@@ -172,7 +172,7 @@ def test_a_session_brings_a_hook_this_host_lacks(hosts: tuple[Host, Host]) -> No
 
 def test_fork_tells_both(host: Host) -> None:
     before, after, token = (noting(host, event) for event in ("pre-freeze", "post-restore", "token"))
-    session = fences.counter(host)
+    session = fenced_sessions.counter(host)
     forked = host.cm_json("fork", "w", "copy")
     assert [one["event"] for one in forked["hooks"]] == ["pre-freeze", "token", "post-restore"]
     (said,) = facts(before)
@@ -183,7 +183,7 @@ def test_fork_tells_both(host: Host) -> None:
 
 
 def test_a_hook_that_checkpoints_from_within_comes_to_an_end(host: Host) -> None:
-    fences.counter(host)
+    fenced_sessions.counter(host)
     python = f"PYTHONPATH={PROJECT} {sys.executable} -m cmdop_migrate"
     host_hook(host, "pre-freeze", f"{python} checkpoint w --leave-running")
     error = host.fails("checkpoint", "w", status=4, code="blocked")
@@ -196,18 +196,18 @@ def test_on_fence(hosts: tuple[Host, Host]) -> None:
     a.extra["CMDOP_MIGRATE_HOOK_TIMEOUT"] = "4s"
     heard = a.dir / "heard"
     host_hook(a, "on-fence", f"cat >> {heard}; sleep 1000")
-    lost, kept = fences.counter(a, "lost"), fences.counter(a, "kept")
+    lost, kept = fenced_sessions.counter(a, "lost"), fenced_sessions.counter(a, "kept")
     a.ok("checkpoint", "lost", "--leave-running")
     b.ok("lease", "break", lost, "--yes")
     until(lambda: facts(heard), 10, "the hook hears of it")
     (said,) = facts(heard)
     assert said.items() >= {"event": "on-fence", "session": lost, "token": 1, "by": 2, "reason": "superseded"}.items()
     assert said["to"] == "host-b" and not a.pids(lost)
-    failed = fences.wait_event(a, lost, "hook_failed")
+    failed = fenced_sessions.wait_event(a, lost, "hook_failed")
     assert failed["of"] == "on-fence" and failed["seconds"] >= 4
     events = [one["event"] for one in a.events(kept)]
     assert "fenced" not in events and "lease_unsure" not in events, "it never stood still meanwhile"
-    fences.counts_on(a, kept)
+    fenced_sessions.counts_on(a, kept)
     assert len(facts(heard)) == 1
 
 
@@ -216,7 +216,7 @@ def test_migrate_is_told_on_both_sides_and_stopped_by_a_no(tmp_path: Path) -> No
         a, b = world.a, world.b
         before, thawed, after = noting(a, "pre-freeze"), noting(a, "post-thaw"), noting(b, "post-restore")
         mine = Path(script(a.dir / "mine", "exit 0"))
-        session = fences.counter(a, "w", "--hook", f"post-restore={mine}")
+        session = fenced_sessions.counter(a, "w", "--hook", f"post-restore={mine}")
         mine.unlink()
         a.ok("key", "show")  # makes one
         found = [one for one in a.cm_json("plan", "w", "--to", "host-b")["findings"] if one["check"] == "hooks"]
@@ -239,4 +239,4 @@ def test_migrate_is_told_on_both_sides_and_stopped_by_a_no(tmp_path: Path) -> No
         (said,) = facts(after)
         assert said.items() >= {"from": "host-a", "to": "host-b", "token": 3, "session": session}.items()
         assert len(facts(thawed)) == 3, "it did not go on here"
-        fences.counts_on(b, session)
+        fenced_sessions.counts_on(b, session)

@@ -15,8 +15,8 @@ from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.snapshot import checkpoint
 from cmdop_migrate.snapshot.capture import dump
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
-from tests.hosts import Host
-from tests.program import Program
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 # Statically linked at any address: the vDSO may come before all of its own mappings.
 STATIC = "echo 'int pause(void); int main() { for (;;) pause(); }' > s.c; gcc -static-pie -o s s.c"

@@ -12,10 +12,10 @@ import pytest
 
 from cmdop_migrate.holder import cgroup
 from tests.crash.witness import Witness, stopped
-from tests.disks import fill, tmpfs
-from tests.hosts import Host, open_files, processes, until
-from tests.proxy import Proxy
-from tests.servers import S3Server, seaweed
+from tests.support.disk import fill, tmpfs
+from tests.support.faulty_proxy import Proxy
+from tests.support.host import Host, open_files, processes, until
+from tests.support.servers import S3Server, seaweed
 
 SLOW = 6 << 20  # bytes a second
 

@@ -1,5 +1,5 @@
 """Workers on simulated hosts fight for leases while they are stopped, killed and cut off; what they believed is then
-laid side by side (tests/history.py): never two at once, tokens grow, nothing accepted from a superseded one.
+laid side by side (tests/support/lease_history.py): never two at once, tokens grow, nothing accepted from a superseded one.
 
 Longer: CMDOP_MIGRATE_HISTORY_SECONDS=300 (for each backend). Another course: CMDOP_MIGRATE_HISTORY_SEED=7.
 """
@@ -21,11 +21,11 @@ import pytest
 
 from cmdop_migrate.lease.margins import RHO
 from cmdop_migrate.lease.registry import open_lease
-from tests.etcds import etcd
-from tests.history import Event, read_events, violations
-from tests.netns import NetHost, Way
-from tests.proxy import Proxy
-from tests.servers import seaweed
+from tests.support.etcd_server import etcd
+from tests.support.faulty_proxy import Proxy
+from tests.support.lease_history import Event, read_events, violations
+from tests.support.network_hosts import NetHost, Way
+from tests.support.servers import seaweed
 
 SECONDS = float(os.environ.get("CMDOP_MIGRATE_HISTORY_SECONDS", "14"))
 SEED = int(os.environ.get("CMDOP_MIGRATE_HISTORY_SEED", "1"))
@@ -56,7 +56,7 @@ class Runner:
         arguments = [url, self.name, str(self.seed + self.lives * 1000), str(file), str(state), *SESSIONS]
         with (self.dir / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.command, sys.executable, "-m", "tests.lease_worker", *arguments],
+                [*self.command, sys.executable, "-m", "tests.support.lease_worker", *arguments],
                 cwd=Path(__file__).parents[2],
                 env=self.environ,
                 stdin=subprocess.DEVNULL,

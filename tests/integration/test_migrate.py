@@ -16,10 +16,10 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.move_journal import End, Moves
 from cmdop_migrate.session.holder_client import Channel
 from cmdop_migrate.util.timings import TEST_STOP
-from tests import fences
 from tests.crash.witness import LARGE, Witness, finished, stopped
-from tests.hosts import CM, Host, until
-from tests.moves import World, two
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, until
+from tests.support.host_pair import World, two
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def dies(host: Host, name: str) -> None:
 
 def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
     a, b = world.a, world.b
-    session = fences.counter(a, "w1")
+    session = fenced_sessions.counter(a, "w1")
     page = tmp_path / "move.html"
     lines = a.ok("--json", "migrate", "w1", "--to", "host-b", "--report", str(page), "--progress").splitlines()
     *progress, facts = map(json.loads, lines)
@@ -54,20 +54,20 @@ def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
     done = [one["progress"]["done"] for one in progress]
     assert done == sorted(done) or facts["warnings"] is not None  # better figures may come with the plan
     assert page.read_text().count("<rect") >= 10
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
     assert world.where(session) == ["host-b"]
     (row,) = a.sessions()
     assert (row["state"], row["note"]) == ("exited", "moved to host-b (token 2)")
     a.assert_clean(ended=True)
     assert world.resume() == []
-    assert fences.event(a, session, "migrated")["downtime_s"] == facts["downtime_s"]
+    assert fenced_sessions.event(a, session, "migrated")["downtime_s"] == facts["downtime_s"]
     b.ok("checkpoint", "w1")
     a.ok("restore", session)  # and back, from the store
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def test_a_report_that_cannot_be_written_does_not_hide_the_move(world: World) -> None:
-    session = fences.counter(world.a, "full")
+    session = fenced_sessions.counter(world.a, "full")
     done = world.a.cm("--json", "migrate", "full", "--to", "host-b", "--report", "/dev/full")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["to"] == "host-b"
@@ -97,40 +97,40 @@ def test_a_quiet_session_is_measured_from_the_freeze(world: World) -> None:
 
 def test_restore_and_fork_there(world: World) -> None:
     a, b = world.a, world.b
-    session = fences.counter(a, "w2")
+    session = fenced_sessions.counter(a, "w2")
     error = a.fails("restore", "w2", "--to", "host-b", status=5, code="fenced")
     assert "migrate w2 --to host-b" in error["hint"]
     branch = a.cm_json("fork", "w2", "w2-2", "--to", "host-b")
     assert (branch["parent"], branch["host"]) == (session, "host-b")
-    fences.counts_on(b, branch["session"])
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(b, branch["session"])
+    fenced_sessions.counts_on(a, session)
     a.ok("checkpoint", "w2")
-    parked = len(fences.numbers(a, session))
+    parked = len(fenced_sessions.numbers(a, session))
     facts = a.cm_json("restore", "--to", "host-b")
     assert (facts["session"], facts["host"], facts["token"]) == (session, "host-b", 2)
-    assert fences.counts_on(b, session) >= parked
-    assert fences.record(a, session)["exit"]["reason"] == "moved to host-b (token 2)"
+    assert fenced_sessions.counts_on(b, session) >= parked
+    assert fenced_sessions.record(a, session)["exit"]["reason"] == "moved to host-b (token 2)"
     a.fails("restore", session, "--to", "host-b", status=5, code="fenced")
 
 
 def test_a_target_that_cannot_take_it_gives_it_back(world: World) -> None:
     """Found out only when it is there already: a session of that name."""
     a, b = world.a, world.b
-    session = fences.counter(a, "w3")
+    session = fenced_sessions.counter(a, "w3")
     b.start("sleep", "1000", name="w3")
     assert "name" in a.fails("migrate", "w3", "--to", "host-b", status=4, code="blocked")["message"]
     error = a.fails("migrate", "w3", "--to", "host-b", "--accept", "name", status=4, code="blocked")
     assert "goes on here (token " in error["hint"], error
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert world.where(session) == ["host-a"]
-    found = fences.lease(a, session)
+    found = fenced_sessions.lease(a, session)
     assert (found["holder"], found["token"]) == ("host-a", 3)  # taken back twice: `fails` tries both ways
     inside = f"/proc/{a.pids(session)[0]}/root/run/cmdop-migrate/token"
     assert Path(inside).read_text() == "3\n"
     assert world.resume() == []
     dies(b, "w3")
     assert a.cm_json("migrate", "w3", "--to", "host-b")["token"] == 4
-    fences.counts_on(b, session)
+    fenced_sessions.counts_on(b, session)
 
 
 @pytest.mark.parametrize("step", ["migrate:hand-over", "checkpoint:committing"])
@@ -138,7 +138,7 @@ def test_ctrl_c_when_it_is_handed_over(world: World, step: str) -> None:
     """It goes on here, or there: the lease tells."""
     flow, _, at = step.partition(":")
     name = f"{flow}-{at}"
-    session = fences.counter(world.a, name)
+    session = fenced_sessions.counter(world.a, name)
     env = world.a.env(**{TEST_STOP: step})
     words = [*CM, "--json", "migrate", name, "--to", "host-b"]
     cli = subprocess.Popen(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
@@ -149,13 +149,13 @@ def test_ctrl_c_when_it_is_handed_over(world: World, step: str) -> None:
     status, answer = finished(cli)
     assert status == 130, answer
     (where,) = until(lambda: world.where(session), 10)
-    fences.counts_on({"host-a": world.a, "host-b": world.b}[where], session)
+    fenced_sessions.counts_on({"host-a": world.a, "host-b": world.b}[where], session)
     assert world.resume() == []
 
 
 def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
     a = world.a
-    session = fences.counter(a, "w5")
+    session = fenced_sessions.counter(a, "w5")
     with stopped(a, "hand-over", "migrate", "w5", "--to", "host-b") as (cli, _):
         assert "already" in a.fails("migrate", "w5", "--to", "host-b", status=4, code="blocked")["message"]
         assert "right now" in a.fails("resume", status=4, code="blocked")["message"]
@@ -163,12 +163,12 @@ def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
         cli.send_signal(signal.SIGCONT)
         status, answer = finished(cli)
     assert status == 0, answer
-    fences.counts_on(world.b, session)
+    fenced_sessions.counts_on(world.b, session)
 
 
 def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
     a = world.a
-    known, unknown = fences.counter(a, "w7"), "f" * 24
+    known, unknown = fenced_sessions.counter(a, "w7"), "f" * 24
     moves = Moves(a.state, keep=0.0)
     with moves.lock(unknown) as is_ours:
         assert is_ours
@@ -185,14 +185,14 @@ def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
 def test_the_journal_of_a_move_cannot_be_read(world: World) -> None:
     """Written by another version, or damaged: the session stands still, and the lease tells whose it is all the same."""
     a = world.a
-    session = fences.counter(a, "w9")
+    session = fenced_sessions.counter(a, "w9")
     (a.state / "migrations").mkdir(exist_ok=True)
     (a.state / "migrations" / "odd.json").write_text('{"version": 2, "session": ')
     with Channel(a.run / f"{session}.sock") as channel:
         assert "pid" in channel.ask(op="freeze")
         assert "error" not in channel.ask(op="hand_over", checkpoint="c" * 32)
     until(lambda: a.cm_json("show", session)["state"] == "running", 20, "its agent takes it back")
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     (move,) = world.resume()
     assert (move["session"], move["ended"]) == (session, "on_source")
     (a.state / "migrations" / "odd.json").unlink()
@@ -218,7 +218,7 @@ def answer_session(host: Host, name: str) -> str:
 
 def test_what_makes_no_sense(world: World, tmp_path: Path) -> None:
     a = world.a
-    session = fences.counter(a, "w6")
+    session = fenced_sessions.counter(a, "w6")
     a.fails("migrate", "w6", "--to", "nowhere", status=3, code="host_not_found")
     a.fails("migrate", "nobody", "--to", "host-b", status=3, code="session_not_found")
     a.fails("migrate", "w6", "--to", "host-a", status=2, code="usage")
@@ -228,13 +228,13 @@ def test_what_makes_no_sense(world: World, tmp_path: Path) -> None:
     a.fails("migrate", "w6", "--to", "host-b", "--report", f"{tmp_path}/no/such.html", status=2, code="usage")
     a.fails("resume", "ffffff", status=3, code="not_found")
     assert a.cm_json("resume") == {"migrations": []}
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
 
 
 def test_a_target_that_is_not_fit(world: World) -> None:
     """Said before anything is frozen."""
     a = world.a
-    session = fences.counter(a, "w7")
+    session = fenced_sessions.counter(a, "w7")
     try:
         world.set_there(CMDOP_MIGRATE_CRIU="/bin/false")
         assert "CRIU" in a.fails("migrate", "w7", "--to", "host-b", status=4, code="blocked")["message"]
@@ -242,7 +242,7 @@ def test_a_target_that_is_not_fit(world: World) -> None:
         assert "goes on here" in error["hint"], error  # nor does the target, asked to stand by, pretend
     finally:
         world.set_there()
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     assert not [one for one in a.events(session) if one["event"] == "checkpointed"]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.hosts import Host
-from tests.program import Program
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 # Opened, linked under a second name, and unlinked under the first: the descriptor and the second name are one file.
 LINKED = """

@@ -24,8 +24,8 @@ from cmdop_migrate.criu.lazy import userfaultfd
 from cmdop_migrate.criu.lazy.address_space import BLOCK, Memory
 from cmdop_migrate.criu.lazy.pager import SOCKET, Pager
 from cmdop_migrate.errors import ImageRefused, Unexpected
-from tests.hosts import until
 from tests.integration.criu_session import find_criu, version
+from tests.support.host import until
 
 BASE, PAGES = 0x1000_0003, 4000  # not at the edge of a window
 WINDOW = 16

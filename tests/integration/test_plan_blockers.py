@@ -13,8 +13,8 @@ import pytest
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.migration.plan import TEST_FACTS
 from cmdop_migrate.preflight.facts import cpu
-from tests.hosts import Host, a_host, until
-from tests.plans import Counting, Unfrozen, blocks, said
+from tests.support.host import Host, a_host, until
+from tests.support.plan_session import Counting, Unfrozen, blocks, said
 
 MIB = 1 << 20
 PYTHON = sys.executable

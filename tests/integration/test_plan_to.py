@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, pair
-from tests.plans import Counting, blocks, command_of, said
-from tests.servers import free_ports
-from tests.sshds import Login, Sshd, an_sshd, new_key
+from tests.support.host import Host, pair
+from tests.support.plan_session import Counting, blocks, command_of, said
+from tests.support.servers import free_ports
+from tests.support.sshd import Login, Sshd, an_sshd, new_key
 
 
 @dataclass(frozen=True)

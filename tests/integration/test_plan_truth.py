@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hosts import Host, a_host
 from tests.plantings.__main__ import PLANTINGS
-from tests.truth import Planted, outside
+from tests.support.host import Host, a_host
+from tests.support.planting import Planted, outside
 
 # What each check has to refuse.
 REFUSED = {

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, until
-from tests.program import Program
+from tests.support.host import Host, until
+from tests.support.program_session import Program
 
 PYTHON = sys.executable
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host
-from tests.program import Program
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 
 @pytest.fixture

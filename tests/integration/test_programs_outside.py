@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, until
-from tests.outside import CLIENT, Server, is_reset
-from tests.program import Program
+from tests.support.host import Host, until
+from tests.support.outside_server import CLIENT, Server, is_reset
+from tests.support.program_session import Program
 
 PYTHON = sys.executable
 

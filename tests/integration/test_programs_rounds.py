@@ -7,9 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from tests import compare
-from tests.hosts import Host, mounts, until, veths_of
-from tests.program import Program
+from tests.support import session_diff
+from tests.support.host import Host, mounts, until, veths_of
+from tests.support.program_session import Program
 
 ROUNDS = 20
 HOLDS = """
@@ -59,11 +59,11 @@ def test_twenty_rounds(host: Host) -> None:
             saved.append(bash.park())
             bash.back()
             after = bash.look()
-            compare.same(before, after)
+            session_diff.same(before, after)
             if number == 0:
                 bare, disk = on_the_host(host, bash.session), size_of(host.state) - size_of(host.state / "store")
                 stored = size_of(host.state / "store")
-        lost, appeared = compare.differences(first or {}, after, [r"pid 2 map .*\[heap\]"])
+        lost, appeared = session_diff.differences(first or {}, after, [r"pid 2 map .*\[heap\]"])
         assert not lost and not appeared, (lost, appeared)
         left = on_the_host(host, bash.session)
         fds = "descriptors of the holder"  # one more or less: the agent may be connected to it just now

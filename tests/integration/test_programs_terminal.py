@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from cmdop_migrate.host import input_journal, talk
-from tests.hosts import CM, Host, until
-from tests.program import Program
-from tests.ptys import Pty
+from tests.support.host import CM, Host, until
+from tests.support.program_session import Program
+from tests.support.pty_client import Pty
 
 # Reads nothing until told; then all there is, and shows it.
 READER = """

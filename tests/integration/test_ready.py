@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import readies
 from tests.crash.witness import Witness
-from tests.hosts import CM, PROJECT, Host, a_host, open_files, until
-from tests.readies import OFF
-from tests.servers import seaweed
+from tests.support import fork_server
+from tests.support.fork_server import OFF
+from tests.support.host import CM, PROJECT, Host, a_host, open_files, until
+from tests.support.servers import seaweed
 
 ECHO = "stty -echo; while read line; do echo got-$line; done"
 HELD = "echo $$ > {0}/held.new; mv {0}/held.new {0}/held; exec sleep 60"
@@ -32,7 +32,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """For tests that leave it as it was."""
     with a_host(tmp_path_factory.mktemp("ready"), ready=True) as host:
         host.start("bash", "-c", ECHO, name="w")
-        readies.wait(host)
+        fork_server.wait(host)
         yield host
 
 
@@ -45,9 +45,9 @@ def own(tmp_path: Path) -> Iterator[Host]:
 @contextlib.contextmanager
 def held(host: Host, *args: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """A command while its pre-freeze hook runs; the hook is ended afterwards."""
-    path, note = readies.hook(host, HELD.format(host.dir)), host.dir / "held"
+    path, note = fork_server.hook(host, HELD.format(host.dir)), host.dir / "held"
     note.unlink(missing_ok=True)
-    with readies.begun(host, *args, env=env) as command:
+    with fork_server.begun(host, *args, env=env) as command:
         try:
             until(note.exists, 20, "the hook runs")
             yield command
@@ -84,23 +84,23 @@ def alike(text: bytes) -> bytes:
     ],
 )
 def test_a_command_says_the_same_and_its_own_process_does_not_do_it(shared: Host, words: str) -> None:
-    without = readies.run(shared, *words.split(), env=OFF)
-    readies.wait(shared)
-    done = readies.run(shared, *words.split())
+    without = fork_server.run(shared, *words.split(), env=OFF)
+    fork_server.wait(shared)
+    done = fork_server.run(shared, *words.split())
     assert (done.status, alike(done.out), alike(done.err)) == (without.status, alike(without.out), alike(without.err))
     assert done.faults < without.faults / 2, (done.faults, without.faults)
-    until(lambda: not readies.forks(shared), 2, "nothing is left of it")
+    until(lambda: not fork_server.forks(shared), 2, "nothing is left of it")
 
 
 def test_what_is_not_handed_over_works_as_ever(shared: Host) -> None:
     for words in (["--help"], ["ls", "--help"], ["version"], ["lease", "show", "w"], ["--version"], []):
-        without, done = readies.run(shared, *words, env=OFF), readies.run(shared, *words)
+        without, done = fork_server.run(shared, *words, env=OFF), fork_server.run(shared, *words)
         assert (done.status, done.out, done.err) == (without.status, without.out, without.err)
         assert done.faults > without.faults / 2
 
 
 def test_the_process_has_one_thread_and_nothing_open_but_its_own(shared: Host) -> None:
-    one = readies.wait(shared)
+    one = fork_server.wait(shared)
     assert one.num_threads() == 1 and one.nice() == psutil.Process(shared.agent_pid() or 0).nice()
     until(lambda: not one.children(), 5, "forks end")
     kept = sorted(re.sub(r"\d+", "#", path) for path in open_files(one.pid))
@@ -112,12 +112,12 @@ def test_the_process_has_one_thread_and_nothing_open_but_its_own(shared: Host) -
 
 
 def test_a_fork_has_nothing_of_the_process_it_came_from(shared: Host) -> None:
-    one = readies.wait(shared)
+    one = fork_server.wait(shared)
     before = {path for path in open_files(one.pid) if path != "/dev/null"}
-    with readies.begun(shared, "output", "w", "--follow") as first:
-        fork = readies.fork_of(shared)
+    with fork_server.begun(shared, "output", "w", "--follow") as first:
+        fork = fork_server.fork_of(shared)
         until(lambda: any("log/cmdop-migrate.log" in path for path in open_files(fork.pid)), 10, "it has begun")
-        with readies.begun(shared, "output", "w", "--follow"):
+        with fork_server.begun(shared, "output", "w", "--follow"):
             second = until(lambda: next((c for c in one.children() if c.pid != fork.pid), None), 10)
             until(lambda: any("log/cmdop-migrate.log" in path for path in open_files(second.pid)), 10, "it has begun")
             for pid in (
@@ -139,11 +139,11 @@ def test_it_is_done_in_the_surroundings_of_its_client(shared: Host, tmp_path: Pa
     prefix = ("nice", "-n", "7", "taskset", "1", "sh", "-c", shell, "sh")
     # While it starts a program, its C library has all signals blocked: a busy machine shows that.
     command = f"sleep 0.2; grep -E '^(Sig(Ign|Blk)|Umask)' /proc/$PPID/status; readlink /proc/$PPID/cwd; {tell}"
-    path = readies.hook(shared, f"{{ {command}; }} > {seen} 2>&1")
+    path = fork_server.hook(shared, f"{{ {command}; }} > {seen} 2>&1")
     told = []
     try:
         for env in (OFF, {"TZ": "Asia/Tokyo", "LC_ALL": "C.UTF-8"}):
-            done = readies.run(shared, "checkpoint", "w", "--leave-running", env=env, prefix=prefix)
+            done = fork_server.run(shared, "checkpoint", "w", "--leave-running", env=env, prefix=prefix)
             assert done.status == 0, done
             told.append((re.sub(r"pid \d+'s", "its", seen.read_text()).splitlines(), done.faults))
     finally:
@@ -155,7 +155,7 @@ def test_it_is_done_in_the_surroundings_of_its_client(shared: Host, tmp_path: Pa
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_are_closed_for_the_fork_too(shared: Host, closed: str) -> None:
-    readies.wait(shared)
+    fork_server.wait(shared)
     words = [*CM, "ls"]
     found = []
     for env in (OFF, {}):
@@ -167,7 +167,7 @@ def test_streams_that_are_closed_are_closed_for_the_fork_too(shared: Host, close
 
 
 def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
-    readies.wait(shared)
+    fork_server.wait(shared)
     shared.ok("send", "w", "early", "--enter")
     script = f"{' '.join(CM)} output w --follow | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
     ends = []
@@ -176,17 +176,17 @@ def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
             ["bash", "-c", script], env=shared.env(**env), stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as reader:
             time.sleep(1.0)
-            assert bool(readies.forks(shared)) is (env != OFF)
+            assert bool(fork_server.forks(shared)) is (env != OFF)
             shared.ok("send", "w", "more", "--enter")
             ends.append(reader.communicate(timeout=20))
     assert ends == [(b"0\n", b"")] * 2, "nothing is wrong with that"
-    until(lambda: not readies.forks(shared), 5, "the fork ends")
+    until(lambda: not fork_server.forks(shared), 5, "the fork ends")
 
 
 @pytest.mark.parametrize("how", ["--config <(cat {0}) show nobody", "--config /dev/stdin show nobody < <(cat {0})"])
 def test_settings_out_of_a_pipe_are_the_ones_used(shared: Host, tmp_path: Path, how: str) -> None:
     """Whether there is a ready process or not: they must not be read, and gone, before they are needed."""
-    readies.wait(shared)
+    fork_server.wait(shared)
     file = tmp_path / "config.toml"
     env = {key: value for key, value in shared.env().items() if not key.endswith(("_CONFIG", "_RUN_DIR", "_HOST"))}
     for run_dir in (shared.run, tmp_path / "nobody"):
@@ -197,12 +197,12 @@ def test_settings_out_of_a_pipe_are_the_ones_used(shared: Host, tmp_path: Path, 
 
 
 def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> None:
-    readies.wait(shared)
+    fork_server.wait(shared)
     long = {f"LONG_{number}": "x" * 50_000 for number in range(6)}  # more than a socket takes at once
     odd = "caf\udce9-\u263a"  # a byte that is no UTF-8, and characters that are
     found = []
     for env in (OFF, {}):
-        done = readies.run(shared, "send", "w", odd, "--enter", "--actor", f"a{len(found)}", env={**long, **env})
+        done = fork_server.run(shared, "send", "w", odd, "--enter", "--actor", f"a{len(found)}", env={**long, **env})
         assert (done.status, done.out, done.err) == (0, b"", b"")
         found.append(done.faults)
     assert found[1] < found[0] / 2
@@ -210,7 +210,7 @@ def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> 
 
 
 def test_many_at_once(shared: Host) -> None:
-    readies.wait(shared)
+    fork_server.wait(shared)
     begun = [
         subprocess.Popen([*CM, "send", "w", f"many-{number}-", "--enter"], env=shared.env(), cwd="/")
         for number in range(12)
@@ -221,18 +221,18 @@ def test_many_at_once(shared: Host) -> None:
 
 def test_nothing_is_done_before_the_client_says_so(shared: Host) -> None:
     before = shared.events()
-    with readies.asking(shared, "send", "w", "never", "--enter") as (_, answer):
+    with fork_server.asking(shared, "send", "w", "never", "--enter") as (_, answer):
         assert answer == "ready"
-        fork = readies.fork_of(shared)
+        fork = fork_server.fork_of(shared)
         time.sleep(1.0)
         assert fork.is_running()
-    until(lambda: not readies.lives(fork), 2, "it ends with its client")
+    until(lambda: not fork_server.lives(fork), 2, "it ends with its client")
     time.sleep(0.3)
     assert "never" not in shared.output("w") and shared.events() == before
 
 
 def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host) -> None:
-    one = readies.wait(shared)
+    one = fork_server.wait(shared)
     silent = []
     try:
         for said in (b"", b"12", b"99\nhalf", b"nonsense\n", b"x" * 5000):
@@ -240,7 +240,7 @@ def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host
             silent[-1].connect(str(shared.run / "ready.sock"))
             silent[-1].sendall(said)
         began = time.monotonic()
-        assert readies.ask(shared, "ls") == "ready" and time.monotonic() - began < 1.0
+        assert fork_server.ask(shared, "ls") == "ready" and time.monotonic() - began < 1.0
         for each in silent:
             each.settimeout(3.0)
             with contextlib.suppress(ConnectionResetError):
@@ -249,7 +249,7 @@ def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host
     finally:
         for each in silent:
             each.close()
-    assert readies.wait(shared).pid == one.pid
+    assert fork_server.wait(shared).pid == one.pid
 
 
 @pytest.mark.parametrize(
@@ -273,45 +273,45 @@ def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host
 def test_who_lives_elsewhere_does_its_work_itself(
     shared: Host, prefix: tuple[str, ...], env: dict[str, str] | None
 ) -> None:
-    readies.wait(shared)
-    assert readies.ask(shared, "ls", prefix=prefix, **(env or {})) == ("no" if env is not None else "ready")
+    fork_server.wait(shared)
+    assert fork_server.ask(shared, "ls", prefix=prefix, **(env or {})) == ("no" if env is not None else "ready")
     if env is not None:
-        done = readies.run(shared, "ls", env=env, prefix=prefix)
+        done = fork_server.run(shared, "ls", env=env, prefix=prefix)
         assert done.status == 0 and b"got" not in done.err
 
 
 def test_switched_off_by_a_setting_or_by_a_tests_own_stop(shared: Host) -> None:
-    full = readies.run(shared, "ls", env=OFF).faults
-    assert readies.run(shared, "ls").faults < full / 2
-    assert readies.run(shared, "ls", env={"CMDOP_MIGRATE_TEST_STOP": "none:none"}).faults > full / 2
+    full = fork_server.run(shared, "ls", env=OFF).faults
+    assert fork_server.run(shared, "ls").faults < full / 2
+    assert fork_server.run(shared, "ls", env={"CMDOP_MIGRATE_TEST_STOP": "none:none"}).faults > full / 2
 
 
 def test_killed_clients_take_their_fork_with_them_and_the_session_goes_on(own: Host) -> None:
     one = Witness.start(own)
-    readies.wait(own)
+    fork_server.wait(own)
     with held(own, "checkpoint", one.name) as command:
-        fork = readies.fork_of(own)
+        fork = fork_server.fork_of(own)
         command.kill()
         began = time.monotonic()
-        until(lambda: not readies.lives(fork), 2, "the fork is gone")
+        until(lambda: not fork_server.lives(fork), 2, "the fork is gone")
         assert time.monotonic() - began < 0.5
         assert command.wait(5) == -signal.SIGKILL
     one.assert_runs()
     assert [event["event"] for event in own.events(one.session) if "checkpoint" in event["event"]] == []
     for step in range(8):  # at any other moment
-        with readies.begun(own, "checkpoint", one.name, "--leave-running") as command:
+        with fork_server.begun(own, "checkpoint", one.name, "--leave-running") as command:
             time.sleep(0.03 + step * 0.05)
             command.kill()
-        until(lambda: not readies.forks(own), 5, "no fork is left")
+        until(lambda: not fork_server.forks(own), 5, "no fork is left")
         until(lambda: one.state == "running", 5, "what CRIU had begun is put back")
         one.assert_runs()
     own.ok("checkpoint", one.name)
     one.assert_parked()
     for step in range(4):
-        with readies.begun(own, "restore", one.name) as command:
+        with fork_server.begun(own, "restore", one.name) as command:
             time.sleep(0.04 + step * 0.06)
             command.kill()
-        until(lambda: not readies.forks(own), 5, "no fork is left")
+        until(lambda: not fork_server.forks(own), 5, "no fork is left")
         until(lambda: one.state in ("running", "parked"), 30, "it ends as one of the two")
         if one.state == "running":
             one.assert_runs()
@@ -321,23 +321,23 @@ def test_killed_clients_take_their_fork_with_them_and_the_session_goes_on(own: H
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_mean_to_the_fork_what_they_mean_to_a_command(own: Host, number: signal.Signals) -> None:
     one = Witness.start(own)
-    readies.wait(own)
+    fork_server.wait(own)
     ends = []
     for env in (OFF, {}):
         with held(own, "checkpoint", one.name, env=env) as command:
-            assert bool(readies.forks(own)) is (env != OFF)
+            assert bool(fork_server.forks(own)) is (env != OFF)
             command.send_signal(number)
             ends.append((command.wait(20), command.communicate()))
-        until(lambda: not readies.forks(own), 5, "the fork is gone")
+        until(lambda: not fork_server.forks(own), 5, "the fork is gone")
         one.assert_runs()
     assert ends[0] == ends[1]
 
 
 def test_stopped_and_continued_with_its_client_and_killed_as_it(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
-    readies.wait(own)
-    with readies.begun(own, "output", "w", "--follow") as command:
-        fork = readies.fork_of(own)
+    fork_server.wait(own)
+    with fork_server.begun(own, "output", "w", "--follow") as command:
+        fork = fork_server.fork_of(own)
         client = psutil.Process(command.pid)
         own.ok("send", "w", "one", "--enter")
         assert command.stdout is not None and b"got-one" in command.stdout.readline()
@@ -354,10 +354,10 @@ def test_stopped_and_continued_with_its_client_and_killed_as_it(own: Host) -> No
 def test_a_fork_of_which_nobody_knows_how_it_ended_is_said_to_be_lost(own: Host, words: list[str]) -> None:
     """And its work is not done again."""
     own.start("bash", "-c", ECHO, name="w")
-    one = readies.wait(own)
+    one = fork_server.wait(own)
     own.ok("send", "w", "one", "--enter")
-    with readies.begun(own, *words) as command:
-        fork = readies.fork_of(own)
+    with fork_server.begun(own, *words) as command:
+        fork = fork_server.fork_of(own)
         assert command.stdout is not None and b"got-one" in command.stdout.readline()
         one.suspend()
         try:
@@ -375,10 +375,10 @@ def test_a_fork_of_which_nobody_knows_how_it_ended_is_said_to_be_lost(own: Host,
 def test_ignored_signals_stay_ignored(own: Host) -> None:
     """As after nohup."""
     own.start("bash", "-c", ECHO, name="w")
-    readies.wait(own)
+    fork_server.wait(own)
     shell = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *CM, "output", "w", "--follow"]
     with subprocess.Popen(shell, env=own.env(), stdout=subprocess.PIPE, cwd="/") as command:
-        fork = readies.fork_of(own)
+        fork = fork_server.fork_of(own)
         own.ok("send", "w", "one", "--enter")
         assert command.stdout is not None and b"got-one" in command.stdout.readline()
         for pid in (command.pid, fork.pid):
@@ -391,20 +391,20 @@ def test_ignored_signals_stay_ignored(own: Host) -> None:
 
 def test_one_that_hangs_costs_a_moment_and_the_work_is_done_once(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
-    one = readies.wait(own)
+    one = fork_server.wait(own)
     one.suspend()
     try:
         for word in ("first", "second", "third"):
             began = time.monotonic()
-            without = readies.run(own, "ls", env=OFF)
+            without = fork_server.run(own, "ls", env=OFF)
             usual, began = time.monotonic() - began, time.monotonic()
             assert without.status == 0
             own.ok("send", "w", word, "--enter")
             assert time.monotonic() - began < 2 * usual + 0.6
     finally:
         one.resume()
-    readies.wait(own)
-    until(lambda: not readies.forks(own), 5, "forks that nobody waits for end")
+    fork_server.wait(own)
+    until(lambda: not fork_server.forks(own), 5, "forks that nobody waits for end")
     time.sleep(0.5)
     text = own.output("w")
     assert [text.count(f"got-{word}") for word in ("first", "second", "third")] == [1, 1, 1], text
@@ -412,13 +412,13 @@ def test_one_that_hangs_costs_a_moment_and_the_work_is_done_once(own: Host) -> N
 
 def test_one_that_dies_is_not_missed_and_comes_back(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
-    first = readies.wait(own)
-    with readies.begun(own, "output", "w", "--follow") as command:
-        readies.fork_of(own)
+    first = fork_server.wait(own)
+    with fork_server.begun(own, "output", "w", "--follow") as command:
+        fork_server.fork_of(own)
         first.kill()
         own.ok("send", "w", "one", "--enter")  # done by itself: what is there is a socket with nobody at it
         assert command.stdout is not None and b"got-one" in command.stdout.readline()  # its fork goes on
-        assert readies.wait(own).pid != first.pid
+        assert fork_server.wait(own).pid != first.pid
         command.send_signal(signal.SIGINT)
         assert command.wait(10) == 130  # … and says how it ended
     assert own.output("w").count("got-one") == 1
@@ -427,27 +427,27 @@ def test_one_that_dies_is_not_missed_and_comes_back(own: Host) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_it_goes_with_its_agent_and_its_forks_stay(own: Host, number: signal.Signals) -> None:
     own.start("bash", "-c", ECHO, name="w")
-    first = readies.wait(own)
+    first = fork_server.wait(own)
     own.ok("send", "w", "zero", "--enter")
-    with readies.begun(own, "output", "w", "--follow") as command:
+    with fork_server.begun(own, "output", "w", "--follow") as command:
         assert command.stdout is not None and b"got-zero" in command.stdout.readline()  # it looks for no agent any more
         if number == signal.SIGKILL:
             first.suspend()  # even so
         own.kill_agent(number)
-        until(lambda: not readies.lives(first), 2, "it is gone")
+        until(lambda: not fork_server.lives(first), 2, "it is gone")
         assert not (own.run / "ready.sock").exists()
         own.ok("send", "w", "one", "--enter")
         assert b"got-one" in command.stdout.readline()
-    readies.wait(own)  # that send started another agent, with another
+    fork_server.wait(own)  # that send started another agent, with another
 
 
 def test_it_keeps_no_agent_that_may_leave(own: Host) -> None:
     own.ttl = "3s"
     own.start("sleep", "1000", name="w")
-    first = readies.wait(own)
+    first = fork_server.wait(own)
     own.ok("kill", "w")
     until(lambda: own.agent_pid() is None, 15, "the agent leaves")
-    until(lambda: not readies.lives(first), 2, "and so does this")
+    until(lambda: not fork_server.lives(first), 2, "and so does this")
     assert not (own.run / "ready.sock").exists()
 
 
@@ -456,36 +456,36 @@ def test_code_that_was_changed_is_not_run_as_it_was(tmp_path: Path) -> None:
     shutil.copytree(PROJECT / "cmdop_migrate", code / "cmdop_migrate", ignore=shutil.ignore_patterns("__pycache__"))
     with a_host(tmp_path, ready=True, extra={"PYTHONPATH": str(code)}) as host:
         host.start("sleep", "1000", name="w")
-        first = readies.wait(host)
-        assert readies.ask(host, "ls", PYTHONPATH=str(PROJECT)) == "no"  # another copy of the same code
-        assert readies.ask(host, "ls") == "ready"
+        first = fork_server.wait(host)
+        assert fork_server.ask(host, "ls", PYTHONPATH=str(PROJECT)) == "no"  # another copy of the same code
+        assert fork_server.ask(host, "ls") == "ready"
         changed = code / "cmdop_migrate" / "units.py"
         changed.write_text(changed.read_text() + "\n")
-        assert readies.ask(host, "ls") == "no"
-        until(lambda: not readies.lives(first), 2, "it ends")
+        assert fork_server.ask(host, "ls") == "no"
+        until(lambda: not fork_server.lives(first), 2, "it ends")
         assert host.ok("ls")
-        assert readies.wait(host).pid != first.pid
+        assert fork_server.wait(host).pid != first.pid
 
 
 def test_no_ready_process_where_the_settings_say_so(tmp_path: Path) -> None:
     with a_host(tmp_path) as host:
         host.start("sleep", "1000", name="w")
         time.sleep(2)
-        assert readies.process(host) is None and not (host.run / "ready.sock").exists()
+        assert fork_server.process(host) is None and not (host.run / "ready.sock").exists()
 
 
 def test_what_s3_takes_is_loaded_once_somebody_uses_it(own: Host, tmp_path: Path) -> None:
     with seaweed(tmp_path) as server:
         own.extra |= server.environ()
         own.start("sleep", "1000", name="w")
-        one = readies.wait(own)
+        one = fork_server.wait(own)
         before = one.memory_info().rss
         url = server.url(server.new_bucket())
         own.ok("--store", url, "checkpoint", "w", "--leave-running")
         until(lambda: one.memory_info().rss > before + (8 << 20), 10, "it is loaded")
-        assert readies.wait(own).pid == one.pid
+        assert fork_server.wait(own).pid == one.pid
         assert one.num_threads() == 1 and one.num_fds() == 5
-        without = readies.run(own, "--store", url, "checkpoints", "ls", env=OFF)
-        done = readies.run(own, "--store", url, "checkpoints", "ls")
+        without = fork_server.run(own, "--store", url, "checkpoints", "ls", env=OFF)
+        done = fork_server.run(own, "--store", url, "checkpoints", "ls")
         assert (done.status, alike(done.out), done.err) == (0, alike(without.out), without.err)
         assert done.faults < without.faults / 2

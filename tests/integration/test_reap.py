@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.host.resources import TEST_STOP
-from tests import fences
-from tests.hosts import CM, PROJECT, Host, a_host, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, PROJECT, Host, a_host, until
+from tests.support.pty_client import Pty
 
 BURN = "while :; do :; done"  # works, and says nothing
 
@@ -48,7 +48,7 @@ def states(host: Host) -> dict[str, str]:
 def test_only_what_is_quiet_in_every_way_is_parked(quick: Host) -> None:
     session = quiet(quick, "quiet")
     quick.start("bash", "-c", BURN, name="works")
-    quick.start("bash", "-c", fences.COUNT, name="prints")
+    quick.start("bash", "-c", fenced_sessions.COUNT, name="prints")
     watched, typed = quiet(quick, "watched"), quiet(quick, "typed")
     with Pty([*CM, "attach", watched], quick.env()) as person:
         person.expect(b"ready", 20)
@@ -65,7 +65,7 @@ def test_only_what_is_quiet_in_every_way_is_parked(quick: Host) -> None:
     (one,) = done["reaped"]
     assert (one["session"], one["name"], one["how"]) == (session, "quiet", "parked") and one["idle_s"] >= 8
     assert done["failed"] == [] and done["left"] == []
-    event = fences.event(quick, session, "reaped")
+    event = fenced_sessions.event(quick, session, "reaped")
     assert (event["how"], event["checkpoint"]) == ("parked", one["checkpoint"])
     expected = dict.fromkeys(("works", "prints", "watched", "typed"), "running")
     assert states(quick) == {**expected, "quiet": "parked"}
@@ -81,7 +81,7 @@ def test_destroy(quick: Host) -> None:
     said = quick.ok("reap", "--idle", "1s", "--destroy")
     assert "destroyed" in said and "quiet" in said
     assert states(quick) == {"quiet": "exited"} and quick.cm_json("checkpoints", "ls")["checkpoints"] == []
-    event = fences.event(quick, session, "reaped")
+    event = fenced_sessions.event(quick, session, "reaped")
     assert (event["how"], event["checkpoint"]) == ("destroyed", None)
     done = quick.cm("reap", "--idle", "1s")
     assert done.returncode == 0 and b"No session has been idle" in done.stderr
@@ -115,7 +115,7 @@ def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options
         start_new_session=True,
     )
     try:
-        standing = until(lambda: fences._standing(cli), 30, "it is about to")
+        standing = until(lambda: fenced_sessions._standing(cli), 30, "it is about to")
         quick.ok("send", session, "wait", "--enter")
         quick.wait_for(session, "did wait")
         os.kill(standing.pid, signal.SIGCONT)
@@ -131,7 +131,7 @@ def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options
 def test_what_was_parked_between_the_look_and_the_end_is_not_discarded(quick: Host) -> None:
     session = quiet(quick, "quiet")
     until(lambda: idle(quick, session) > 1.5, 20, "quiet")
-    with fences.stopped_at(quick, "destroy", "reap", "--idle", "1s", "--destroy") as (cli, standing):
+    with fenced_sessions.stopped_at(quick, "destroy", "reap", "--idle", "1s", "--destroy") as (cli, standing):
         quick.ok("checkpoint", session)
         standing.resume()
         answer = json.loads(cli.communicate(timeout=30)[0])
@@ -151,7 +151,7 @@ def test_what_ended_or_was_parked_before_its_turn_is_no_failure(quick: Host) -> 
         start_new_session=True,
     )
     try:
-        standing = until(lambda: fences._standing(cli), 30, "it is about to")
+        standing = until(lambda: fenced_sessions._standing(cli), 30, "it is about to")
         quick.ok("kill", "ends")
         quick.ok("checkpoint", "parks")
         os.kill(standing.pid, signal.SIGCONT)

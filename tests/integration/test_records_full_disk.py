@@ -11,7 +11,7 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.model import Record, Spec, new_session_id
-from tests.disks import fill, tmpfs
+from tests.support.disk import fill, tmpfs
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a disk")

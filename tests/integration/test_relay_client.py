@@ -16,8 +16,8 @@ import pytest
 from cmdop_migrate.errors import NotAdmitted
 from cmdop_migrate.gateway.relay_channel import Line
 from cmdop_migrate.session.holder_client import HolderGone
-from tests.hosts import CM
-from tests.relayed import Linked, linked
+from tests.support.host import CM
+from tests.support.relayed_hosts import Linked, linked
 
 
 @pytest.fixture(scope="module")

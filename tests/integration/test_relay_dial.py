@@ -14,8 +14,8 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import CmdopError, NotAdmitted, Unreachable, Usage
 from cmdop_migrate.relay.client_connection import Lost, dial
 from cmdop_migrate.relay.credentials import Credential
-from tests.proxy import Proxy
-from tests.relays import ARelay, a_relay
+from tests.support.faulty_proxy import Proxy
+from tests.support.relay_server import ARelay, a_relay
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from cmdop_migrate.relay.lease_lookup import Truth
 from cmdop_migrate.relay.metrics import Figures
 from cmdop_migrate.relay.router.router_events import Limits
 from cmdop_migrate.relay.server import Relay, Serving
-from tests.relays import PLACE, SESSION
+from tests.support.relay_server import PLACE, SESSION
 
 FLEET = Ed25519PrivateKey.from_private_bytes(bytes(32))
 BASE = Serving(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)

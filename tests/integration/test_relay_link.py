@@ -20,10 +20,10 @@ from cmdop_migrate.gateway import client, host_link, link_main
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import resources
 from cmdop_migrate.host.host import Host as LocalHost
-from tests import fences, typists
-from tests.hosts import Host, until
-from tests.relayed import Linked, linked
-from tests.relays import PLACE
+from tests.support import fenced_sessions, typing_client
+from tests.support.host import Host, until
+from tests.support.relay_server import PLACE
+from tests.support.relayed_hosts import Linked, linked
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +45,9 @@ def link_of(host: Host) -> int | None:
 
 def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
     file, a = world.credential(), world.a
-    session = typists.start(a, "w")
+    session = typing_client.start(a, "w")
     world.routed(session, file)
-    with typists.typing(world.line(file, session)) as typist:
+    with typing_client.typing(world.line(file, session)) as typist:
         typist.counts_on()
         first = link_of(a)
         assert first is not None
@@ -61,23 +61,23 @@ def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
         typist.counts_on()
         typist.finish()
         assert not [one for one in typist.events if one["event"] in ("lost", "undone", "refused")]
-    assert fences.lease(a, session)["token"] == 1
+    assert fenced_sessions.lease(a, session)["token"] == 1
 
 
 def test_one_that_hangs_keeps_no_lease_from_being_renewed(world: Linked) -> None:
     file, a = world.credential(), world.a
-    session = fences.counter(a, "hang")
+    session = fenced_sessions.counter(a, "hang")
     world.routed(session, file)
     link = until(lambda: link_of(a), 5)
     assert link is not None
     os.kill(link, signal.SIGSTOP)
     try:
-        before, until_ = fences.lease(a, session)["renewals"], time.monotonic() + 4.0
+        before, until_ = fenced_sessions.lease(a, session)["renewals"], time.monotonic() + 4.0
         while time.monotonic() < until_:  # more than a TTL
             assert not cgroup.is_frozen(a.group(session))
             time.sleep(0.1)
-        assert fences.lease(a, session)["renewals"] > before
-        fences.counts_on(a, session)
+        assert fenced_sessions.lease(a, session)["renewals"] > before
+        fenced_sessions.counts_on(a, session)
     finally:
         os.kill(link, signal.SIGCONT)
     assert not [one for one in a.events(session) if one["event"] == "fenced"]
@@ -154,7 +154,7 @@ def test_doctor_and_a_relay_that_was_set_after_the_agent_was_started(world: Link
     a = world.a
     a.kill_agent(signal.SIGTERM)
     url = a.extra.pop("CMDOP_MIGRATE_RELAY")
-    session = fences.counter(a, "late")
+    session = fenced_sessions.counter(a, "late")
     try:
         assert relay_check(a) is None
     finally:
@@ -173,7 +173,7 @@ def test_doctor_and_a_relay_that_was_set_after_the_agent_was_started(world: Link
     assert good is not None and good["level"] == "ok" and str(link_of(a)) in good["message"]
     made = a.cm(*again, "--out", str(world.dir / "more.credential"))
     assert made.returncode == 0 and "kill" not in made.stderr.decode()
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     a.ok("kill", session)
 
 
@@ -219,7 +219,7 @@ def test_doctor_and_a_link_that_is_not_connected(world: Linked) -> None:
     a.ok("relay", "token", "create", "--host", a.name, "--pin", world.relay.facts["pin"], "--out", str(bad))
     a.ok("relay", "token", "revoke", client.load(bad).claims.id)
     a.extra[key] = str(given)
-    session = fences.counter(a, "unlinked")
+    session = fenced_sessions.counter(a, "unlinked")
     try:
         a.extra[key] = str(own)
         good = relay_check(a)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import typists
-from tests.proxy import Proxy
-from tests.relayed import Linked, linked
+from tests.support import typing_client
+from tests.support.faulty_proxy import Proxy
+from tests.support.relayed_hosts import Linked, linked
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +24,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
 
 def test_a_typing_client_stays_through_moves(world: Linked) -> None:
     file = world.credential()
-    session = typists.start(world.a, "w")
+    session = typing_client.start(world.a, "w")
     world.routed(session, file)
-    with typists.typing(world.line(file, session)) as typist:
+    with typing_client.typing(world.line(file, session)) as typist:
         typist.counts_on()
         for number in range(4):
             typist.gaps.clear()
@@ -43,7 +43,7 @@ def test_relays_die_and_lines_are_cut_while_it_moves(world: Linked) -> None:
     """At random: the relay is killed and started again, and the client's connection cut, while the session moves."""
     with Proxy(world.relay.port) as proxy:
         file = world.credential(url=f"wss://127.0.0.1:{proxy.port}")
-        session = typists.start(world.a, "x")
+        session = typing_client.start(world.a, "x")
         world.routed(session, file)
         over, dice = threading.Event(), random.Random(6)
         done = {"killed": 0, "cut": 0}
@@ -59,7 +59,7 @@ def test_relays_die_and_lines_are_cut_while_it_moves(world: Linked) -> None:
                     proxy.unblock()
                     done["cut"] += 1
 
-        with typists.typing(world.line(file, session)) as typist:
+        with typing_client.typing(world.line(file, session)) as typist:
             typist.counts_on()
             thread = threading.Thread(target=trouble)
             thread.start()
@@ -97,10 +97,10 @@ def test_a_person_sees_where_it_goes(world: Linked) -> None:
 def test_a_move_that_fails_goes_on_where_it_was(world: Linked) -> None:
     """The client typed meanwhile: it is applied here, once."""
     file = world.credential()
-    session = typists.start(world.a, "stay")
+    session = typing_client.start(world.a, "stay")
     world.b.start("sleep", "1000", name="stay")  # found out only when it is there already
     world.routed(session, file)
-    with typists.typing(world.line(file, session)) as typist:
+    with typing_client.typing(world.line(file, session)) as typist:
         typist.counts_on()
         world.a.fails("migrate", "stay", "--to", "host-b", "--accept", "name", status=4, code="blocked")
         typist.counts_on()
@@ -113,7 +113,7 @@ def test_a_move_that_fails_goes_on_where_it_was(world: Linked) -> None:
 def test_a_host_that_dies_says_what_was_undone(world: Linked) -> None:
     """From a checkpoint before what the client has seen: it hears how much is gone, and goes on."""
     file = world.credential()
-    session = typists.start(world.a, "gone")
+    session = typing_client.start(world.a, "gone")
     world.routed(session, file)
     with world.line(file, session) as line:
         line.channel.ask(op="attach", actor="x", read_only=False, **{"from": None})

@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browsers import CTRL, SHIFT, Browser, Page, a_browser
-from tests.hosts import Host, until
-from tests.relayed import Linked, linked
+from tests.support.browser import CTRL, SHIFT, Browser, Page, a_browser
+from tests.support.host import Host, until
+from tests.support.relayed_hosts import Linked, linked
 
 # Says what it got: each line that went in, once.
 ECHO = "stty -echo; echo ready; while read -r line; do echo got-$line; done"

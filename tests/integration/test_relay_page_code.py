@@ -14,8 +14,8 @@ from cmdop_migrate.holder import protocol
 from cmdop_migrate.relay import credentials, e2e, frames
 from cmdop_migrate.relay.frames import Frame, Kind
 from cmdop_migrate.session import screen
-from tests.browsers import Page, a_browser
-from tests.relays import SESSION, a_relay
+from tests.support.browser import Page, a_browser
+from tests.support.relay_server import SESSION, a_relay
 
 FLEET = Ed25519PrivateKey.generate()
 PAST_2_32 = 2**40 + 7

@@ -20,8 +20,8 @@ from cmdop_migrate.host import resources
 from cmdop_migrate.relay import credentials, e2e, http
 from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
-from tests.browsers import Browser, Page, a_browser
-from tests.relays import SESSION, ARelay, Dialer, a_relay
+from tests.support.browser import Browser, Page, a_browser
+from tests.support.relay_server import SESSION, ARelay, Dialer, a_relay
 
 ROWS = "[...document.querySelectorAll('.xterm-rows > div')].map((row) => row.textContent.trimEnd()).join('\\n')"
 STATUS = "document.getElementById('status').textContent"

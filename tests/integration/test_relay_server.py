@@ -22,8 +22,8 @@ from cmdop_migrate.gateway import credentials as gateway_credentials
 from cmdop_migrate.relay import certificate, credentials
 from cmdop_migrate.relay.credentials import Claims, Credential, b64
 from cmdop_migrate.relay.frames import HEADER_SIZE, PAYLOAD_MAX, Frame, Kind, encode, with_credit
-from tests.hosts import until
-from tests.relays import PLACE, SESSION, ARelay, Dialer, a_relay, again, insecure
+from tests.support.host import until
+from tests.support.relay_server import PLACE, SESSION, ARelay, Dialer, a_relay, again, insecure
 
 OTHER = "0f" * 12
 STRANGER = "127.0.0.2"  # what fails from here is not held against the others

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.relay.credentials import parse
-from tests.hosts import Host
+from tests.support.host import Host
 
 
 @pytest.fixture

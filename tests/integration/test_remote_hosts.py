@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import CM, Host, pair
-from tests.ptys import Pty
-from tests.sshds import Login, Sshd, an_sshd, new_key
+from tests.support.host import CM, Host, pair
+from tests.support.pty_client import Pty
+from tests.support.sshd import Login, Sshd, an_sshd, new_key
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="sessions need root")
 

@@ -36,8 +36,8 @@ from cmdop_migrate.remote.inventory import Target
 from cmdop_migrate.remote.knownhosts import KnownHosts
 from cmdop_migrate.remote.peer import Lost, Peer
 from cmdop_migrate.remote.ssh import Pool
-from tests.hosts import PROJECT, until
-from tests.sshds import Login, Sshd, an_sshd, new_key, with_account
+from tests.support.host import PROJECT, until
+from tests.support.sshd import Login, Sshd, an_sshd, new_key, with_account
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an sshd that lets others in needs root")
 

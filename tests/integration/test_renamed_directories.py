@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.host import talk
-from tests.hosts import Host, pair
-from tests.program import WITHIN, Program
+from tests.support.host import Host, pair
+from tests.support.program_session import WITHIN, Program
 
 # One command a line; os.rename, unlike mv, does not copy where the kernel refuses to rename.
 DRIVER = r"""

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tests.hosts import Host
-from tests.program import Program
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 # Three generations of processes. Each has its own content in what it inherited; a line "round N" typed to the first
 # goes down the line, and each answers whether its memory is what it wrote, and that it can still use the reservation.

@@ -13,7 +13,7 @@ from pyroute2 import NetNS
 
 from cmdop_migrate.session import rtnetlink
 from cmdop_migrate.session.rtnetlink import LOOPBACK, Netlink
-from tests.hosts import until
+from tests.support.host import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root")
 

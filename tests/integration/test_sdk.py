@@ -14,8 +14,8 @@ import pytest
 import cmdop_migrate
 from cmdop_migrate import AsyncSession, Session
 from cmdop_migrate.errors import Blocked, NotAdmitted, SessionExited, SessionNotFound, TimedOut, Usage
-from tests.hosts import PROJECT, Host, until
-from tests.relayed import Linked, linked
+from tests.support.host import PROJECT, Host, until
+from tests.support.relayed_hosts import Linked, linked
 
 EXAMPLE = PROJECT / "docs" / "examples" / "beside_a_person.py"
 

@@ -15,7 +15,7 @@ import pytest
 
 from cmdop_migrate.cli.main import cli
 from cmdop_migrate.holder import cgroup
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 
 def test_unknown_session(host: Host) -> None:

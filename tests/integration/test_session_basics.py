@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 
 def test_start_show_end(host: Host) -> None:

@@ -17,9 +17,9 @@ from cmdop_migrate.errors import TimedOut
 from cmdop_migrate.holder import protocol
 from cmdop_migrate.host import kill
 from cmdop_migrate.session.holder_client import Channel
-from tests import fences
-from tests.hosts import CM, Host, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, until
+from tests.support.pty_client import Pty
 
 DETACH = b"\x1cd"
 
@@ -230,7 +230,7 @@ def test_kill_of_one_that_does_not_end_is_not_called_done(host: Host, monkeypatc
     host.wait_for("t", "up")
     monkeypatch.setattr(kill, "LATEST", -29.0)  # its holder may be stopped, say: nobody kills it when its grace is over
     with pytest.raises(TimedOut, match="told to end"):
-        kill.kill(fences.records(host), "t", signal.SIGTERM, 30.0)
+        kill.kill(fenced_sessions.records(host), "t", signal.SIGTERM, 30.0)
     assert host.sessions()[0]["state"] == "running" and "killed" not in host.ok("events", "t")
 
 

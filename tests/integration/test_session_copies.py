@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from tests.crash.witness import Witness
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 
 def test_a_copy_of_a_session_s_directory_is_not_taken_for_it(host: Host) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from cmdop_migrate.holder.input_journal import ROTATE_AT
 from cmdop_migrate.host import input_journal
-from tests import fences
-from tests.hosts import Host, pair
+from tests.support import fenced_sessions
+from tests.support.host import Host, pair
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 
 def journal(host: Host, session: str) -> list[dict[str, Any]]:
-    records = fences.records(host)
+    records = fenced_sessions.records(host)
     return list(input_journal.journal(records, records.find(session)))
 
 
 def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     where = a.state / "sessions" / session / "inputs.jsonl"
     a.ok("send", "w", "one", "--enter")
     with where.open("a") as file:
@@ -48,7 +48,7 @@ def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> N
 
 def test_who_typed_half_a_line_is_named_after_the_move(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("send", "w", "rm -rf", "--actor", "ann")
     a.ok("checkpoint", "w")
     b.ok("restore", session)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import fences
-from tests.hosts import CM, Host, pair
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, pair
 
 
 @pytest.fixture
@@ -20,17 +20,19 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 def test_parked_here(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     checkpoint = a.cm_json("checkpoint", "w")["checkpoint"]
     done = a.cm_json("kill", "w")
     assert done.items() >= {"session": session, "discarded": True, "checkpoint": checkpoint, "exit": None}.items()
     assert a.sessions() == [] and a.session_dirs() == []
-    assert fences.event(a, session, "discarded")["checkpoint"] == checkpoint
-    assert fences.lease(b, session)["state"] == "free" and fences.lease(b, session)["checkpoint"] is None
+    assert fenced_sessions.event(a, session, "discarded")["checkpoint"] == checkpoint
+    assert (
+        fenced_sessions.lease(b, session)["state"] == "free" and fenced_sessions.lease(b, session)["checkpoint"] is None
+    )
     assert "has ended" in a.fails("restore", session, status=5, code="fenced")["message"]
     assert "--fork" in b.fails("restore", checkpoint, status=5, code="fenced")["hint"]
     copy = b.cm_json("restore", checkpoint, "--fork", "copy")["session"]
-    fences.counts_on(b, copy)
+    fenced_sessions.counts_on(b, copy)
     b.ok("kill", "copy", "--signal", "KILL")
     again = a.cm_json("kill", session)
     assert again["discarded"] and again["checkpoint"] is None, "a second time nothing is left to do"
@@ -42,7 +44,7 @@ def test_parked_here(hosts: tuple[Host, Host]) -> None:
 
 def test_parked_by_another_host(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
     b.fails("kill", session[:3], status=3, code="session_not_found")
     b.fails("kill", "nobody", status=3, code="session_not_found")
@@ -55,40 +57,40 @@ def test_parked_by_another_host(hosts: tuple[Host, Host]) -> None:
 
 def test_what_runs_elsewhere_is_not_touched(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
     b.ok("restore", session)
     error = a.fails("kill", "w", status=5, code="fenced")
     assert "host-b" in error["message"] and "Kill it there" in error["hint"]
-    fences.counts_on(b, session)
-    other = fences.counter(a, "other")
+    fenced_sessions.counts_on(b, session)
+    other = fenced_sessions.counter(a, "other")
     a.ok("checkpoint", "other", "--leave-running")
     b.fails("kill", "other", status=5, code="fenced")
-    fences.counts_on(a, other)
+    fenced_sessions.counts_on(a, other)
     assert b.session_dirs() == [session]
 
 
 def test_killed_half_way(hosts: tuple[Host, Host]) -> None:
     """The lease taken, not yet ended: the next kill, or a restore, goes on from there."""
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
-    fences.kill_at(a, "taken", "kill", "w")
-    assert fences.lease(a, session)["holder"] == "host-a"
-    assert fences.record(a, session)["phase"] == "parked"
+    fenced_sessions.kill_at(a, "taken", "kill", "w")
+    assert fenced_sessions.lease(a, session)["holder"] == "host-a"
+    assert fenced_sessions.record(a, session)["phase"] == "parked"
     b.fails("restore", session, status=5, code="fenced")
     a.ok("restore", "w")
-    fences.counts_on(a, session)
+    fenced_sessions.counts_on(a, session)
     a.ok("checkpoint", "w")
-    fences.kill_at(a, "taken", "kill", "w")
+    fenced_sessions.kill_at(a, "taken", "kill", "w")
     assert a.cm_json("kill", "w")["discarded"]
-    assert fences.lease(a, session)["state"] == "free" and a.sessions() == []
+    assert fenced_sessions.lease(a, session)["state"] == "free" and a.sessions() == []
     assert "has ended" in b.fails("restore", session, status=5, code="fenced")["message"]
 
 
 def test_kill_here_and_restore_there_at_once(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = fences.counter(a)
+    session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
     tries = [
         subprocess.Popen([*CM, "--json", *args], env=host.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

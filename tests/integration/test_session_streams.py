@@ -6,7 +6,7 @@ from typing import Any
 
 from cmdop_migrate.holder import protocol
 from cmdop_migrate.session.holder_client import Channel
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 STREAM = "0123456789abcdef"
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import CM, Host, until
 from tests.integration.test_session_clients import DETACH, attach
-from tests.ptys import Pty
+from tests.support.host import CM, Host, until
+from tests.support.pty_client import Pty
 
 ALTERNATE, MAIN = b"\x1b[?1049h", b"\x1b[?1049l"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 DNS_SERVER = """
 import socket, struct

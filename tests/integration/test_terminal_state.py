@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, until
 from tests.integration.test_programs import need
-from tests.program import Program
+from tests.support.host import Host, until
+from tests.support.program_session import Program
 
 RENAMED = [r"fd \d+: /dev/(tty|pts/\d+) "]  # a descriptor of /dev/tty comes back as one of the terminal it was
 

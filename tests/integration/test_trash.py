@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 MANY = 300
 PROGRAM = f"""

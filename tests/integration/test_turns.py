@@ -17,9 +17,9 @@ from cmdop_migrate.holder import protocol
 from cmdop_migrate.host import input_journal, talk
 from cmdop_migrate.host import turn as host_turn
 from cmdop_migrate.session.holder_client import Channel
-from tests import fences
-from tests.hosts import CM, Host, pair, until
-from tests.ptys import Pty
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, pair, until
+from tests.support.pty_client import Pty
 
 
 @pytest.fixture
@@ -29,16 +29,16 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 
 def lines(host: Host, session: str) -> list[dict[str, Any]]:
-    records = fences.records(host)
+    records = fenced_sessions.records(host)
     return list(input_journal.journal(records, records.find(session)))
 
 
 def turn(host: Host, session: str, do: host_turn.Do = "show", actor: str = "root", **options: Any) -> dict[str, Any]:
-    return host_turn.turn(fences.records(host), session, host_turn.Asked(do, actor, **options))
+    return host_turn.turn(fenced_sessions.records(host), session, host_turn.Asked(do, actor, **options))
 
 
 def printed(host: Host, session: str) -> int:
-    return talk.output(fences.records(host), session, None).end
+    return talk.output(fenced_sessions.records(host), session, None).end
 
 
 def status(host: Host, session: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def status(host: Host, session: str) -> dict[str, Any]:
 
 
 def test_one_writes_and_the_others_are_told(host: Host) -> None:
-    session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     assert turn(host, "w")["holder"] is None
     got = host.cm_json("turn", "w", "request", "--actor", "ann", "--timeout", "1h")
     assert (got["holder"], got["granted"]) == ("ann", True)
@@ -91,7 +91,7 @@ def test_one_writes_and_the_others_are_told(host: Host) -> None:
 
 
 def test_it_lapses_and_who_waits_gets_it(host: Host) -> None:
-    host.start("bash", "-c", fences.ECHO, name="w")
+    host.start("bash", "-c", fenced_sessions.ECHO, name="w")
     host.ok("turn", "w", "request", "--actor", "ann", "--timeout", "1h")
     gone = subprocess.Popen([*CM, "turn", "w", "request", "--actor", "gone", "--wait", "1m"], env=host.env())
     until(lambda: turn(host, "w")["queue"] == ["gone"])
@@ -200,7 +200,7 @@ def test_fenced_meanwhile_it_still_stands_still(tmp_path: Path) -> None:
 
 def test_turn_queue_and_halves_move_along(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
-    session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("send", "w", "half ", "--actor", "ann")
     a.ok("turn", "w", "request", "--actor", "ann", "--timeout", "1h")
     a.ok("turn", "w", "request", "--actor", "bob", "--timeout", "1h")
@@ -227,7 +227,7 @@ def test_turn_queue_and_halves_move_along(hosts: tuple[Host, Host]) -> None:
 
 
 def test_a_journal_that_was_touched_says_so(host: Host) -> None:
-    session = host.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     for number in range(4):
         host.ok("send", "w", f"line {number}", "--enter", "--actor", "ann")
     path = host.state / "sessions" / session / "inputs.jsonl"

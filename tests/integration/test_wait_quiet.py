@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from cmdop_migrate import config
-from tests.hosts import Host, a_host, until
-from tests.program import Program
-from tests.truth import Planted
+from tests.support.host import Host, a_host, until
+from tests.support.planting import Planted
+from tests.support.program_session import Program
 
 WITHIN = 60.0
 SANDBOX = "unshare --pid --fork cat; echo over"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.host import talk
-from tests.hosts import Host
-from tests.program import WITHIN, Program
+from tests.support.host import Host
+from tests.support.program_session import WITHIN, Program
 
 # `watch WORD…` in the way named by its first argument; `edit PATH` appends to a file and says whether that was heard.
 WATCHER = r"""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.labs import TestLab, a_lab
+from tests.support.lab_hosts import TestLab, a_lab
 
 
 @pytest.fixture(autouse=True, scope="session")

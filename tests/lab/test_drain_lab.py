@@ -8,9 +8,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests import fences
-from tests.hosts import until
-from tests.labs import LabHost, a_lab
+from tests.support import fenced_sessions
+from tests.support.host import until
+from tests.support.lab_hosts import LabHost, a_lab
 
 COUNT = 20
 COUNTING = "while :; do echo n $((++i)); sleep 0.2; done"
@@ -55,7 +55,7 @@ def test_twenty_sessions_and_not_a_number_lost() -> None:
     with a_lab(hosts=3) as lab:
         a = lab.hosts[0]
         sessions = {a.start(*command, name=name)["session"]: name for name, command in _commands()}
-        until(lambda: all(fences.numbers(a, one) for one in sessions), 30, "all count")
+        until(lambda: all(fenced_sessions.numbers(a, one) for one in sessions), 30, "all count")
         planned = a.cm_json("drain", "--to", "host-b,host-c", "--dry-run", "--deadline", "8m")
         assert Counter(one["how"] for one in planned["schedule"]) == {"move": COUNT}
         began = time.monotonic()
@@ -68,8 +68,14 @@ def test_twenty_sessions_and_not_a_number_lost() -> None:
         where = {one["session"]: lab.host(one["to"]) for one in facts["moved"]}
         went = Counter(host.name for host in where.values())
         assert min(went["host-b"], went["host-c"]) >= COUNT // 4, went
-        before = {one: len(fences.numbers(host, one)) for one, host in where.items()}  # none missing, none doubled
-        until(lambda: all(len(fences.numbers(where[one], one)) > before[one] + 3 for one in where), 60, "all count on")
+        before = {
+            one: len(fenced_sessions.numbers(host, one)) for one, host in where.items()
+        }  # none missing, none doubled
+        until(
+            lambda: all(len(fenced_sessions.numbers(where[one], one)) > before[one] + 3 for one in where),
+            60,
+            "all count on",
+        )
         assert {one["state"] for one in a.sessions()} == {"exited"}
         a.assert_clean(ended=True)
         assert not _strays(a), "processes are left on host-a"

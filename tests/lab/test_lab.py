@@ -18,9 +18,9 @@ from cmdop_migrate.holder import cgroup
 from scripts.lablib import place
 from scripts.lablib.lab import Lab
 from scripts.lablib.model import S3_PORTS, LabSpec, LabTrouble
-from tests import fences
-from tests.hosts import PROJECT, mounts, until
-from tests.labs import LABLIB, LabHost, TestLab, a_lab, run_lab
+from tests.support import fenced_sessions
+from tests.support.host import PROJECT, mounts, until
+from tests.support.lab_hosts import LABLIB, LabHost, TestLab, a_lab, run_lab
 
 KINDS = ("net", "mnt", "pid", "uts", "ipc", "cgroup")
 
@@ -64,13 +64,13 @@ def test_hosts_keep_to_themselves(lab3: TestLab) -> None:
 
 def test_a_session_goes_from_host_to_host(lab3: TestLab) -> None:
     a, b, c = lab3.hosts
-    session = fences.counter(a, "goes")
+    session = fenced_sessions.counter(a, "goes")
     for there, here in ((b, a), (c, b)):
         assert here.ssh("cmdop-migrate", "checkpoint", "goes").returncode == 0
         assert there.ssh("cmdop-migrate", "restore", session).returncode == 0
-        fences.counts_on(there, session)
+        fenced_sessions.counts_on(there, session)
         here.assert_clean(ended=True)
-    assert fences.lease(a, session)["holder"] == "host-c"
+    assert fenced_sessions.lease(a, session)["holder"] == "host-c"
     c.ok("kill", session)
     c.assert_clean(ended=True)
 
@@ -117,7 +117,7 @@ def _readable(fd: int) -> bool:
 
 def test_sudden_death_and_reboot(lab3: TestLab) -> None:
     a, b, _ = lab3.hosts
-    session = fences.counter(a, "dies")
+    session = fenced_sessions.counter(a, "dies")
     inside = a.pids(session)
     (a.state / "kept").write_text("on disk")
     pid = lab3.pid("host-a")
@@ -136,7 +136,7 @@ def test_sudden_death_and_reboot(lab3: TestLab) -> None:
 
 def test_asleep_and_awake(lab3: TestLab) -> None:
     _, b, _ = lab3.hosts
-    session = fences.counter(b, "naps")
+    session = fenced_sessions.counter(b, "naps")
     stamps = lab3.home("host-b") / "srv/stamps"
     with subprocess.Popen(
         lab3.command("host-b", ["sh", "-c", "while echo x; do sleep 0.02; done > /srv/stamps"])
@@ -154,7 +154,7 @@ def test_asleep_and_awake(lab3: TestLab) -> None:
             assert stamps.stat().st_size == size
             lab3.resume("host-b")
             until(lambda: stamps.stat().st_size > size, 10, "it works again")
-            fences.counts_on(b, session)
+            fenced_sessions.counts_on(b, session)
         finally:
             lab3.resume("host-b")
             end_inside(own)
@@ -200,7 +200,7 @@ def test_two_labs_at_once_and_nothing_is_left(lab3: TestLab) -> None:
     with a_lab(hosts=1) as second:
         (host,), (other, *_) = second.hosts, lab3.hosts
         assert host.name == other.name and host.address == other.address
-        ours, theirs = fences.counter(host, "two"), fences.counter(other, "two")
+        ours, theirs = fenced_sessions.counter(host, "two"), fenced_sessions.counter(other, "two")
         assert {one["session"] for one in host.sessions()} == {ours}
         second.cut("host-a")
         assert other.ssh("true").returncode == 0
@@ -209,7 +209,7 @@ def test_two_labs_at_once_and_nothing_is_left(lab3: TestLab) -> None:
         assert len(traces.processes) > 8
     assert traces.left() == []
     assert not list(Path("/tmp").glob(f"seaweedfs-*-grpc-{S3_PORTS[0] + 10000}.sock"))
-    fences.counts_on(other, theirs)
+    fenced_sessions.counts_on(other, theirs)
     other.ok("kill", theirs)
 
 

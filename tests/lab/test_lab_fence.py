@@ -16,10 +16,10 @@ from cmdop_migrate.clock import boottime
 from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.lease.margins import freeze_allowance
 from scripts.lablib import services
-from tests import fences
-from tests.hosts import until
-from tests.labs import LabHost, TestLab, a_lab
-from tests.stamps import Stamped, assert_superseded, told_all_the_time
+from tests.support import fenced_sessions
+from tests.support.host import until
+from tests.support.lab_hosts import LabHost, TestLab, a_lab
+from tests.support.stamping_session import Stamped, assert_superseded, told_all_the_time
 
 TTL = 3.0
 
@@ -54,7 +54,7 @@ def checkpoint_at_its_commit(host: LabHost, name: str) -> Iterator[subprocess.Po
 def assert_one_after_the_other(noted: Stamped, b: LabHost, *kinds: str) -> None:
     """At no instant did both run, or do what a client told them."""
     noted.restored_on(b)
-    runs_from = fences.event(b, noted.session, "restored")["boottime"]
+    runs_from = fenced_sessions.event(b, noted.session, "restored")["boottime"]
     for kind in kinds:
         before, after = noted.times(kind, 1), [one for one in noted.times(kind, 2) if one >= runs_from]
         assert before and after and max(before) < runs_from, kind
@@ -62,7 +62,7 @@ def assert_one_after_the_other(noted: Stamped, b: LabHost, *kinds: str) -> None:
 
 def assert_b_keeps_it(lab: TestLab, session: str) -> None:
     a, b = lab.hosts
-    assert fences.lease(a, session)["holder"] == fences.lease(b, session)["holder"] == "host-b"
+    assert fenced_sessions.lease(a, session)["holder"] == fenced_sessions.lease(b, session)["holder"] == "host-b"
     (row,) = [one for one in b.sessions() if one["session"] == session]
     assert row["state"] == "running"
 
@@ -81,8 +81,8 @@ def test_partition(lab: TestLab) -> None:
             b.ok("restore", noted.session, "--wait", "40s")
             b.ok("restore", late.session, "--wait", "40s")
             until(lambda: len(noted.times("did", 2)) > 10, 10, "B does what it is told")
-            fenced = fences.event(a, noted.session, "fenced")
-            assert fenced["boottime"] < fences.event(b, noted.session, "restored")["boottime"]
+            fenced = fenced_sessions.event(a, noted.session, "fenced")
+            assert fenced["boottime"] < fenced_sessions.event(b, noted.session, "restored")["boottime"]
             assert not [one for one in a.events(noted.session) if one["event"] == "superseded"]
             assert a.cm("checkpoint", "w").returncode == 6
         finally:
@@ -95,7 +95,7 @@ def test_partition(lab: TestLab) -> None:
         assert_superseded(a, one.session)
         assert_one_after_the_other(one, b, *kinds)
         assert_b_keeps_it(lab, one.session)
-    assert fences.lease(b, late.session)["checkpoint"] == first, "the late one is not published"
+    assert fenced_sessions.lease(b, late.session)["checkpoint"] == first, "the late one is not published"
     for session in (noted.session, late.session):
         b.ok("kill", session)
 
@@ -154,22 +154,22 @@ def test_members_of_etcd_die(capsys: pytest.CaptureFixture[str]) -> None:
     ttl = 6.0  # a new leader takes 1 to 2.5 s, and a dead member's silence 0.8 s: two thirds of fresh_for must be more
     with a_lab(hosts=1, lease="etcd3", ttl=f"{ttl:g}s") as lab:
         (host,) = lab.hosts
-        sessions = [fences.counter(host, name) for name in ("one", "two")]
+        sessions = [fenced_sessions.counter(host, name) for name in ("one", "two")]
         first, second, _ = leader_first(lab)
         lab.kill(first)
         time.sleep(1.5 * ttl)
         for session in sessions:
-            fences.counts_on(host, session)
+            fenced_sessions.counts_on(host, session)
             assert not [one for one in host.events(session) if one["event"] == "fenced"]
         lab.kill(second)
-        late = [fences.wait_event(host, session, "fenced", 3 * ttl)["late_ms"] for session in sessions]
+        late = [fenced_sessions.wait_event(host, session, "fenced", 3 * ttl)["late_ms"] for session in sessions]
         with capsys.disabled():
             print(f"\n  two of three etcd members dead: frozen {max(late):.2f} ms after the deadline")
         assert all(0 <= one < freeze_allowance(ttl) * 1000 for one in late)
         for session in sessions:
-            fences.stands_still(host, session)
+            fenced_sessions.stands_still(host, session)
         lab.start(second)
         for session in sessions:
-            fences.wait_event(host, session, "unfenced", 20)
-            fences.counts_on(host, session)
+            fenced_sessions.wait_event(host, session, "unfenced", 20)
+            fenced_sessions.counts_on(host, session)
         lab.start(first)

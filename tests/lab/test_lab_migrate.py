@@ -14,9 +14,9 @@ import pytest
 
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.resources import TEST_STOP
-from tests import fences
-from tests.hosts import until
-from tests.labs import LabHost, TestLab, a_lab
+from tests.support import fenced_sessions
+from tests.support.host import until
+from tests.support.lab_hosts import LabHost, TestLab, a_lab
 
 COUNT = "while :; do echo n $((++i)); sleep 0.05; done"
 
@@ -67,7 +67,7 @@ def test_there_and_back_over_the_network(lab: TestLab) -> None:
         assert (facts["from"], facts["to"]) == (here.name, there.name)
         counts_on(there, session)
         assert not here.pids(session) and there.pids(session)
-    assert fences.lease(a, session)["token"] == 3
+    assert fenced_sessions.lease(a, session)["token"] == 3
     a.ok("kill", "w", "--signal", "KILL")
 
 

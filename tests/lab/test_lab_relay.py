@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests import typists
-from tests.hosts import PROJECT, until
-from tests.labs import LabHost, TestLab, a_lab
+from tests.support import typing_client
+from tests.support.host import PROJECT, until
+from tests.support.lab_hosts import LabHost, TestLab, a_lab
 
 MOVES = int(os.environ.get("CMDOP_TEST_MOVES", "5"))
 CREDENTIAL = "/root/relay.credential"
@@ -52,10 +52,18 @@ class LabRelay:
 
 
 class Client:
-    """tests/typists.py on another machine."""
+    """tests/support/typing_client.py on another machine."""
 
     def __init__(self, at: LabHost, session: str) -> None:
-        words = ["env", f"PYTHONPATH={PROJECT}", sys.executable, "-m", "tests.typists", CREDENTIAL, session]
+        words = [
+            "env",
+            f"PYTHONPATH={PROJECT}",
+            sys.executable,
+            "-m",
+            "tests.support.typing_client",
+            CREDENTIAL,
+            session,
+        ]
         self._process = subprocess.Popen(
             at.lab.command(at.name, words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -101,7 +109,7 @@ def lab() -> Iterator[tuple[TestLab, LabRelay]]:
 
 def start(lab: TestLab, name: str) -> tuple[str, Client]:
     a, d = lab.host("host-a"), lab.host("host-d")
-    session = typists.start(a, name)
+    session = typing_client.start(a, name)
     seen = ("--credential", CREDENTIAL, "--json")
     until(lambda: any(one["routed"] for one in json.loads(d.ok("ls", *seen))["sessions"]), 20, "the relay has it")
     return session, Client(d, session)

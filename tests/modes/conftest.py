@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, a_host
-from tests.moves import World, two
+from tests.support.host import Host, a_host
+from tests.support.host_pair import World, two
 
 Sign = Callable[..., None]
 

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from tests.hosts import Host
+from tests.support.host import Host
 
 Event = dict[str, Any]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from cmdop_migrate.holder import protocol
 from cmdop_migrate.holder.input_admission import NOTES
-from tests import fences
-from tests.hosts import CM, Host, a_host, until
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.ptys import Pty
-from tests.relayed import linked
+from tests.support import fenced_sessions
+from tests.support.host import CM, Host, a_host, until
+from tests.support.pty_client import Pty
+from tests.support.relayed_hosts import linked
 
 DETACH = b"\x1cd"
 
@@ -30,7 +30,7 @@ def left(client: Pty) -> tuple[int, bytes]:
 
 
 def test_a_client_that_vanishes_and_comes_back(quick: Host, sign: Sign) -> None:
-    session = fences.counter(quick)
+    session = fenced_sessions.counter(quick)
     with attach(quick, "w", "--actor", "ann") as client:
         client.expect(b"n 5\r\n")
         client.process.kill()
@@ -38,7 +38,7 @@ def test_a_client_that_vanishes_and_comes_back(quick: Host, sign: Sign) -> None:
     with attach(quick, "w", "--actor", "ann") as client:
         client.expect(b"n 20\r\n")
         at, shown = left(client)
-    until(lambda: len(fences.numbers(quick, session)) > 40, 20, "it counts on with nobody there")
+    until(lambda: len(fenced_sessions.numbers(quick, session)) > 40, 20, "it counts on with nobody there")
     with attach(quick, "w", "--actor", "ann", "--from", str(at)) as client:
         client.expect(b"n 60\r\n")
         _, rest = left(client)
@@ -75,7 +75,7 @@ def test_from_afar_it_is_the_same(tmp_path: Path, sign: Sign) -> None:
     """Through the relay: who it was is what the credential says, and the relay's death is one more disconnect."""
     with linked(tmp_path) as world:
         file = world.credential(actor="ann")
-        session = fences.counter(world.a)
+        session = fenced_sessions.counter(world.a)
         world.routed(session, file)
         with world.attach(file, "w") as client:
             client.expect(b"n 5\r\n")
@@ -84,7 +84,7 @@ def test_from_afar_it_is_the_same(tmp_path: Path, sign: Sign) -> None:
         with world.attach(file, "w") as client:
             client.expect(b"n 20\r\n")
             world.restart_relay()
-            client.expect(f"n {len(fences.numbers(world.a, session)) + 10}\r\n".encode(), 40)
+            client.expect(f"n {len(fenced_sessions.numbers(world.a, session)) + 10}\r\n".encode(), 40)
             numbers = [int(one) for one in re.findall(rb"n (\d+)\r\n", client.seen)]
         assert numbers == list(range(1, len(numbers) + 1)), "every number once, in order"
         came = record.events(world.a, session, "attached")

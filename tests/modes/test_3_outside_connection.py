@@ -11,8 +11,8 @@ import pytest
 
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.moves import World
-from tests.outside import CLIENT, PYTHON, Server, is_reset
+from tests.support.host_pair import World
+from tests.support.outside_server import CLIENT, PYTHON, Server, is_reset
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.modes import record
 from tests.modes.conftest import Sign
+from tests.support.host import Host
 
 
 def test_two_identities_one_parent_and_chunks_in_common(quick: Host, tmp_path: Path, sign: Sign) -> None:

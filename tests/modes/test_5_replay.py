@@ -6,10 +6,10 @@ import re
 import sys
 from pathlib import Path
 
-from tests.hosts import PROJECT, Host
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.moves import World
+from tests.support.host import PROJECT, Host
+from tests.support.host_pair import World
 
 # Every source of divergence a replay stumbles over: randomness, clocks, pids, and effects that would happen twice.
 PROGRAM = """

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.moves import World
+from tests.support.host import Host
+from tests.support.host_pair import World
 
 PROGRAM = """
 import fcntl, sqlite3, subprocess, sys

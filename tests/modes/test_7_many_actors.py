@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests import fences
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.moves import World
+from tests.support import fenced_sessions
+from tests.support.host_pair import World
 
 
 def test_one_order_one_turn_and_a_seizure_that_holds(world: World, sign: Sign) -> None:
     """An agent works, a person takes over, the session moves, the agent goes on when it is let."""
     a, b = world.a, world.b
-    session = a.start("bash", "-c", fences.ECHO, name="w")["session"]
+    session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("turn", "w", "request", "--actor", "agent", "--timeout", "1h")
     a.ok("send", "w", "one", "--enter", "--actor", "agent")
     record.refused(a, "send", "w", "mine", "--enter", "--actor", "bob", code="not_admitted")

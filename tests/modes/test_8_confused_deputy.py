@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests import fences
 from tests.modes import record
 from tests.modes.conftest import Sign
-from tests.moves import World
+from tests.support import fenced_sessions
+from tests.support.host_pair import World
 
 # Whose bytes are in it counts, not who pressed Enter.
 GATE = """#!/bin/sh
@@ -23,7 +23,7 @@ def test_a_staged_line_keeps_its_authors(world: World, tmp_path: Path, sign: Sig
     gate = tmp_path / "gate"
     gate.write_text(GATE)
     gate.chmod(0o755)
-    session = a.start("bash", "-c", fences.ECHO, name="w", options=("--gate", str(gate)))["session"]
+    session = a.start("bash", "-c", fenced_sessions.ECHO, name="w", options=("--gate", str(gate)))["session"]
     a.ok("send", "w", "own work", "--enter", "--actor", "ann")
     a.wait_for("w", "did own work")
     a.ok("send", "w", "give mallory ", "--actor", "mallory")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tests import fences
-from tests.hosts import Host, until
 from tests.modes import record
 from tests.modes.conftest import Sign
+from tests.support import fenced_sessions
+from tests.support.host import Host, until
 
 THRESHOLD = 4.0
 
 
 def test_what_nobody_uses_is_parked_and_can_be_had_again(quick: Host, sign: Sign) -> None:
-    idle = [quick.start("bash", "-c", fences.ECHO, name=f"idle-{number}")["session"] for number in range(3)]
-    busy = fences.counter(quick, "busy")
+    idle = [quick.start("bash", "-c", fenced_sessions.ECHO, name=f"idle-{number}")["session"] for number in range(3)]
+    busy = fenced_sessions.counter(quick, "busy")
     until(lambda: record.figure(quick, "idle_seconds_max") > THRESHOLD, 30, "the agent's figure tells")
     before = record.figure(quick, "idle_seconds_max")
     until(lambda: all(row["idle_s"] > THRESHOLD for row in quick.sessions() if row["session"] in idle), 20, "all three")
@@ -24,7 +24,7 @@ def test_what_nobody_uses_is_parked_and_can_be_had_again(quick: Host, sign: Sign
         assert not quick.pids(session)
     until(lambda: record.figure(quick, "sessions") == 1, 10, "only what is used runs")
     until(lambda: record.figure(quick, "idle_seconds_max") < THRESHOLD, 30, "none is idle for longer than was allowed")
-    fences.counts_on(quick, busy)
+    fenced_sessions.counts_on(quick, busy)
     quick.ok("restore", "idle-0")
     quick.ok("send", "idle-0", "again", "--enter")
     quick.wait_for("idle-0", "did again")

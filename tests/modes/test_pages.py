@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import PROJECT
+from tests.support.host import PROJECT
 
 PAGES = PROJECT / "docs/modes"
 HERE = Path(__file__).parent

@@ -6,6 +6,6 @@
     scripts/compatibility                   all of them, then docs/compatibility.md
 """
 
-from tests.program import Program
+from tests.support.program_session import Program
 
 __all__ = ["Program"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host, a_host
+from tests.support.host import Host, a_host
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Host
 from tests.programs.results import Ended, NeverBack, NotParked, Refused, Result, summary
 from tests.programs.scenario import QUIET, Scenario
 from tests.programs.terminal import Screen, Terminal
+from tests.support.host import Host
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 DRY = os.environ.get("PROGRAMS_DRY") == "1"  # try the scenarios themselves: nothing is checkpointed, nothing is kept

@@ -1,6 +1,6 @@
 """A session as its user sees it: type keys, read the screen.
 
-Extends `tests.program.Program` with a terminal emulator, because a full-screen program paints words in pieces and in any
+Extends `tests.support.program_session.Program` with a terminal emulator, because a full-screen program paints words in pieces and in any
 order: only the painted screen shows what a person would read.
 """
 
@@ -16,8 +16,8 @@ import pyte
 from cmdop_migrate import config
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
-from tests.hosts import Host, until
-from tests.program import Program
+from tests.support.host import Host, until
+from tests.support.program_session import Program
 
 WITHIN = float(os.environ.get("PROGRAMS_WITHIN", "60"))  # seconds; the machine may be shared
 # pyte stops parsing at these: keyboard and colour protocols, device control and application strings.

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import ClassVar
 
-from tests.hosts import Host
 from tests.programs import standin
 from tests.programs.driver import drive
 from tests.programs.scenario import CACHE, HOME, MODULES, WORK, Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 BIN = MODULES / ".bin"
 PORT = 8010

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 # Keeps one connection to the page's debugging socket; each line from the terminal is evaluated in the page.
 CLIENT = r"""

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.conftest import CAP_SYS_RESOURCE, has_capability
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
 from tests.programs.test_http_servers import Nginx
+from tests.support.host import Host
 
 # Hosts whose root has every capability can dump such sessions today.
 OTHER_USERS = (

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import MODULES, Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 FETCH = "curl -s --max-time 20 --noproxy '*' http://127.0.0.1:"
 PAGE = "<!doctype html><title>t</title><script type=module src=/main.js></script>\n"

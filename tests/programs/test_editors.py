@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import WORK, Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 
 class Vim(Scenario):

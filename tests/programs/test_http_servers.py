@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 # A client made of bash alone: `connect FD PORT`, then `request FD PATH` prints the body in brackets.
 CLIENT = r"""

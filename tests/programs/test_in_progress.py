@@ -13,10 +13,10 @@ import zipfile
 from pathlib import Path
 from typing import ClassVar
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import CACHE, WORK, Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 STEPS = 5
 GATE = f"#!/bin/sh\nuntil [ -e {WORK}/go.$1 ]; do sleep .05; done; echo step-$1 >> {WORK}/steps\n"

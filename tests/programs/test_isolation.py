@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from tests.hosts import Host
-from tests.program import Program
+from tests.support.host import Host
+from tests.support.program_session import Program
 
 
 def test_sessions_of_this_suite_cannot_reach_a_service_of_this_machine(host: Host) -> None:

@@ -6,10 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 LINES = "".join(f"line-{number:05d}\n" for number in range(1, 2001))
 

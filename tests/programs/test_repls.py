@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import CACHE, MODULES, Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 JUPYTER = CACHE / "jupyter" / "bin"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
-from tests.hosts import Host, until
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host, until
 
 PROMPT = r"bash-\S+[#$]"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.hosts import Host
 from tests.programs.driver import drive
 from tests.programs.scenario import Scenario, each
 from tests.programs.terminal import Terminal
+from tests.support.host import Host
 
 # Reads lines "N" from the terminal; makes every child, or every connection, answer N, and prints how many did.
 PROCESSES = """

@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from tests.hosts import a_host
 from tests.random_programs import generator, shrink
 from tests.random_programs.catalog import CATALOG, left_out
 from tests.random_programs.generator import Feature, Process, Spec
 from tests.random_programs.rounds import Defect, run
+from tests.support.host import a_host
 
 
 def one_each(names: list[str]) -> Iterator[Spec]:

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests import compare
-from tests.hosts import Host
 from tests.random_programs.generator import Spec
 from tests.random_programs.subject import Refused, Subject
+from tests.support import session_diff
+from tests.support.host import Host
 
 # Documented in docs/limits.md: an accepted unix connection loses its name.
 ALLOWED = (r"unix type 0001 state 03",)
@@ -101,7 +101,7 @@ def _command(subject: Subject, *args: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(text) if text.strip() else {}, done.stderr.decode()
 
 
-def _round(subject: Subject, facts: compare.Facts, clock: Clock) -> None:
+def _round(subject: Subject, facts: session_diff.Facts, clock: Clock) -> None:
     """Plan and park; restore what was parked. What the plan refuses must run on, unchanged."""
     name, wanted = subject.program.name, subject.spec.blockers()
     status, plan, said = _command(subject, "plan", name)
@@ -148,7 +148,7 @@ def _frozen_us(subject: Subject) -> int:
     return int(dict(line.split() for line in text.splitlines())["frozen_usec"])
 
 
-def _normal(facts: compare.Facts) -> compare.Facts:
+def _normal(facts: session_diff.Facts) -> session_diff.Facts:
     found = {}
     for key, value in facts.items():
         text = re.sub(r"flags ([0-7]+)", lambda flags: f"flags {int(flags[1], 8) & ~OPEN_ONLY:o}", value)
@@ -160,7 +160,7 @@ def _normal(facts: compare.Facts) -> compare.Facts:
     return found
 
 
-def _differences(subject: Subject, facts: compare.Facts) -> str:
+def _differences(subject: Subject, facts: session_diff.Facts) -> str:
     """Compare what can be seen from outside with `facts`, until it is the same or has had time to become so."""
     end = time.monotonic() + SETTLE
     while True:
@@ -168,7 +168,7 @@ def _differences(subject: Subject, facts: compare.Facts) -> str:
         for key, value in before.items():  # docs/limits.md: the same terminal, under its other name
             if value.startswith("/dev/tty ("):
                 after[key] = re.sub(r"^/dev/pts/\d+ ", "/dev/tty ", after.get(key, ""))
-        lost, appeared = compare.differences(before, after, ALLOWED)
+        lost, appeared = session_diff.differences(before, after, ALLOWED)
         if not lost and not appeared:
             return ""
         if time.monotonic() > end:
@@ -181,7 +181,7 @@ def _differences(subject: Subject, facts: compare.Facts) -> str:
         time.sleep(0.2)
 
 
-def _unharmed(subject: Subject, facts: compare.Facts, after: str) -> None:
+def _unharmed(subject: Subject, facts: session_diff.Facts, after: str) -> None:
     if not subject.host.pids(subject.session):
         raise Defect("ended", f"no process of the session is left after {after}")
     if different := _differences(subject, facts):

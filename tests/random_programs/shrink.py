@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from tests.hosts import Host
 from tests.random_programs.generator import Process, Spec
 from tests.random_programs.rounds import Defect, run
+from tests.support.host import Host
 
 
 def shrink(host: Host, spec: Spec, defect: Defect) -> Spec:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host, until
-from tests.program import Program
 from tests.random_programs.generator import BY_TERMINAL, Spec
+from tests.support.host import Host, until
+from tests.support.program_session import Program
 
 INSIDE = Path(__file__).parent / "inside"
 DIRECTORY = "/root/rand"

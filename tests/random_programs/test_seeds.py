@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.hosts import Host, a_host
 from tests.random_programs.catalog import left_out
 from tests.random_programs.generator import generate
 from tests.random_programs.rounds import Defect, run
+from tests.support.host import Host, a_host
 
 DEFAULT, ALL = 20, 200
 SMALL, LARGE = 10, 30  # processes of a session: ten in the default suite, where all 20 seeds have to take minutes only

@@ -19,7 +19,7 @@ from cmdop_migrate.lease.register import Cell
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.migration.ownership import Settled, Settling
 from cmdop_migrate.model import Exit, Record, Spec
-from tests.disks import fill, tmpfs
+from tests.support.disk import fill, tmpfs
 
 SESSION = "a" * 24
 TTL = 15.0

@@ -19,7 +19,7 @@ from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.model import Exit, Record, Spec
 from cmdop_migrate.util.self_exec import Worker
 from cmdop_migrate.util.signals import Stop
-from tests.hosts import until
+from tests.support.host import until
 
 
 def test_what_went_where_is_remembered(tmp_path: Path) -> None:

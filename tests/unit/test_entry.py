@@ -12,7 +12,7 @@ import pytest
 from cmdop_migrate import config, entry
 from cmdop_migrate.cli.forkserver import child, compat, server
 from cmdop_migrate.cli.main import COMMANDS, cli
-from tests.hosts import PROJECT
+from tests.support.host import PROJECT
 
 RUN = "/run/cmdop-migrate"
 

@@ -16,7 +16,7 @@ from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.files import stat_cache
 from cmdop_migrate.images.files.file_table import CHUNK, Entry, Extent, FileTable, parse
 from cmdop_migrate.images.files.unpack import restore
-from tests.filechunks import MemoryChunks
+from tests.support.memory_chunks import MemoryChunks
 
 REF = "ab" * 32
 ROOT: list[Any] = ["d", 0, "", 0o755, 0, 0, 0, []]

@@ -11,7 +11,7 @@ import pytest
 from cmdop_migrate.agent import pause_watchdog
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.holder import lease_watchdog, protocol, vm_pause
-from tests.hosts import until
+from tests.support.host import until
 
 REAL = vm_pause.is_virtual
 

@@ -1,4 +1,4 @@
-"""The machines of scripts/test-vm, for tests: hosts with all that tests/hosts.py can do, and what happens to real machines.
+"""The machines of scripts/test-vm, for tests: hosts with all that tests/support/host.py can do, and what happens to real machines.
 
 a, b = vms.a, vms.b
 a.start("sleep", "100", name="t"); a.shell("uname -r")      # over SSH, by a network that is never cut
@@ -22,7 +22,7 @@ from typing import Any
 from cmdop_migrate.gateway import client
 from cmdop_migrate.gateway.relay_channel import Line
 from scripts.vmlib.model import FLEET, RUN, SSH_CONFIG, Fleet
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 SLOW = 240.0  # seconds for what takes two on a machine that is not emulated
 STATE_DIR = "/var/lib/cmdop-migrate"

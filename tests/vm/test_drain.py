@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.hosts import until
+from tests.support.host import until
 from tests.vm.machines import STATE_DIR, Machines
 
 pytestmark = pytest.mark.timeout(1800)

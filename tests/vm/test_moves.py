@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts import until
+from tests.support.host import until
 from tests.vm.machines import Machines, VmHost
 
 pytestmark = pytest.mark.timeout(1500)

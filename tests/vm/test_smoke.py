@@ -6,8 +6,8 @@ import pytest
 import testinfra
 
 from scripts.vmlib.model import SSH_CONFIG
-from tests import typists
-from tests.hosts import until
+from tests.support import typing_client
+from tests.support.host import until
 from tests.vm.machines import Machines
 
 pytestmark = pytest.mark.timeout(1200)
@@ -37,10 +37,10 @@ def test_checkpoint_restore_there_and_the_client_stays(vms: Machines) -> None:
     """`checkpoint` on host-a, `restore --to host-b`: every byte of output comes once and in order, every line typed is applied
     once and in order, by a client that knows the relay and nothing else."""
     a, b = vms.hosts
-    program = typists.PROGRAM.replace("0.02", "0.2")
+    program = typing_client.PROGRAM.replace("0.02", "0.2")
     session = a.start("python3", "-c", program, name="w")["session"]
     credential = vms.credential()
-    with typists.typing(vms.line(credential, session), every=0.5) as client:
+    with typing_client.typing(vms.line(credential, session), every=0.5) as client:
         client.counts_on(3, within=120)
         saved = a.cm_json("checkpoint", "w")
         assert a.session_pids(session) == [], "parked: no process is left"

@@ -25,7 +25,7 @@ from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
 from cmdop_migrate.util import worker_process
-from tests.hosts import PROJECT, until
+from tests.support.host import PROJECT, until
 from tests.unit.images.image_helpers import SESSION, SMALL
 from tests.unit.images.image_helpers import memory as content
 

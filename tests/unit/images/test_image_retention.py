@@ -25,7 +25,7 @@ from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
-from tests import disks
+from tests.support import disk
 
 RING = KeyRing((new_key(),))
 SHARED = memory(99, 64)
@@ -145,11 +145,11 @@ def test_a_dry_run_says_what_a_run_does(store, spill):
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_store_can_be_pruned(tmp_path, spill):
     """Its own hint says so: what is dropped makes room for what prune has to write."""
-    with disks.tmpfs(tmp_path / "small", 4 << 20) as place:
+    with disk.tmpfs(tmp_path / "small", 4 << 20) as place:
         store = LocalStore(place / "store")
         old, new = checkpoint(store, RING, spill, seed=1, shared=SHARED), checkpoint(store, RING, spill, seed=2)
         assert set(old.packs).isdisjoint(new.packs)
-        disks.fill(place)
+        disk.fill(place)
         with pytest.raises(StoreDenied):
             store.put("more", b"1")
         done = prune(store, RING, Keep(last=1), nobody)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.history import Event, claims, line, read_events, violations
+from tests.support.lease_history import Event, claims, line, read_events, violations
 
 
 def held(worker: str, token: int, at: float, until: float, what: str = "held") -> Event:

@@ -31,7 +31,7 @@ from cmdop_migrate.lease.register import Swap
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.relay.credentials import Credential, parse, unb64
 from cmdop_migrate.relay.frames import Frame, Kind, decode, encode, with_table
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 SESSION = "5e" * 12
 PLACE = "127.0.0.1"

@@ -18,8 +18,8 @@ from cmdop_migrate import config
 from cmdop_migrate.errors import TimedOut
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
-from tests import compare
-from tests.hosts import Host, until
+from tests.support import session_diff
+from tests.support.host import Host, until
 
 WITHIN = 20.0
 
@@ -56,8 +56,8 @@ class Program:
     def output(self) -> str:
         return talk.output(self.records, self.name, None).data.decode(errors="replace")
 
-    def look(self) -> compare.Facts:
-        return compare.settled(lambda: self.host.pids(self.session))
+    def look(self) -> session_diff.Facts:
+        return session_diff.settled(lambda: self.host.pids(self.session))
 
     def park(self, *options: str) -> dict[str, Any]:
         saved = self.host.cm_json("checkpoint", self.name, *options)
@@ -76,7 +76,7 @@ class Program:
         saved = self.park()
         self.back()
         if still:
-            compare.same(before, self.look(), allowed)
+            session_diff.same(before, self.look(), allowed)
         return saved
 
     def path(self, inside: str) -> Path:

@@ -1,4 +1,4 @@
-"""Labs for tests (scripts/lab), and their hosts with everything that tests/hosts.py can do to a host.
+"""Labs for tests (scripts/lab), and their hosts with everything that tests/support/host.py can do to a host.
 
 with a_lab(hosts=2, lease="s3", ttl="3s") as lab:
     a, b = lab.hosts
@@ -21,7 +21,7 @@ from pathlib import Path
 from cmdop_migrate.config import DEFAULT_STATE_DIR
 from cmdop_migrate.holder import cgroup
 from scripts.lablib.lab import Lab
-from tests.hosts import PROJECT, Host
+from tests.support.host import PROJECT, Host
 
 RUN_DIR = "/run/cmdop-migrate"
 LABLIB = [sys.executable, "-m", "scripts.lablib"]

@@ -17,7 +17,7 @@ from typing import Any
 from cmdop_migrate.gateway import client
 from cmdop_migrate.gateway.relay_channel import Line
 from cmdop_migrate.session.holder_client import HolderGone
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 # Counts every 20 ms; says back each line. Without echo and line editing, so that all output is its own.
 PROGRAM = r"""

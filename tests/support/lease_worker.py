@@ -1,7 +1,7 @@
 """One worker of tests/integration/test_lease_history.py: takes, keeps and lets go of leases at random and writes down
 what it believes. It may be stopped, killed and cut off at any instant; that is the test.
 
-    python -m tests.lease_worker URL NAME SEED FILE STATE SESSION…
+    python -m tests.support.lease_worker URL NAME SEED FILE STATE SESSION…
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cmdop_migrate.lease.registry import etcd_place, open_register
 from cmdop_migrate.lease.rules import Lost, Observation
 from cmdop_migrate.lease.sqlite import SqliteRegister
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
-from tests.history import Event, line
+from tests.support.lease_history import Event, line
 
 TTLS = (0.5, 0.8, 1.2)
 

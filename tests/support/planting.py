@@ -26,9 +26,9 @@ from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.snapshot import checkpoint
 from cmdop_migrate.snapshot.capture import dump_checks
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
-from tests.hosts import PROJECT, Host, until
-from tests.plans import Unfrozen
-from tests.program import Program
+from tests.support.host import PROJECT, Host, until
+from tests.support.plan_session import Unfrozen
+from tests.support.program_session import Program
 
 WITHIN = 60.0
 

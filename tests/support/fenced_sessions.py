@@ -22,7 +22,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
-from tests.hosts import Host, until
+from tests.support.host import Host, until
 
 COUNT = "while :; do echo n $((++i)); sleep 0.05; done"
 ECHO = 'while read -r line; do echo "did $line"; done'

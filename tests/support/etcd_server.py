@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.servers import free_ports
+from tests.support.servers import free_ports
 
 START_WITHIN = 30.0
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.hosts import Host
-from tests.moves import _wrapper
-from tests.sshds import Sshd, an_sshd, new_key
+from tests.support.host import Host
+from tests.support.host_pair import _wrapper
+from tests.support.sshd import Sshd, an_sshd, new_key
 
 
 @dataclass(frozen=True)

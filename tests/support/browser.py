@@ -30,9 +30,9 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from tests.hosts import until
-from tests.netns import NetHost
-from tests.proxy import Proxy
+from tests.support.faulty_proxy import Proxy
+from tests.support.host import until
+from tests.support.network_hosts import NetHost
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 KEYS = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.host import talk
 from cmdop_migrate.session.holder_client import HolderGone
-from tests import fences
-from tests.hosts import Host, until
+from tests.support import fenced_sessions
+from tests.support.host import Host, until
 
 # Stamps the time, as often as it can, into a file of the host named after its token; and does what it is told.
 # The time is read before the token: what is written under a token was true under that token or before.
@@ -84,7 +84,7 @@ def told_all_the_time(session: str, *hosts: Host) -> Iterator[None]:
     def client(host: Host) -> None:
         while not over.is_set():
             with contextlib.suppress(CmdopError, HolderGone, OSError):
-                talk.send(fences.records(host), session, b"go\r", "client")
+                talk.send(fenced_sessions.records(host), session, b"go\r", "client")
             time.sleep(0.01)
 
     threads = [threading.Thread(target=client, args=(host,)) for host in hosts]
@@ -100,9 +100,9 @@ def told_all_the_time(session: str, *hosts: Host) -> Iterator[None]:
 
 def assert_superseded(host: Host, session: str) -> None:
     """It knows that it was, and nothing of it is left there."""
-    until(lambda: fences.record(host, session)["phase"] == "exited", 15, "it ends there")
-    assert fences.record(host, session)["exit"]["reason"] == "superseded by token 2 on host-b"
+    until(lambda: fenced_sessions.record(host, session)["phase"] == "exited", 15, "it ends there")
+    assert fenced_sessions.record(host, session)["exit"]["reason"] == "superseded by token 2 on host-b"
     until(lambda: not (host.state / "sessions" / session / "layers").exists(), 5, "its files are gone")
     assert not host.pids(session)
     host.assert_clean(ended=True)
-    assert fences.event(host, session, "superseded")["by"] == 2
+    assert fenced_sessions.event(host, session, "superseded")["by"] == 2

@@ -18,7 +18,7 @@ from typing import Any
 from cmdop_migrate import config
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 COUNTER = "i=0; while :; do i=$((i+1)); echo n=$i; sleep .01; done"
 

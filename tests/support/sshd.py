@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.servers import free_ports
+from tests.support.servers import free_ports
 
 START_WITHIN = 10.0
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"

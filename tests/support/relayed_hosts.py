@@ -18,10 +18,10 @@ from typing import Any
 
 from cmdop_migrate.gateway import client as gateway_client
 from cmdop_migrate.gateway.relay_channel import Line
-from tests.hosts import CM, PROJECT, Host, until
-from tests.moves import World, two
-from tests.ptys import Pty
-from tests.relays import ARelay
+from tests.support.host import CM, PROJECT, Host, until
+from tests.support.host_pair import World, two
+from tests.support.pty_client import Pty
+from tests.support.relay_server import ARelay
 
 
 @dataclass

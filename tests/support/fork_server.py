@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from cmdop_migrate.holder import cgroup
-from tests.hosts import CM, Host, until
+from tests.support.host import CM, Host, until
 
 OFF = {"CMDOP_MIGRATE_READY": "0"}
 # Asks for a fork, and says whether there is one; never `go`.

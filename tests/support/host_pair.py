@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.util.timings import TEST_STOP
-from tests.hosts import CM, Host, pair
-from tests.sshds import Login, Sshd, an_sshd, new_key
+from tests.support.host import CM, Host, pair
+from tests.support.sshd import Login, Sshd, an_sshd, new_key
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from cmdop_migrate.session import network
 from cmdop_migrate.util.timings import TEST_STOP
 
 T = TypeVar("T")
-PROJECT = Path(__file__).resolve().parent.parent
+PROJECT = Path(__file__).resolve().parents[2]
 OWN_GROUPS = ("holders", "restorers", "agent")
 AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp", "ready.sock")
 STOP = f"{TEST_STOP}="
