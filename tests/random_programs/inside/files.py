@@ -306,7 +306,7 @@ class FileLease(Holding):
         fcntl.fcntl(self.fd, fcntl.F_SETLEASE, self.kind)
 
     def report(self) -> object:
-        return fcntl.fcntl(self.fd, fcntl.F_GETLEASE)
+        return fcntl.fcntl(self.fd, fcntl.F_GETLEASE), fcntl.fcntl(self.fd, fcntl.F_GETOWN)  # who gets the signal
 
 
 class WriteLease(FileLease):
