@@ -163,7 +163,9 @@ KEYS: dict[str, Setting] = {
     "lease_ttl": Setting("15s", _ttl, "how long a host may run a session without renewing; 200ms to 24h"),
     "key_file": Setting("STATE_DIR/keys", _absolute, "the keys that seal checkpoints"),
     "relay": Setting(
-        None, _url("wss", "ws"), "the relay where clients find this host's sessions; see [relay](../relay.md)"
+        None,
+        _url("wss", "ws"),
+        "the relay where clients find this host's sessions; see [relay](../operations/relay.md)",
     ),
     "relay_credential": Setting("STATE_DIR/relay.credential", _absolute, "the file with this host's credential for it"),
     "criu": Setting(None, _absolute, "the CRIU to use; without it, the one `doctor` finds or fetches"),
@@ -183,9 +185,13 @@ KEYS: dict[str, Setting] = {
         "the agent keeps a process with all code loaded, whose forks do [most commands](../decisions/0007-ready.md)",
     ),
     "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
-    "hooks_dir": Setting("/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../hooks.md), in EVENT.d"),
+    "hooks_dir": Setting(
+        "/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../operations/hooks.md), in EVENT.d"
+    ),
     "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
-    "gate": Setting(None, gate, "an executable or http(s) address that is [asked](../actors.md) before a line goes in"),
+    "gate": Setting(
+        None, gate, "an executable or http(s) address that is [asked](../operations/actors.md) before a line goes in"
+    ),
     "gate_timeout": Setting("5s", _gate_timeout, "how long the gate may take; then it has failed. At most 60s"),
     "gate_on_error": Setting(
         "deny", _one_of("deny", "allow"), "what becomes of a line when the gate fails: `deny` or `allow`"

@@ -106,7 +106,7 @@ class Blocked(CmdopError):
 
     code = "blocked"
     exit = 4
-    check = ""  # which one, of those in docs/plan.md
+    check = ""  # which one, of those in docs/operations/plan.md
 
 
 class SessionExited(Blocked):

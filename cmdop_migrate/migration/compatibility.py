@@ -54,7 +54,7 @@ def check(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
             f"{name} has another {what}: {its['url']}" + ("" if local else f", this host {mine['url']}"),
             f"This address means another place on each machine: set `{word}` to one both reach, on both hosts."
             if local
-            else f"Set `{word}` alike on both hosts; see docs/hosts.md.",
+            else f"Set `{word}` alike on both hosts; see docs/operations/hosts.md.",
         )
     current = ours["keys"][0]
     if current not in theirs["keys"]:

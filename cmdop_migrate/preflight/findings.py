@@ -38,7 +38,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """One check. `about`: what is looked at; `levels`: those it may answer with; all of it is in docs/plan.md."""
+    """One check. `about`: what is looked at; `levels`: those it may answer with; all of it is in docs/operations/plan.md."""
 
     name: str
     levels: tuple[Level, ...]
@@ -49,7 +49,7 @@ class Rule(Generic[T]):
     def run(self, facts: T) -> Iterator[Finding]:
         for said in self.find(facts):
             if said.level not in self.levels:
-                raise AssertionError(f"rule {self.name} says {said.level}, which docs/plan.md does not know")
+                raise AssertionError(f"rule {self.name} says {said.level}, which docs/operations/plan.md does not know")
             yield Finding(self.name, said.level, said.message, said.fix or self.fix, said.passing)
 
 

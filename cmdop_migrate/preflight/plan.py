@@ -13,7 +13,7 @@ RULES = (*services.RULES, *machine.RULES, *session.RULES)
 
 @dataclass(frozen=True)
 class About:
-    """One check, as docs/plan.md tells it."""
+    """One check, as docs/operations/plan.md tells it."""
 
     name: str
     levels: tuple[Level, ...]

@@ -1,6 +1,6 @@
 """The sealed channel: what client and link say to each other, and the relay between them cannot read or change.
 
-Pure: bytes in, bytes out. docs/relay-protocol.md has the layout. Both ends make fresh keys for each channel
+Pure: bytes in, bytes out. docs/internals/relay-protocol.md has the layout. Both ends make fresh keys for each channel
 (crypto_kx); the fleet's key signs the link's, the bearer's key the client's, each over both keys and the session. Then
 each direction is one secretstream: a message that was altered, repeated, left out or moved does not open.
 """

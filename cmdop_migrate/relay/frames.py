@@ -1,4 +1,4 @@
-"""Frames: one binary WebSocket message each, between relay, hosts and clients (docs/relay-protocol.md). Pure."""
+"""Frames: one binary WebSocket message each, between relay, hosts and clients (docs/internals/relay-protocol.md). Pure."""
 
 from __future__ import annotations
 

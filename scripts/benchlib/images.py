@@ -1,4 +1,4 @@
-"""Checkpoint and restore, beside CRIU alone and beside a script. docs/benchmarks.md tells how to read it."""
+"""Checkpoint and restore, beside CRIU alone and beside a script. docs/internals/benchmarks.md tells how to read it."""
 
 from __future__ import annotations
 

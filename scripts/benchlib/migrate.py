@@ -3,7 +3,7 @@
 The other host is driven over a real sshd on loopback; images go through the store. The copy beside it, of what CRIU
 dumped into memory-backed files, goes the same way: up to the S3 server and down again, or, where the store is only a
 directory, by `tar` through the same sshd. The other two copies (ssh, and a plain one in memory) are measured for
-comparison. docs/benchmarks.md tells how to read it.
+comparison. docs/internals/benchmarks.md tells how to read it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A lab: several hosts on this machine, each in namespaces of its own, with real servers beside them (docs/lab.md)."""
+"""A lab: several hosts on this machine, each in namespaces of its own, with real servers beside them (docs/internals/lab.md)."""

@@ -99,7 +99,7 @@ def pages() -> dict[str, str]:
         "docs/reference/cli.md": cli_page(cli),
         "docs/reference/errors.md": errors_page(errors.all_errors()),
         "docs/reference/settings.md": settings_page(config.KEYS),
-        "docs/plan.md": plan_page(plan.checks()),
+        "docs/operations/plan.md": plan_page(plan.checks()),
     }
 
 
@@ -164,7 +164,7 @@ def settings_page(keys: Mapping[str, config.Setting]) -> str:
         "|---|---|---|---|",
         *(_setting(key, one) for key, one in keys.items()),
         "\n## Other hosts\n",
-        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. See [hosts](../hosts.md).\n",
+        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. See [hosts](../operations/hosts.md).\n",
         "    [hosts.host-b]",
         '    address = "10.0.0.2"',
         "    sudo = true\n",

@@ -49,7 +49,7 @@ REFUSED = {
 }
 CHECKS = {planting: check for check, names in REFUSED.items() for planting in names.split()}
 # Lost by a restore without a word of CRIU's. Of a mount the plan warns; the others cannot be seen from outside of the
-# process, and docs/limits.md has them.
+# process, and docs/reference/limits.md has them.
 LOST = {"tracefs_mount": "mounts", "aio_context_pending": "", "key_ring": ""}
 OF_SESSION = ("mounts", "message_queues")  # no process has it
 # Run each time; the others with --all.

@@ -12,7 +12,7 @@ from tests.support import kernel_objects
 from tests.support.host import a_host, until
 from tests.support.program_session import Program
 
-# A connection accepted from a unix socket has the listener's name, which CRIU does not give it again (docs/limits.md).
+# A connection accepted from a unix socket has the listener's name, which CRIU does not give it again (docs/reference/limits.md).
 ALLOWED = [r"unix type 0001 state 03"]
 
 

@@ -221,7 +221,7 @@ def test_a_host_that_is_not_of_the_fleet_is_not_believed(relay: ARelay, browser:
 
 @pytest.fixture
 def elsewhere(browser: Browser, tmp_path: Path) -> Iterator[str]:
-    """The page on another server, as docs/relay-page.md says."""
+    """The page on another server, as docs/operations/relay-page.md says."""
     copy = tmp_path / "web"
     shutil.copytree(http.OWN, copy)
     index = (copy / "index.html").read_text()

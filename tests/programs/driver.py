@@ -1,7 +1,7 @@
 """Drive one scenario through every stage, and keep what was found for the report.
 
 Stages: start, plan, park, restore, second round, leave-running, fork, finish. The result of each is written even when a
-later one fails, so that docs/compatibility.md shows how far a program gets.
+later one fails, so that docs/reference/compatibility.md shows how far a program gets.
 """
 
 from __future__ import annotations

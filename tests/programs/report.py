@@ -1,4 +1,4 @@
-"""Write docs/compatibility.md from what the runs of tests/programs found.
+"""Write docs/reference/compatibility.md from what the runs of tests/programs found.
 
     python -m tests.programs.report         (scripts/compatibility runs the tests first)
 
@@ -20,7 +20,7 @@ from tests.programs.scenario import REGISTERED, Scenario
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "results.json"
-PAGE = HERE.parents[1] / "docs" / "compatibility.md"
+PAGE = HERE.parents[1] / "docs" / "reference" / "compatibility.md"
 MOVES, REFUSED, NOT_PARKED, BROKEN, LATER, LOST, NOT_RUN = (
     "moves",
     "refused, runs on",

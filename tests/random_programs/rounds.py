@@ -14,7 +14,7 @@ from tests.random_programs.subject import Refused, Subject
 from tests.support import session_diff
 from tests.support.host import Host
 
-# Documented in docs/limits.md: an accepted unix connection loses its name.
+# Documented in docs/reference/limits.md: an accepted unix connection loses its name.
 ALLOWED = (r"unix type 0001 state 03",)
 TIMEOUT = 180.0
 SETTLE = 20.0  # a half-closed TCP connection sends its end again, after a time-out of TCP's
@@ -165,7 +165,7 @@ def _differences(subject: Subject, facts: session_diff.Facts) -> str:
     end = time.monotonic() + SETTLE
     while True:
         before, after = _normal(facts), _normal(subject.program.look())
-        for key, value in before.items():  # docs/limits.md: the same terminal, under its other name
+        for key, value in before.items():  # docs/reference/limits.md: the same terminal, under its other name
             if value.startswith("/dev/tty ("):
                 after[key] = re.sub(r"^/dev/pts/\d+ ", "/dev/tty ", after.get(key, ""))
         lost, appeared = session_diff.differences(before, after, ALLOWED)

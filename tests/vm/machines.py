@@ -28,7 +28,7 @@ SLOW = 240.0  # seconds for what takes two on a machine that is not emulated
 STATE_DIR = "/var/lib/cmdop-migrate"
 CONSOLE_NETWORK = "cmdop-vm-console"
 # One process that starts no other: what is started after a move to another distribution meets the libraries that came along
-# (docs/plan.md).
+# (docs/operations/plan.md).
 COUNT = "import itertools, time\nfor n in itertools.count(1):\n    print('n', n, flush=True)\n    time.sleep(0.2)"
 # Takes sessions again, and has none: those whose record says they ended are left alone, a command takes its time.
 CLEAR = f"""cd {STATE_DIR}; [ ! -e draining.json ] || cmdop-migrate undrain

@@ -33,7 +33,7 @@ def test_cron_drains_reboot_undrain_brings_back(vms: Machines) -> None:
     assert vms.boot_id(a) != before
     a.fails("run", "-d", "--", "true", status=4, code="blocked")
     there = {session: b.counts_on(session) for session in sessions}
-    # Back to an older kernel: on the operator's word (docs/plan.md), as UNDRAIN_OPTIONS may have it.
+    # Back to an older kernel: on the operator's word (docs/operations/plan.md), as UNDRAIN_OPTIONS may have it.
     a.shell("/usr/local/lib/cmdop-migrate/undrain-maintenance --bring-back --accept kernel", timeout=600)
     for session in sessions:
         assert a.counts_on(session) > there[session]

@@ -12,7 +12,7 @@ from tests.vm.machines import Machines, VmHost
 
 pytestmark = pytest.mark.timeout(1500)
 # A listener, a client of it on loopback, and a database; each number goes through all three. The database is opened anew for
-# each: SQLite does not write to one whose inode number has changed under an open connection (docs/limits.md).
+# each: SQLite does not write to one whose inode number has changed under an open connection (docs/reference/limits.md).
 WORKSHOP = """
 import itertools, socket, sqlite3, threading, time
 server = socket.create_server(("127.0.0.1", 7007))

@@ -7,7 +7,7 @@ deeper than its predecessor needs that predecessor to be a directory.
 
 On the wire: JSON lines in ASCII. A header, one line per chunk id, one line per
 entry. Raw bytes in names are written as Python's surrogate escapes. Everything
-that is not exactly this is refused; see docs/image-format.md.
+that is not exactly this is refused; see docs/internals/image-format.md.
 """
 
 from __future__ import annotations

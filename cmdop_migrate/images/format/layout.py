@@ -1,4 +1,4 @@
-"""Names and numbers of the image format, all of them, in one place (docs/image-format.md).
+"""Names and numbers of the image format, all of them, in one place (docs/internals/image-format.md).
 
     packs/<xx>/<pack>               sealed chunks, some MiB of them; xx = first two digits of the pack id
     index/<checkpoint>              which chunks the packs of one upload hold

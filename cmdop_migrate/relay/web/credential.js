@@ -1,4 +1,4 @@
-// A credential: whom the relay admits, and whom we believe (docs/relay-protocol.md). Nothing here leaves the browser
+// A credential: whom the relay admits, and whom we believe (docs/internals/relay-protocol.md). Nothing here leaves the browser
 // but claims, their signature, and proofs made with the seed.
 
 import sodium from "./vendor/libsodium-wrappers.mjs";

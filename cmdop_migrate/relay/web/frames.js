@@ -1,4 +1,4 @@
-// Frames between relay and client: one binary WebSocket message each (docs/relay-protocol.md). Pure.
+// Frames between relay and client: one binary WebSocket message each (docs/internals/relay-protocol.md). Pure.
 
 export const VERSION = 1;
 export const HEADER_SIZE = 34;

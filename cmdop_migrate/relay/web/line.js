@@ -1,5 +1,5 @@
 // A session as a client has it: goes on through moves, lost connections and restarts of the relay. Output comes once and
-// in order by its numbers; what is typed is numbered too, and kept until the session has it (docs/relay-protocol.md).
+// in order by its numbers; what is typed is numbered too, and kept until the session has it (docs/internals/relay-protocol.md).
 
 import { Backoff } from "./backoff.js";
 import { Channel } from "./channel.js";

@@ -1,5 +1,5 @@
 // The client's end of the sealed channel: what we and the link on the host say, and the relay between cannot read or
-// change (docs/relay-protocol.md). Pure: bytes in, bytes out. libsodium must be ready.
+// change (docs/internals/relay-protocol.md). Pure: bytes in, bytes out. libsodium must be ready.
 
 import sodium from "./vendor/libsodium-wrappers.mjs";
 import { concat, sessionBytes } from "./frames.js";
