@@ -82,6 +82,6 @@ def _round(server: S3Cells, pool: ThreadPoolExecutor, key: str, expected: str | 
 def _refused(server: S3Cells, why: str) -> BadConfig:
     return BadConfig(
         f"{server.url} does not honour conditional writes: {why}",
-        "Two hosts could both hold a lease there. Use another server for `lease` (docs/internals/lease-protocol.md names sound "
-        "ones), or etcd:// or sqlite://; the store of checkpoints may stay where it is.",
+        "Two hosts could both hold a lease there. Use another server for `lease` "
+        "(docs/internals/lease-protocol.md names sound ones), or etcd:// or sqlite://; the store of checkpoints may stay.",
     )

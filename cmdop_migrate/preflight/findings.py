@@ -38,7 +38,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """One check. `about`: what is looked at; `levels`: those it may answer with; all of it is in docs/operations/plan.md."""
+    """One check. `about`: what is looked at; `levels`: those it may answer with; docs/operations/plan.md lists all."""
 
     name: str
     levels: tuple[Level, ...]

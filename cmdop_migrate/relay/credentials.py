@@ -1,4 +1,4 @@
-"""Credentials: who may come to the relay, as what, for which sessions. Pure; docs/internals/relay-protocol.md has the layout.
+"""Credentials: who may come to the relay, as what, for which sessions. Layout: docs/internals/relay-protocol.md.
 
 The fleet's Ed25519 key signs claims; the bearer proves that it has the private
 half of the key named in them. Ed25519 verification takes no secret, and nothing

@@ -1,1 +1,1 @@
-"""A lab: several hosts on this machine, each in namespaces of its own, with real servers beside them (docs/internals/lab.md)."""
+"""Run several hosts on this machine, each in its own namespaces, with real servers (docs/internals/lab.md)."""

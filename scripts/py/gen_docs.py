@@ -164,7 +164,8 @@ def settings_page(keys: Mapping[str, config.Setting]) -> str:
         "|---|---|---|---|",
         *(_setting(key, one) for key, one in keys.items()),
         "\n## Other hosts\n",
-        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. See [hosts](../operations/hosts.md).\n",
+        "A table `[hosts.NAME]` for each; it wins over `hosts add` and `~/.ssh/config`. "
+        "See [hosts](../operations/hosts.md).\n",
         "    [hosts.host-b]",
         '    address = "10.0.0.2"',
         "    sudo = true\n",

@@ -1,1 +1,1 @@
-"""The virtual machines of scripts/test-vm: what they are made of, how they come up and go (docs/internals/testing.md)."""
+"""Build, start and stop the virtual machines of scripts/test-vm (docs/internals/testing.md)."""

@@ -21,7 +21,7 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Kind:
-    """How to report one kind. `check` groups kinds for docs/operations/plan.md and `--accept`. `says` follows the name of the
+    """How to report one kind. `check` groups kinds for the plan page and `--accept`. `says` follows the name of the
     process, or of the session. `passing`: it usually is gone after a moment, so `--wait-quiet` waits for that."""
 
     check: str
