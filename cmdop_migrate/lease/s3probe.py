@@ -83,5 +83,5 @@ def _refused(server: S3Cells, why: str) -> BadConfig:
     return BadConfig(
         f"{server.url} does not honour conditional writes: {why}",
         "Two hosts could both hold a lease there. Use another server for `lease` "
-        "(docs/internals/lease-protocol.md names sound ones), or etcd:// or sqlite://; the store of checkpoints may stay.",
+        "(docs/internals/lease-protocol.md names sound ones), or etcd:// or sqlite://; checkpoints may stay.",
     )
