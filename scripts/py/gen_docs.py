@@ -95,11 +95,14 @@ def import_all() -> None:
 
 
 def pages() -> dict[str, str]:
+    import draw  # beside this script
+
     return {
         "docs/reference/cli.md": cli_page(cli),
         "docs/reference/errors.md": errors_page(errors.all_errors()),
         "docs/reference/settings.md": settings_page(config.KEYS),
         "docs/operations/plan.md": plan_page(plan.checks()),
+        "docs/images/architecture.svg": draw.draw(ROOT / "docs/images/architecture.toml"),
     }
 
 
