@@ -179,9 +179,10 @@ def _fd(reader: _Reader, pid: int, fd: str) -> str:
 def _fdinfo(reader: _Reader, key: str, value: str) -> str:
     if key == "lock":  # number: kind mandatory mode pid device:inode start end
         words = value.split()
-        # A lease belongs to the open file. The number beside it is of the process that took it, which CRIU lets any
-        # of the processes that share the file do; the signal goes to the file's owner (F_GETOWN).
-        taker = "" if words[1] == "LEASE" else f" by {reader.inner(int(words[4]))}"
+        # These belong to the open file. The number beside them is of the process that took them, which CRIU lets any of
+        # the processes that share the file do; the signal of a lease goes to the file's owner (F_GETOWN).
+        of_file = words[1] in ("FLOCK", "LEASE", "OFDLCK")
+        taker = "" if of_file else f" by {reader.inner(int(words[4]))}"
         return f"lock {' '.join(words[1:4])}{taker} {' '.join(words[6:])}"
     if key == "tfd":
         return f"watches {value.split()[0]} " + " ".join(re.findall(r"(?:events|data):\s*\S+", value))
