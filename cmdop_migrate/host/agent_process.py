@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
 from cmdop_migrate.host import hook_process
 from cmdop_migrate.lease import margins
+from cmdop_migrate.util import locks
 
 START_TIMEOUT = 30.0
 TRIES = 3
@@ -38,17 +37,8 @@ class Lock:
     @classmethod
     def take(cls, config: Config, patience: float = 0.0) -> Lock | None:
         """`patience`: who only looks whether there is an agent has the lock for a moment, too."""
-        fd = os.open(config.run_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(fd)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    os.close(fd)
-                    return None
-                time.sleep(0.02)
+        fd = locks.try_take(config.run_dir / "agent.lock", patience)
+        return cls(fd) if fd is not None else None
 
     def note(self, relay: str | None) -> None:
         """Who has it, and to which relay it links: for `holder_of`. An agent without room to say so is one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from cmdop_migrate.errors import Blocked
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
-from cmdop_migrate.util import atomic
+from cmdop_migrate.util import atomic, locks
 
 VERSION = 1
 KEPT = 20  # drains that are remembered
@@ -91,15 +90,13 @@ class Drains:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Blocked when another command drains or undrains this host."""
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = locks.open_file(self._lock)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not locks.try_lock(fd):
                 who = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 raise Blocked(
                     f"this host is being drained or undrained already, by process {who or '?'}", "Wait for that."
-                ) from None
+                )
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield

@@ -14,11 +14,9 @@ which every command runs first.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -31,19 +29,11 @@ from cmdop_migrate.events import Events
 from cmdop_migrate.holder import cgroup, start
 from cmdop_migrate.host import draining, orphans
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
-from cmdop_migrate.util import atomic, trash
+from cmdop_migrate.util import atomic, locks, trash
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0
 DIED = "its holder died"
-
-
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class Host:
@@ -162,29 +152,21 @@ class Host:
     def locked(self) -> Iterator[None]:
         """One creator or sweeper at a time on this host."""
         path = self.config.state_dir / "lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = time.monotonic() + LOCK_TIMEOUT
+        fd = locks.try_take(path, LOCK_TIMEOUT)
+        if fd is None:
+            hint = f"One of its processes may be stopped; see: fuser -v {path}"
+            raise TimedOut(f"another command has kept {path} for {LOCK_TIMEOUT:.0f} s", hint)
         try:
-            while not _try_lock(fd):
-                if time.monotonic() > until:
-                    hint = f"One of its processes may be stopped; see: fuser -v {path}"
-                    raise TimedOut(f"another command has kept {path} for {LOCK_TIMEOUT:.0f} s", hint)
-                time.sleep(0.005)
             yield
         finally:
             os.close(fd)
 
     def take(self, session: str) -> int | None:
         """The session's holder lock, or None when somebody lives who has it."""
-        path = self.directory(session) / "holder.lock"
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return locks.try_take(self.directory(session) / "holder.lock")
         except FileNotFoundError:
-            return None  # swept by someone else meanwhile
-        if not _try_lock(fd):
-            os.close(fd)
-            return None
-        return fd
+            return None  # another command has removed the session's directory
 
     def is_held(self, session: str) -> bool:
         fd = self.take(session)
@@ -324,10 +306,10 @@ class Host:
         fd = self.take(record.session)
         if fd is None:
             return  # it is just being restored, or its holder says goodbye
-        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = locks.open_directory(directory)
         try:
             # Whoever captures it has the directory's lock: its holder is gone, but the last of it may get to the store.
-            if self.load(record.session) == record and _try_lock(folder):
+            if self.load(record.session) == record and locks.try_lock(folder):
                 cgroup.remove(self.cgroup(record.session))
                 start.remove_files(directory, names)
         finally:

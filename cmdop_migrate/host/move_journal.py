@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +15,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, NotFound, Usage
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
-from cmdop_migrate.util import atomic
+from cmdop_migrate.util import atomic, locks
 
 VERSION = 1
 PATIENCE = 2.0
@@ -152,11 +150,7 @@ class Moves:
         """Whether nobody else is at a move of this session; then nobody will be while this lasts. `patience`: the agent
         has it now and then, for a moment."""
         self._dir.mkdir(mode=0o700, exist_ok=True)
-        until = time.monotonic() + patience
-        fd = _locked(self._dir / f"{session}.lock")
-        while fd is None and time.monotonic() < until:
-            time.sleep(0.05)
-            fd = _locked(self._dir / f"{session}.lock")
+        fd = locks.try_take_current(self._dir / f"{session}.lock", patience)
         try:
             yield fd is not None
         finally:
@@ -170,22 +164,6 @@ class Moves:
             if not is_ours:
                 raise Blocked(f"session {name!r} is being moved already", "Wait for that, or see: cmdop-migrate ls")
             yield
-
-
-def _locked(path: Path) -> int | None:
-    """The lock, or None: somebody has it. A file that was removed by who had it before is not it any more."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except FileNotFoundError:
-            pass
-        os.close(fd)
 
 
 def read(path: Path) -> Move | None:
