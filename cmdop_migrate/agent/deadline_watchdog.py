@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host.holder_order import HOLDERS
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.run import HOLDERS
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import holder_deadlines

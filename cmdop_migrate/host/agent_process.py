@@ -18,7 +18,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
-from cmdop_migrate.host import hook_process
+from cmdop_migrate.host import hooks
 from cmdop_migrate.lease import margins
 from cmdop_migrate.util import locks
 
@@ -167,7 +167,7 @@ def _start(config: Config) -> int:
 
 def _environment() -> dict[str, str]:
     """It outlives whoever starts it, which may be a hook: it is none."""
-    return {key: value for key, value in os.environ.items() if key != hook_process.RUNNING}
+    return {key: value for key, value in os.environ.items() if key != hooks.RUNNING}
 
 
 def _wait(config: Config, reader: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.errors import Blocked, CmdopError, NotRoot, Unreachable
-from cmdop_migrate.host import draining, resources
+from cmdop_migrate.host import drain_journal, resources
 from cmdop_migrate.preflight.facts.machine import CriuFacts, gather
 from cmdop_migrate.preflight.rules import doctor
 from cmdop_migrate.preflight.rules.doctor import Check
@@ -34,7 +34,7 @@ def criu_prefix(config: Config) -> Path:
 def diagnose(config: Config) -> list[Check]:
     """Every need of this machine, in order. `rules.doctor.usable` tells whether sessions can work. Changes nothing."""
     found = doctor.run(gather(config.state_dir, _criu_facts(config)))
-    return [*found, *([DRAINED] if draining.read(config.state_dir) else [])]
+    return [*found, *([DRAINED] if drain_journal.read_flag(config.state_dir) else [])]
 
 
 def fix(config: Config, say: Say) -> list[Check]:

@@ -27,7 +27,7 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.holder import cgroup, start
-from cmdop_migrate.host import draining, orphans
+from cmdop_migrate.host import drain_journal, orphans
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
 from cmdop_migrate.util import atomic, locks, trash
 
@@ -184,7 +184,7 @@ class Host:
     def claim(self, record: Record) -> int:
         """Makes the session's directory -> its holder lock, now ours. Blocked: name taken, or host drained."""
         with self.locked():
-            draining.refuse(self.config.state_dir, self.config.host)
+            drain_journal.check_not_draining(self.config.state_dir, self.config.host)
             self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
             fd = None
@@ -203,7 +203,7 @@ class Host:
     def claim_parked(self, record: Record) -> int:
         """The lock of a session that is to be restored here, its directory made if need be."""
         with self.locked():
-            draining.refuse(self.config.state_dir, self.config.host)
+            drain_journal.check_not_draining(self.config.state_dir, self.config.host)
             self.name_is_free(record.name, but_for=record.session)
             fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))

@@ -22,8 +22,8 @@ _KINDS: dict[str, type[CmdopError]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked about the turn. `admin`: whoever reaches the holder itself is root on the host, and is one."""
+class TurnOptions:
+    """What is options about the turn. `admin`: whoever reaches the holder itself is root on the host, and is one."""
 
     do: Do
     actor: str
@@ -34,30 +34,30 @@ class Asked:
     admin: bool = True
 
 
-def turn(this_host: Host, reference: str, asked: Asked) -> dict[str, Any]:
+def turn(this_host: Host, reference: str, options: TurnOptions) -> dict[str, Any]:
     """Who has the turn afterwards, and more. With `wait`, TimedOut when it was not theirs within that time: they then
     wait no longer."""
     record, channel = talk.open_channel(this_host, reference)
     with channel:
         try:
-            return over(channel, record.session, record.name, asked)
+            return over(channel, record.session, record.name, options)
         except HolderGone:
             raise talk.over(talk.after_loss(this_host, record)) from None
 
 
-def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, Any]:
+def over(channel: Channel, session: str, name: str, options: TurnOptions) -> dict[str, Any]:
     """The same over a channel to it. HolderGone."""
     facts: dict[str, Any] = {
-        "do": asked.do,
-        "actor": asked.actor,
-        "to": asked.to,
-        "lasts": asked.timeout,
-        "freeze": asked.freeze,
+        "do": options.do,
+        "actor": options.actor,
+        "to": options.to,
+        "lasts": options.timeout,
+        "freeze": options.freeze,
     }
-    if asked.do == "request" and asked.wait:
-        answer = _wait(name, channel, asked, facts)
+    if options.do == "request" and options.wait:
+        answer = _wait(name, channel, options, facts)
     else:
-        answer = channel.ask(op="turn", admin=asked.admin, **facts)
+        answer = channel.ask(op="turn", admin=options.admin, **facts)
     code = answer.pop("error", None)
     answer.pop("re", None)
     if code == "checkpointing":
@@ -68,17 +68,17 @@ def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, A
         hint = f"See who has it: cmdop-migrate turn {name} show"
         raise _KINDS.get(code, Blocked)(f"the turn of session {name!r}: {answer['why']}", hint)
     queue: list[str] = answer["queue"]
-    mine = {"granted": answer["holder"] == asked.actor}
-    if asked.actor in queue:
-        mine["place"] = queue.index(asked.actor) + 1
+    mine = {"granted": answer["holder"] == options.actor}
+    if options.actor in queue:
+        mine["place"] = queue.index(options.actor) + 1
     return {"session": session, "name": name, **answer, **mine}
 
 
-def _wait(name: str, channel: Channel, asked: Asked, facts: dict[str, Any]) -> dict[str, Any]:
+def _wait(name: str, channel: Channel, options: TurnOptions, facts: dict[str, Any]) -> dict[str, Any]:
     try:
-        return channel.ask(op="turn", admin=asked.admin, timeout=asked.wait, wait=True, **facts)
+        return channel.ask(op="turn", admin=options.admin, timeout=options.wait, wait=True, **facts)
     except TimedOut:
         raise TimedOut(
-            f"the turn of session {name!r} was not free within {asked.wait:g} s",
+            f"the turn of session {name!r} was not free within {options.wait:g} s",
             f"Wait longer with --wait, or see who has it: cmdop-migrate turn {name} show",
         ) from None

@@ -203,7 +203,7 @@ class _Checkpoint:
                 _, carrier = begun.result()
                 booting.close()
                 with self.phases.phase("hooks"):
-                    goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
+                    goal = hooks.FreezeFacts(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
                     hooks.before_freeze(self.this_host, self.record, goal, self.told)
                 with self.phases.phase("freeze"):
                     self.progress("freezing")

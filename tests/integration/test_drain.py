@@ -19,7 +19,6 @@ import pytest
 from cmdop_migrate import clock, config
 from cmdop_migrate.drain import drain as drain_flow
 from cmdop_migrate.drain import runner
-from cmdop_migrate.drain.drain_options import Wanted
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.util.signals import Stop
@@ -339,12 +338,12 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     monkeypatch.setattr(runner, "OVERTIME", 1.0)
     monkeypatch.setattr(runner, "ABANDON", 3.0)
     records, began = LocalHost(config.load()), clock.boottime()
-    wanted = Wanted(hosts=("host-b",), deadline=20.0, parallel=2)
-    facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)
+    options = drain_flow.DrainOptions(hosts=("host-b",), deadline=20.0, parallel=2)
+    result = drain_flow.drain(records, options, (), Stop(), lambda _: None)
     assert 20.0 < clock.boottime() - began < 20.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"
-    assert lists(facts) == {"moved": [], "parked": [], "failed": [], "left": ["w1", "w2"]}, facts
-    assert {one["why"] for one in facts["left"]} == {"still under way; see: cmdop-migrate resume"}
-    assert not facts["deadline_kept"]
+    assert sorted((entry.name, entry.state) for entry in result.entries) == [("w1", "left"), ("w2", "left")], result
+    assert {entry.why for entry in result.of("left")} == {"still under way; see: cmdop-migrate resume"}
+    assert not result.deadline_kept
     for one in psutil.Process().children():  # they were told to stop, and hear it now
         with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, and nobody has asked how
             if "migrate" in one.cmdline():

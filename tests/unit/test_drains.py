@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.drain.drain_options import Wanted
-from cmdop_migrate.drain.runner import Evacuation
+from cmdop_migrate.drain.drain import DrainOptions
+from cmdop_migrate.drain.runner import DrainRunner
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.host import draining, move_journal
+from cmdop_migrate.host import drain_journal, move_journal
 from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Moves
@@ -54,15 +54,15 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ['{"drain": "x", "since": 1}', "{", "", '{"drain": 1}', "[]"])
 def test_a_flag_that_cannot_be_read_still_keeps_sessions_out(tmp_path: Path, text: str) -> None:
-    draining.refuse(tmp_path, "host-a")
-    assert draining.read(tmp_path) is None
-    (tmp_path / draining.NAME).write_text(text)
-    assert draining.read(tmp_path) is not None
+    drain_journal.check_not_draining(tmp_path, "host-a")
+    assert drain_journal.read_flag(tmp_path) is None
+    (tmp_path / drain_journal.FLAG).write_text(text)
+    assert drain_journal.read_flag(tmp_path) is not None
     with pytest.raises(Blocked, match="host-a is being drained"):
-        draining.refuse(tmp_path, "host-a")
-    draining.clear(tmp_path)
-    draining.clear(tmp_path)
-    draining.refuse(tmp_path, "host-a")
+        drain_journal.check_not_draining(tmp_path, "host-a")
+    drain_journal.clear_flag(tmp_path)
+    drain_journal.clear_flag(tmp_path)
+    drain_journal.check_not_draining(tmp_path, "host-a")
 
 
 def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Path) -> None:
@@ -87,6 +87,6 @@ def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_p
     records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
     Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
     made = drains.begin("host-a")
-    run = Evacuation(records, drains, made, Wanted(), (), Stop(), lambda _: None, [])
-    run._look(Entry(session, "w", "going", "b"))
-    assert [(one.state, one.to) for one in run.made.entries] == [("moved", "b")]
+    run = DrainRunner(records, drains, made, DrainOptions().limits(), (), Stop(), lambda _: None, [])
+    run._find_out(Entry(session, "w", "going", "b"))
+    assert [(one.state, one.to) for one in run.journal.entries] == [("moved", "b")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Usage
-from cmdop_migrate.host import hook_process, hooks
+from cmdop_migrate.host import hooks
 from cmdop_migrate.model import Spec
 from cmdop_migrate.util import trusted_file
 
@@ -31,8 +31,8 @@ def hook(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def run(path: str, timeout: float = 10.0, **facts: object) -> hook_process.Outcome:
-    return hook_process.run("token", path, facts, timeout, {"EXTRA": "1"})
+def run(path: str, timeout: float = 10.0, **facts: object) -> hooks.HookOutcome:
+    return hooks.execute("token", path, facts, timeout, {"EXTRA": "1"})
 
 
 def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str]) -> None:
@@ -100,7 +100,7 @@ def test_what_is_told_of_one_that_fails(hook: Callable[[str], str], text: str, p
 def test_endless_output_and_time(hook: Callable[[str], str]) -> None:
     began = time.monotonic()
     done = run(hook("yes"), timeout=0.3)
-    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hook_process.TAIL
+    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hooks.OUTPUT_KEPT
     assert done.seconds >= 0.3 and time.monotonic() - began < 5
 
 
