@@ -23,7 +23,7 @@ from cmdop_migrate.remote.ssh import Pool
 from cmdop_migrate.util.self_exec import Worker
 from cmdop_migrate.util.signals import Stop
 
-POLL_EVERY = 0.1  # seconds between two looks at the sessions that are being brought back
+POLL_EVERY = 0.1  # seconds between two checks of the restores and migrations under way
 AWAY: tuple[DrainState, ...] = ("moved", "parked", "going")  # states of a session that is not back
 Report = Callable[[Entry], None]
 
@@ -136,7 +136,7 @@ class _BringBack:
             return self._back(entry, self._restore(entry))
         if seen.record.instance == self.this_host.instance():
             if not is_free(self.this_host, self.moves, entry.session):
-                return replace(entry, why="it is being moved, parked or ended; wait for that")
+                return replace(entry, why="it is being moved, parked or ended right now; wait for that")
             return replace(entry, state="back", to=None, why="it was here already", facts={})
         if seen.record.host == self.this_host.config.host:
             return replace(

@@ -93,7 +93,7 @@ def died(this_host: Host, record: Record) -> bool:
 
 
 def over(record: Record) -> CmdopError:
-    """Return the error for a session that no longer runs here, with the command to go on with."""
+    """Return the error for a session that no longer runs here, with the next command."""
     if record.phase == "handing":
         return Blocked(
             f"session {record.name!r} is being moved to another host",

@@ -1,4 +1,4 @@
-"""Many actors on one session: the write turn, and the journal of what went in."""
+"""Request, grant, release, seize and show the write turn of a session that several actors share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _KINDS: dict[str, type[CmdopError]] = {
 
 @dataclass(frozen=True)
 class TurnOptions:
-    """What is options about the turn. `admin`: whoever reaches the holder itself is root on the host, and is one."""
+    """Hold a request about the write turn. `admin`: a client of the holder itself is root on the host, and therefore an
+    admin."""
 
     do: Do
     actor: str
@@ -35,8 +36,8 @@ class TurnOptions:
 
 
 def turn(this_host: Host, reference: str, options: TurnOptions) -> dict[str, Any]:
-    """Who has the turn afterwards, and more. With `wait`, TimedOut when it was not theirs within that time: they then
-    wait no longer."""
+    """Send a request about the write turn. Return which actor has it afterwards, and the queue. With `wait`, raise
+    TimedOut if the actor did not get it within that time: the actor then leaves the queue."""
     record, channel = talk.open_channel(this_host, reference)
     with channel:
         try:
@@ -46,7 +47,7 @@ def turn(this_host: Host, reference: str, options: TurnOptions) -> dict[str, Any
 
 
 def over(channel: Channel, session: str, name: str, options: TurnOptions) -> dict[str, Any]:
-    """The same over a channel to it. HolderGone."""
+    """Do the same over an open channel. Raise HolderGone if the holder hangs up."""
     facts: dict[str, Any] = {
         "do": options.do,
         "actor": options.actor,
@@ -65,13 +66,13 @@ def over(channel: Channel, session: str, name: str, options: TurnOptions) -> dic
     if code == "not_admitted":
         raise NotAdmitted(f"this credential may only watch session {name!r}", "It takes the role execute.")
     if code is not None:
-        hint = f"See who has it: cmdop-migrate turn {name} show"
+        hint = f"See which actor has it: cmdop-migrate turn {name} show"
         raise _KINDS.get(code, Blocked)(f"the turn of session {name!r}: {answer['why']}", hint)
     queue: list[str] = answer["queue"]
-    mine = {"granted": answer["holder"] == options.actor}
+    own = {"granted": answer["holder"] == options.actor}
     if options.actor in queue:
-        mine["place"] = queue.index(options.actor) + 1
-    return {"session": session, "name": name, **answer, **mine}
+        own["place"] = queue.index(options.actor) + 1
+    return {"session": session, "name": name, **answer, **own}
 
 
 def _wait(name: str, channel: Channel, options: TurnOptions, facts: dict[str, Any]) -> dict[str, Any]:
@@ -80,5 +81,5 @@ def _wait(name: str, channel: Channel, options: TurnOptions, facts: dict[str, An
     except TimedOut:
         raise TimedOut(
             f"the turn of session {name!r} was not free within {options.wait:g} s",
-            f"Wait longer with --wait, or see who has it: cmdop-migrate turn {name} show",
+            f"Wait longer with --wait, or see which actor has it: cmdop-migrate turn {name} show",
         ) from None

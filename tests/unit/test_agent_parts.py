@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate import config
 from cmdop_migrate.agent.daemon import Agent
-from cmdop_migrate.host.agent_process import Lock, Running, holder_of
+from cmdop_migrate.host.agent_process import Lock, RunningAgent, holder_of
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.memory import MemoryRegister
@@ -63,7 +63,7 @@ def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: LocalHost) 
         assert Lock.take(records.config) is None, "and yet there is one"
         ballast.unlink()
         lock.note("wss://a")
-        assert holder_of(records.config) == Running(os.getpid(), "wss://a")
+        assert holder_of(records.config) == RunningAgent(os.getpid(), "wss://a")
         lock.release()
 
 
@@ -106,7 +106,7 @@ def test_the_lease_of_one_that_was_back_and_ended_between_two_looks_is_let_go_of
     lock = Lock.take(records.config)
     assert lock is not None
     agent = Agent(records, leases, lock, until_idle=True)
-    agent.met = set()
+    agent.seen = set()
     agent.held[SESSION] = first = take(records, leases)
     leases.park(first, "c2")
     second = take(records, leases)
