@@ -37,7 +37,7 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.util.metrics import Metrics
 
 IDLE_ROUNDS = 2  # rounds without work after which an agent started on demand exits
-LOOK_EVERY = 0.2  # seconds between two looks at the records
+CHECK_RECORDS_EVERY = 0.2  # seconds between two looks at the records
 PARALLEL_HOOKS = 4
 LAST_WORDS = 0.3  # seconds for a holder to record the reason before the agent kills its session
 _log = log.get("agent")
@@ -92,7 +92,7 @@ class Agent:
     def _sleep(self, due: float, stamp: object) -> None:
         """Sleep until `due`, or until a record was added, removed or changed since `stamp`."""
         while clock.boottime() < due:
-            if self.stopped.wait(min(LOOK_EVERY, max(0.0, due - clock.boottime()))):
+            if self.stopped.wait(min(CHECK_RECORDS_EVERY, max(0.0, due - clock.boottime()))):
                 return
             if stamp is None or self.pause_watchdog.found or self._stamp() != stamp:
                 return

@@ -10,17 +10,17 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from cmdop_migrate.errors import CmdopError, NotIdle
 from cmdop_migrate.host import kill, listing
 from cmdop_migrate.host.host import Host
+from cmdop_migrate.host.listing import SessionRow
 from cmdop_migrate.snapshot import checkpoint
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
 from cmdop_migrate.util.timings import Phases
 
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL for a session that is destroyed
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class ReapResult:
     dry_run: bool
 
 
-def idle(this_host: Host, seconds: float) -> list[Row]:
+def idle(this_host: Host, seconds: float) -> list[SessionRow]:
     """Return the `ls` rows of sessions that run here and have been idle for `seconds`, the longest first."""
     rows = (row for row in listing.list_here(this_host) if is_idle(row, seconds))
-    return sorted(rows, key=lambda row: -row["idle_s"])
+    return sorted(rows, key=lambda row: -(row.idle_s or 0.0))
 
 
-def is_idle(row: Row, seconds: float) -> bool:
+def is_idle(row: SessionRow, seconds: float) -> bool:
     """Tell whether a session is known to be idle. One whose holder does not answer is not."""
-    return row["state"] == "running" and not row["clients"] and row["idle_s"] is not None and row["idle_s"] >= seconds
+    return row.state == "running" and not row.clients and row.idle_s is not None and row.idle_s >= seconds
 
 
 def reap(this_host: Host, seconds: float, destroy: bool, dry_run: bool, report: Callable[[str], None]) -> ReapResult:
@@ -76,7 +76,7 @@ def reap(this_host: Host, seconds: float, destroy: bool, dry_run: bool, report: 
     failed: list[FailedSession] = []
     left: list[IdleSession] = []
     for row in idle(this_host, seconds):
-        session, name, idle_s = row["session"], row["name"], row["idle_s"]
+        session, name, idle_s = row.session, row.name, row.idle_s or 0.0
         report(f"{name}: idle")
         try:
             made = None if dry_run else _reap_one(this_host, session, seconds, destroy, report)

@@ -366,4 +366,4 @@ def is_free(this_host: Host, moves: Moves, session: str) -> bool:
     record = this_host.load(session)
     if record is None or record.phase != "live":
         return False
-    return bool(listing.row(this_host, record)["state"] != "checkpointing")
+    return listing.row(this_host, record).state != "checkpointing"

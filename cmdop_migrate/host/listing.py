@@ -3,7 +3,7 @@ store (`ls --all-hosts`)."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, TimedOut
@@ -25,7 +25,26 @@ HOST_LEASES = "host."  # prefix of leases of host names, which are not sessions
 _STATES: dict[str, State] = {"held": "running", "parked": "parked", "free": "exited"}
 
 
-def row(this_host: Host, record: Record) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SessionRow:
+    """Describe one session as `ls` lists it. Of a session of another host only the first five fields are known."""
+
+    session: str
+    name: str
+    host: str
+    state: State
+    token: int
+    clients: int | None = None
+    idle_s: float | None = None
+    rss: int | None = None
+    pid: int | None = None
+    command: tuple[str, ...] = ()
+    created: float | None = None
+    note: str = ""
+    turn: str | None = None
+
+
+def row(this_host: Host, record: Record) -> SessionRow:
     """Return one row of `ls`. A holder that does not answer is noted in the row, not waited for."""
     status: dict[str, Any] = {}
     note = record.exit.reason if record.exit else MOVING if record.phase == "handing" else ""
@@ -43,21 +62,21 @@ def row(this_host: Host, record: Record) -> dict[str, Any]:
     if turn.get("frozen") and not note:
         note = f"seized by {turn['holder']}"
     group = this_host.cgroup(record.session)
-    return {
-        "session": record.session,
-        "name": record.name,
-        "host": record.host,
-        "state": talk.state_of(record, status, cgroup.is_frozen(group)),
-        "token": record.token,
-        "clients": status.get("clients", 0),
-        "idle_s": round(status["idle"], 1) if "idle" in status else None,
-        "rss": inspect.rss(group),
-        "pid": record.pid,
-        "command": list(record.spec.command),
-        "created": record.created,
-        "note": note,
-        "turn": turn.get("holder"),
-    }
+    return SessionRow(
+        session=record.session,
+        name=record.name,
+        host=record.host,
+        state=talk.state_of(record, status, cgroup.is_frozen(group)),
+        token=record.token,
+        clients=status.get("clients", 0),
+        idle_s=round(status["idle"], 1) if "idle" in status else None,
+        rss=inspect.rss(group),
+        pid=record.pid,
+        command=record.spec.command,
+        created=record.created,
+        note=note,
+        turn=turn.get("holder"),
+    )
 
 
 def _stall(this_host: Host, record: Record) -> str:
@@ -68,7 +87,7 @@ def _stall(this_host: Host, record: Record) -> str:
         return ""
 
 
-def list_here(this_host: Host) -> list[dict[str, Any]]:
+def list_here(this_host: Host) -> list[SessionRow]:
     """Return the rows of all sessions that this host has on record."""
     return [row(this_host, record) for record in this_host.all() if record.phase != "starting"]
 
@@ -80,7 +99,7 @@ def show(this_host: Host, reference: str) -> dict[str, Any]:
     directory = this_host.directory(record.session)
     stores = [(point, directory / f"layers/{number}/upper") for number, point in enumerate(record.layers)]
     return {
-        **row(this_host, record),
+        **asdict(row(this_host, record)),
         "user": record.spec.user,
         "cwd": record.spec.cwd,
         "net": record.spec.net,
@@ -100,43 +119,30 @@ def show(this_host: Host, reference: str) -> dict[str, Any]:
     }
 
 
-def list_everywhere(this_host: Host) -> list[dict[str, Any]]:
+def list_everywhere(this_host: Host) -> list[SessionRow]:
     """Return the rows of all sessions that share this host's lease store: its own as `ls` knows them, the others as
     their leases describe them: which host has them, in which state."""
     from cmdop_migrate.host import leases, resources
     from cmdop_migrate.images.store import catalog
 
-    here = {row["session"]: row for row in list_here(this_host)}
+    here = {row.session: row for row in list_here(this_host)}
     store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
-    rows: list[dict[str, Any]] = []
+    rows: list[SessionRow] = []
     others: list[tuple[str, LeaseStatus]] = []
     for session, lease in leases.survey(leases.open_store(this_host.config)).items():
         if session.startswith(HOST_LEASES):
             continue
         own = here.pop(session, None)
-        if own is not None and (own["state"] not in ("parked", "exited") or own["token"] >= lease.token):
+        if own is not None and (own.state not in ("parked", "exited") or own.token >= lease.token):
             rows.append(own)
         elif lease.state != "free":
             others.append((session, lease))
     names = threads.each(
         lambda other: _name(store, ring, other[0], other[1].checkpoint), others, catalog.READERS, "names"
     )
-    rows += [_lease_row(session, lease, name.result()) for (session, lease), name in zip(others, names, strict=True)]
-    return [*here.values(), *sorted(rows, key=lambda row: str(row["session"]))]
-
-
-def _lease_row(session: str, lease: LeaseStatus, name: str) -> dict[str, Any]:
-    known = {"session": session, "name": name, "host": lease.host, "state": _STATES[lease.state], "token": lease.token}
-    unknown: dict[str, Any] = {
-        "clients": None,
-        "idle_s": None,
-        "rss": None,
-        "pid": None,
-        "command": [],
-        "created": None,
-        "note": "",
-    }
-    return {**known, **unknown}
+    for (session, lease), name in zip(others, names, strict=True):
+        rows.append(SessionRow(session, name.result(), lease.host, _STATES[lease.state], lease.token))
+    return [*here.values(), *sorted(rows, key=lambda row: row.session)]
 
 
 def _name(store: Store, ring: KeyRing, session: str, checkpoint: str | None) -> str:

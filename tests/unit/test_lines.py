@@ -9,7 +9,7 @@ from cmdop_migrate.agent.holder_connections import HolderConnections
 from cmdop_migrate.holder import protocol
 
 
-def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connection(tmp_path: Path) -> None:
+def test_idle_time_is_kept_and_a_protocol_error_only_reconnects(tmp_path: Path) -> None:
     listener = protocol.listen(str(tmp_path / "s"))
     with listener:
         lines = HolderConnections(lambda session: tmp_path / session)
@@ -31,7 +31,7 @@ def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connectio
         assert not HolderConnections(lambda _: tmp_path / "nobody").send("s", op="fresh")
 
 
-def test_of_those_that_are_gone_nothing_is_kept(tmp_path: Path) -> None:
+def test_keep_only_forgets_sessions_that_are_gone(tmp_path: Path) -> None:
     with protocol.listen(str(tmp_path / "s")) as listener, protocol.listen(str(tmp_path / "t")) as other:
         lines = HolderConnections(lambda session: tmp_path / session)
         for session, one, idle in (("s", listener, 12.5), ("t", other, 1.0)):

@@ -102,7 +102,9 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
     found = listing.list_everywhere(app.this_host()) if all_hosts else listing.list_here(app.this_host())
     drained = drain_journal.read_flag(app.config.state_dir)
     if app.json:
-        render.answer({"sessions": found, **({"draining": asdict(drained)} if drained else {})})
+        render.answer(
+            {"sessions": [asdict(row) for row in found], **({"draining": asdict(drained)} if drained else {})}
+        )
         return
     if drained:
         render.note("This host is being drained; no session begins here until: cmdop-migrate undrain")
@@ -113,16 +115,16 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
         ("NAME", "SESSION", *(["HOST"] if all_hosts else []), "STATE", "CLIENTS", "IDLE", "MEMORY", "COMMAND"),
         (
             (
-                one["name"],
-                one["session"][:12],
-                *([one["host"]] if all_hosts else []),
-                _state(one),
-                "-" if one["clients"] is None else str(one["clients"]),
-                units.show_duration(one["idle_s"]) if one["idle_s"] is not None else "-",
-                units.show_size(one["rss"]) if one["rss"] else "-",
-                shlex.join(one["command"]),
+                row.name,
+                row.session[:12],
+                *([row.host] if all_hosts else []),
+                _state(row.state, row.note),
+                "-" if row.clients is None else str(row.clients),
+                units.show_duration(row.idle_s) if row.idle_s is not None else "-",
+                units.show_size(row.rss) if row.rss else "-",
+                shlex.join(row.command),
             )
-            for one in found
+            for row in found
         ),
     )
 
@@ -158,7 +160,7 @@ def show(app: App, session: str) -> None:
     if app.json:
         render.answer(facts)
         return
-    render.line(f"{facts['name']}  {facts['session']}  {_state(facts)}")
+    render.line(f"{facts['name']}  {facts['session']}  {_state(facts['state'], facts['note'])}")
     render.line(f"  command   {shlex.join(facts['command'])}")
     render.line(f"  user      {facts['user']}   cwd {facts['cwd']}")
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
@@ -245,9 +247,8 @@ def _kill_json(result: host_kill.KillResult) -> dict[str, Any]:
     return facts
 
 
-def _state(facts: dict[str, Any]) -> str:
+def _state(state: str, note: str) -> str:
     """`running`, `exited 0`, `exited (its holder died)`."""
-    state, note = str(facts["state"]), str(facts["note"])
     if not note or note.startswith(state):
         return note or state
     return f"{state} ({note})"
