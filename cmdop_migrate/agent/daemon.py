@@ -39,7 +39,7 @@ from cmdop_migrate.util.metrics import Metrics
 IDLE_ROUNDS = 2  # rounds without work after which an agent started on demand exits
 CHECK_RECORDS_EVERY = 0.2  # seconds between two looks at the records
 PARALLEL_HOOKS = 4
-LAST_WORDS = 0.3  # seconds for a holder to record the reason before the agent kills its session
+RECORD_WITHIN = 0.3  # seconds for a holder to record the reason before the agent kills its session
 _log = log.get("agent")
 Answer = Held | Lost | CmdopError
 
@@ -56,9 +56,9 @@ class Agent:
         self.releasing: dict[str, Held] = {}
         # (session, token) of the incarnations that were seen alive, or seen to have ended; None before the first look.
         self.seen: set[tuple[str, int]] | None = None
-        self.unsure: set[str] = set()
-        self.parking: set[str] = set()
-        self.silent: set[str] = set()
+        self.unsure: set[str] = set()  # sessions whose lease could not be renewed
+        self.parking: set[str] = set()  # live sessions whose lease was parked
+        self.silent: set[str] = set()  # sessions whose holder does not take messages
         self.notified: dict[str, int] = {}  # session -> token of the incarnation whose on-fence hooks have run
         self.holders = HolderConnections(this_host.socket)
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
@@ -282,7 +282,7 @@ class Agent:
                         grip.freeze()
                         if self._notify_lost(record, answer):
                             to_kill.append((session, grip))
-            until = time.monotonic() + LAST_WORDS
+            until = time.monotonic() + RECORD_WITHIN
             while time.monotonic() < until and any(
                 cgroup.is_populated(self.this_host.cgroup(session)) for session, _ in to_kill
             ):
