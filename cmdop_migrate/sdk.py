@@ -31,7 +31,7 @@ from cmdop_migrate.host import run as run_flow
 from cmdop_migrate.host import talk
 from cmdop_migrate.host import turn as host_turn
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.turn import Asked, Do
+from cmdop_migrate.host.turn import Do, TurnOptions
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
 from cmdop_migrate.session.requests import Output
@@ -63,7 +63,7 @@ class _Way(ABC):
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]: ...
 
     @abstractmethod
-    def turn(self, session: str, asked: Asked) -> dict[str, Any]: ...
+    def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]: ...
 
     @abstractmethod
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]: ...
@@ -82,7 +82,7 @@ class _Here(_Way):
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
         return talk.wait(self.this_host, session, pattern, timeout, start)
 
-    def turn(self, session: str, asked: Asked) -> dict[str, Any]:
+    def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]:
         return host_turn.turn(self.this_host, session, asked)
 
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class _Afar(_Way):
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
         return client.wait(self.place, session, pattern, timeout, start)
 
-    def turn(self, session: str, asked: Asked) -> dict[str, Any]:
+    def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]:
         return client.turn(self.place, session, asked)
 
     def migrate(self, session: str, to: str, wanted: migrate_flow.Wanted) -> dict[str, Any]:  # noqa: ARG002 - a _Way
@@ -158,7 +158,7 @@ class Session:
     ) -> Self:
         """A new session on this host."""
         loaded = _config(config, environ)
-        record, _ = run_flow.run(loaded, run_flow.Wish(command=command, name=name), environ)
+        record, _ = run_flow.run(loaded, run_flow.RunOptions(command=command, name=name), environ)
         return cls(_Here(loaded, actor or getpass.getuser()), record.session, record.name, 0)
 
     @property
@@ -203,7 +203,7 @@ class Session:
     ) -> str | None:
         """The write turn: request, grant, release, seize, show -> who has it afterwards. With `wait`, TimedOut when a
         request was not granted within that time."""
-        asked = Asked(do, self.actor, to=to, timeout=timeout, freeze=freeze, wait=wait)
+        asked = TurnOptions(do, self.actor, to=to, timeout=timeout, freeze=freeze, wait=wait)
         holder = self._way.turn(self.session, asked).get("holder")
         return None if holder is None else str(holder)
 

@@ -1,9 +1,8 @@
-"""The agent: one process a host. Renews the leases of all its sessions, and hands each holder its time.
+"""Run the agent, one process per host: renew the leases of all its sessions, and send each holder its new deadline.
 
-It may die at any moment and be started again: sessions do not notice until
-their time runs out, and then stand still until it is back. What it finds out
-about a session that is no longer ours it acts on itself, whether or not the
-holder answers.
+The agent may die at any moment and be started again: sessions do not notice until their lease deadline, and are then
+frozen until an agent is back. When it finds that a session belongs to another host, it ends the local copy itself,
+whether or not the holder answers.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from dataclasses import replace
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.agent import supervisor
-from cmdop_migrate.agent.deadline_watchdog import StandIn, is_still
-from cmdop_migrate.agent.holder_connections import Lines
-from cmdop_migrate.agent.move_recovery import Handovers
-from cmdop_migrate.agent.pause_watchdog import Vigil
+from cmdop_migrate.agent.deadline_watchdog import DeadlineWatchdog, is_current
+from cmdop_migrate.agent.holder_connections import HolderConnections
+from cmdop_migrate.agent.move_recovery import MoveRecovery
+from cmdop_migrate.agent.pause_watchdog import PauseWatchdog
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import hooks, reconcile
@@ -37,75 +36,79 @@ from cmdop_migrate.migration import ownership, prefetch_directory
 from cmdop_migrate.model import Record
 from cmdop_migrate.util.metrics import Metrics
 
-IDLE_ROUNDS = 2
-LOOK_EVERY = 0.2
-HOOKS_AT_ONCE = 4
-LAST_WORD = 0.3  # what a holder gets to note why, before its session is killed for it
+IDLE_ROUNDS = 2  # rounds without work after which an agent started on demand exits
+CHECK_RECORDS_EVERY = 0.2  # seconds between two looks at the records
+PARALLEL_HOOKS = 4
+RECORD_WITHIN = 0.3  # seconds for a holder to record the reason before the agent kills its session
 _log = log.get("agent")
 Answer = Held | Lost | CmdopError
 
 
 class Agent:
+    """Hold the state of the agent: the leases that it renews, and what it knows about each session."""
+
     def __init__(self, this_host: Host, leases: LeaseStore, lock: Lock, until_idle: bool) -> None:
         self.this_host, self.leases, self.config, self.lock = this_host, leases, this_host.config, lock
         self.until_idle = until_idle
         self.stopped = threading.Event()
         self.held: dict[str, Held] = {}
         self.known: dict[str, Record] = {}
-        self.ending: dict[str, Held] = {}
-        self.met: set[tuple[str, int]] | None = None  # sessions and tokens: alive once, or seen to be over
-        self.unsure: set[str] = set()
-        self.parking: set[str] = set()
-        self.silent: set[str] = set()
-        self.told: dict[str, int] = {}  # whose fencing hooks have heard of
-        self.lines = Lines(this_host.socket)
+        self.releasing: dict[str, Held] = {}
+        # (session, token) of the incarnations that were seen alive, or seen to have ended; None before the first look.
+        self.seen: set[tuple[str, int]] | None = None
+        self.unsure: set[str] = set()  # sessions whose lease could not be renewed
+        self.parking: set[str] = set()  # live sessions whose lease was parked
+        self.silent: set[str] = set()  # sessions whose holder does not take messages
+        self.notified: dict[str, int] = {}  # session -> token of the incarnation whose on-fence hooks have run
+        self.holders = HolderConnections(this_host.socket)
         self.metrics = Metrics(self.config.run_dir / "metrics.prom")
         self.name = HostName(leases, this_host)
-        self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
-        self.handovers = Handovers(this_host, leases, self._tell_back)
-        self.parkings = reconcile.Parkings(this_host, leases)
-        self.vigil = Vigil(this_host.socket, lambda: list(self.known))
-        self.stand_in = StandIn(this_host, lambda: self.known, self.held)
+        self.hooks = ThreadPoolExecutor(PARALLEL_HOOKS, "hooks")  # only the end of this process waits for them
+        self.move_recovery = MoveRecovery(this_host, leases, self._run_thaw_hooks)
+        self.reconciler = reconcile.Reconciler(this_host, leases)
+        self.pause_watchdog = PauseWatchdog(this_host.socket, lambda: list(self.known))
+        self.deadline_watchdog = DeadlineWatchdog(this_host, lambda: self.known, self.held)
 
     def run(self) -> None:
-        """Until told to stop, or, started on demand, until there is nothing to do."""
+        """Run rounds until the agent is stopped or, if it was started on demand, until there is nothing to do."""
         idle, due = 0, clock.boottime()
         while not self.stopped.is_set():
-            seen = self._stamp()
-            renew = clock.boottime() >= due or self.vigil.found
+            stamp = self._stamp()
+            renew = clock.boottime() >= due or self.pause_watchdog.found
             if renew:
-                self.vigil.renewing()
+                self.pause_watchdog.renewing()
                 due = clock.boottime() + margins.renew_every(self.config.lease_ttl)
             try:
                 busy = self.step(renew)
                 idle = 0 if busy else idle + 1
                 if self.until_idle and idle >= IDLE_ROUNDS and self._may_leave():
                     return
-            except Exception:  # noqa: BLE001 - a supervising loop: what fails in one round may work in the next
-                _log.error("a round failed", exc_info=True)
+            except Exception:  # noqa: BLE001 - a supervising loop: a step that fails in one round may work in the next
+                _log.error("a round of the agent failed", exc_info=True)
                 self.metrics.add("round_failures_total")
                 busy, due = True, min(due, clock.boottime() + 1.0)
-            self._sleep(due, seen if busy else None)
+            self._sleep(due, stamp if busy else None)
 
-    def _sleep(self, due: float, seen: object) -> None:
-        """Until `due`, or until a session has come, gone or changed since `seen`."""
+    def _sleep(self, due: float, stamp: object) -> None:
+        """Sleep until `due`, or until a record was added, removed or changed since `stamp`."""
         while clock.boottime() < due:
-            if self.stopped.wait(min(LOOK_EVERY, max(0.0, due - clock.boottime()))):
+            if self.stopped.wait(min(CHECK_RECORDS_EVERY, max(0.0, due - clock.boottime()))):
                 return
-            if seen is None or self.vigil.found or self._stamp() != seen:
+            if stamp is None or self.pause_watchdog.found or self._stamp() != stamp:
                 return
 
     def _stamp(self) -> object:
-        found = []
+        """Return a value that changes when a record is added, removed or changed."""
+        stamps = []
         for session in sorted(self.this_host.ids()):
             try:
-                found.append((session, os.stat(self.this_host.directory(session) / "session.json").st_mtime_ns))
+                stamps.append((session, os.stat(self.this_host.directory(session) / "session.json").st_mtime_ns))
             except OSError:
-                found.append((session, 0))
-        return found
+                stamps.append((session, 0))
+        return stamps
 
     def _may_leave(self) -> bool:
-        """Nobody is starting or restoring a session right now who counts on us."""
+        """Release name and lock if no command is starting or restoring a session, which would rely on this agent."""
         with self.this_host.locked():
             if prefetch_directory.sweep(self.config.state_dir) or any(
                 map(self.this_host.is_held, self.this_host.ids())
@@ -117,35 +120,35 @@ class Agent:
             return True
 
     def step(self, renew: bool = True) -> bool:
-        """One round: what came is taken on, what ended is let go of, and, to `renew`, every lease is renewed and every
-        holder told. -> whether there is anything to do."""
+        """Run one round: take on new sessions, release the leases of ended ones and, with `renew`, renew every lease
+        and send every holder its deadline. Return whether there is anything to do."""
         live = self.look()
         self._settle(live)
-        heard = self._resume([record for record in live.values() if record.session not in self.held])
+        answers = self._resume([record for record in live.values() if record.session not in self.held])
         if renew:
-            known = [lease for lease in self.held.values() if lease.session not in heard]
+            known = [lease for lease in self.held.values() if lease.session not in answers]
             began = time.monotonic()
-            answers = self.leases.renew_many(known) if known else []
+            renewed = self.leases.renew_many(known) if known else []
             self.metrics.set("renew_seconds", time.monotonic() - began)
-            heard |= {lease.session: answer for lease, answer in zip(known, answers, strict=True)}
+            answers |= {lease.session: answer for lease, answer in zip(known, renewed, strict=True)}
         lost = {}
-        for session, answer in heard.items():
+        for session, answer in answers.items():
             if isinstance(answer, Lost) and answer.why is not Why.GONE:
                 lost[session] = answer
             else:
-                self._heard(live[session], answer)
-        self._lost(lost, live)
+                self._handle(live[session], answer)
+        self._end_lost(lost, live)
         if renew:
             self.name.keep()
-        waiting = self.handovers.step()
-        self.parkings.step()
+        waiting = self.move_recovery.step()
+        self.reconciler.step()
         self._write_metrics(live)
-        return bool(live or self.ending or waiting)
+        return bool(live or self.releasing or waiting)
 
     def look(self) -> dict[str, Record]:
-        """The sessions that live here by their records. One whose record became unreadable while its holder lives is
-        still what it was."""
-        found, away = [], threading.Event()
+        """Return the sessions that are live by their records. A session whose record became unreadable while its holder
+        lives counts as before."""
+        records, unreachable = [], threading.Event()
         for session in self.this_host.ids():
             try:
                 record = self.this_host.load(session)
@@ -155,45 +158,49 @@ class Agent:
                 _log.warning("session %s: %s", session, error)
                 record = self.known.get(session)
             if record is not None:
-                found.append(record)
-        live = self.known = {one.session: one for one in found if one.phase == "live"}  # before the store is asked
-        self.met = {(one.session, one.token) for one in found if self._meet(one, away)}
+                records.append(record)
+        # Before the lease store is asked: the watchdogs read it.
+        live = self.known = {record.session: record for record in records if record.phase == "live"}
+        self.seen = {(record.session, record.token) for record in records if self._has_settled(record, unreachable)}
         return live
 
-    def _meet(self, record: Record, away: threading.Event) -> bool:
-        """One that came and went between two looks leaves a lease that nobody else lets go of, until it runs out.
-        False: look again."""
+    def _has_settled(self, record: Record, unreachable: threading.Event) -> bool:
+        """Tell whether an incarnation needs no further look. One that started and ended between two looks leaves a
+        lease that no other process releases before it runs out: renew it, to release it. Return False to look again."""
         if record.phase != "exited":
             return record.phase not in ("starting", "restoring")
-        if (record.session, record.token) in self.met if self.met is not None else not reconcile.is_unsure(record):
+        if (record.session, record.token) in self.seen if self.seen is not None else not reconcile.is_unsure(record):
             return True
-        answer = self._resume_one(record, away)
+        answer = self._resume_one(record, unreachable)
         if isinstance(answer, Held):
-            self.ending[record.session] = answer
+            self.releasing[record.session] = answer
         return not isinstance(answer, LeaseUnreachable)
 
     def _settle(self, live: dict[str, Record]) -> None:
-        """Leases of incarnations that are no more. A newer one of the same session is another matter."""
+        """Release the leases of incarnations that have ended. A newer incarnation of the same session keeps its own."""
         for session, lease in list(self.held.items()):
             if session in live and live[session].token == lease.token:
                 continue
             del self.held[session]
-            self.lines.drop(session)
-            owed = self.ending.get(session)  # one that was back, and has ended as well
-            if session not in live and (owed is None or owed.token < lease.token):
-                self.ending[session] = lease
-        for session, lease in list(self.ending.items()):
-            if self._ended(lease):
-                del self.ending[session]
-        for some in (self.unsure, self.parking, self.silent):
-            some &= live.keys()
-        self.lines.keep(live)
-        for session in self.told.keys() - live.keys():
-            del self.told[session]
+            self.holders.drop(session)
+            newer = self.releasing.get(session)  # of an incarnation that was restored here, and has ended as well
+            if session not in live and (newer is None or newer.token < lease.token):
+                self.releasing[session] = lease
+        for session, lease in list(self.releasing.items()):
+            if self._release(lease):
+                del self.releasing[session]
+        for sessions in (self.unsure, self.parking, self.silent):
+            sessions &= live.keys()
+        self.holders.keep_only(live)
+        for session in self.notified.keys() - live.keys():
+            del self.notified[session]
 
-    def _ended(self, lease: Held) -> bool:
-        """It is over here, and the lease store says so too. A parked one has been let go of by who parked it, or died
-        here while its memory was coming; of one whose holder died the last checkpoint may still be restored."""
+    def _release(self, lease: Held) -> bool:
+        """Release the lease of an incarnation that has ended here. Return False if the lease store is unreachable.
+
+        The lease of a parked session was parked by the command that did it, unless the session died here during a lazy
+        restore. If the holder died, the last checkpoint stays in the lease and can be restored.
+        """
         record = self.this_host.load(lease.session)
         try:
             if record is not None and record.phase == "parked" and record.checkpoint:
@@ -202,49 +209,50 @@ class Agent:
                 died = record is not None and record.exit is not None and record.exit.code is None
                 self.leases.release(lease, keep_checkpoint=died)
         except CmdopError as error:
-            _log.warning("the lease of %s is not let go of yet: %s", lease.session, error.message)
+            _log.warning("the lease of %s is not released yet: %s", lease.session, error.message)
             return not isinstance(error, LeaseUnreachable)
         return True
 
-    def _resume(self, this_host: Sequence[Record]) -> dict[str, Answer]:
-        """Sessions that run here, and that this agent does not know yet."""
-        if not this_host:
+    def _resume(self, records: Sequence[Record]) -> dict[str, Answer]:
+        """Renew the leases of sessions that run here and that this agent does not know yet."""
+        if not records:
             return {}
-        # Several at once where that is quicker. When the store does not answer for one, it will not for the others.
+        # In parallel where that is quicker. If the store does not answer for one, it will not for the others.
         with ThreadPoolExecutor(max(1, self.leases.register.threads), "resume") as pool:
-            away = threading.Event()
-            answers = list(pool.map(lambda record: self._resume_one(record, away), this_host))
-        return {record.session: answer for record, answer in zip(this_host, answers, strict=True)}
+            unreachable = threading.Event()
+            answers = list(pool.map(lambda record: self._resume_one(record, unreachable), records))
+        return {record.session: answer for record, answer in zip(records, answers, strict=True)}
 
-    def _resume_one(self, record: Record, away: threading.Event) -> Answer:
-        if away.is_set():
+    def _resume_one(self, record: Record, unreachable: threading.Event) -> Answer:
+        if unreachable.is_set():
             return LeaseUnreachable("the lease store does not answer", "")
         try:
             return host_leases.resume(self.leases, self.this_host, record)
         except LeaseUnreachable as error:
-            away.set()
+            unreachable.set()
             return error
         except CmdopError as error:
             return error
 
-    def _heard(self, record: Record, answer: Answer) -> None:
+    def _handle(self, record: Record, answer: Answer) -> None:
+        """Handle the answer for one lease: send its holder the new deadline, or note the doubt."""
         if not isinstance(answer, Held):
             self._doubt(record, answer)
             return
-        with self.stand_in.lock:
+        with self.deadline_watchdog.lock:
             self.held[record.session] = answer
         self.metrics.add("renewals_total")
         if record.session in self.unsure:
             self.unsure.discard(record.session)
             self._note("lease_renewed", record)
-        told = self.lines.say(
+        sent = self.holders.send(
             record.session, op="fresh", until=answer.fresh_until, since=answer.started, token=answer.token
         )
-        (self.silent.discard if told else self.silent.add)(record.session)
+        (self.silent.discard if sent else self.silent.add)(record.session)
 
     def _doubt(self, record: Record, answer: Lost | CmdopError) -> None:
-        """Nothing is known: the store is away, or has lost or cannot read what it had. The holder stops the session
-        when its time is over; should it hang, `stand_in` does."""
+        """Note that a lease could not be renewed: the store is unreachable, or has lost or cannot read the lease. The
+        holder freezes the session at its deadline; if it hangs, `deadline_watchdog` does."""
         self.metrics.add("renewal_failures_total")
         why = answer.message if isinstance(answer, CmdopError) else str(answer)
         if record.session not in self.unsure:
@@ -253,15 +261,16 @@ class Agent:
             self._note("lease_unsure", record, reason=why)
 
     def _note(self, event: str, record: Record, **facts: object) -> None:
-        """On a full disk the other sessions need us all the same, and so does what is to be ended."""
+        """Emit an event. On a full disk log it instead: the other sessions still have to be renewed, and lost ones
+        ended."""
         try:
             self.this_host.events.emit(event, record.session, name=record.name, token=record.token, **facts)
         except OSError as error:
             _log.warning("session %s: %s: %s", record.name, event, error)
 
-    def _lost(self, lost: dict[str, Lost], live: dict[str, Record]) -> None:
-        """Not ours any more: whatever the holders do, not one more step of these. The grip is taken before the record
-        is read: an incarnation that is made here meanwhile is not touched."""
+    def _end_lost(self, lost: dict[str, Lost], live: dict[str, Record]) -> None:
+        """Freeze, then kill sessions that belong to another host now, without relying on their holders. The cgroup is
+        opened before the record is read, so an incarnation that is created here in the meantime is not touched."""
         with contextlib.ExitStack() as stack:
             to_kill = []
             for session, answer in lost.items():
@@ -269,11 +278,11 @@ class Agent:
                 with contextlib.suppress(FileNotFoundError):
                     grip = stack.enter_context(cgroup.Grip(self.this_host.cgroup(session)))
                     self.held.pop(session, None)
-                    if is_still(self.this_host, record):
+                    if is_current(self.this_host, record):
                         grip.freeze()
-                        if self._tell_lost(record, answer):
+                        if self._notify_lost(record, answer):
                             to_kill.append((session, grip))
-            until = time.monotonic() + LAST_WORD
+            until = time.monotonic() + RECORD_WITHIN
             while time.monotonic() < until and any(
                 cgroup.is_populated(self.this_host.cgroup(session)) for session, _ in to_kill
             ):
@@ -281,57 +290,61 @@ class Agent:
             for _, grip in to_kill:
                 grip.kill()
         for session, _ in to_kill:
-            self._fenced(live[session], lost[session])
+            self._submit_fence_hooks(live[session], lost[session])
 
-    def _tell_lost(self, record: Record, lost: Lost) -> bool:
-        """-> whether it is to be killed from here, should the holder not do it at once."""
+    def _notify_lost(self, record: Record, lost: Lost) -> bool:
+        """Notify the holder that its session is lost. Return whether the agent has to kill it, should the holder not do
+        so."""
         holder = lost.holder
         if lost.why is Why.PARKED and holder is not None and holder.checkpoint:
-            # Whoever parked it, or its holder, ends it, and notes it as parked; if not by the next round, we do.
-            self.lines.say(record.session, op="parked", checkpoint=holder.checkpoint)
+            # The command that parked it, or its holder, ends it and records it as parked; else we do, next round.
+            self.holders.send(record.session, op="parked", checkpoint=holder.checkpoint)
             again = record.session in self.parking
             self.parking.add(record.session)
             return again
-        token, host = (holder.token, holder.host) if holder else (record.token + 1, "nobody")
+        token, host = (holder.token, holder.host) if holder else (record.token + 1, "unknown")
         self.metrics.add("superseded_total")
         self._note("superseded", record, by=token, where=host, boottime=round(clock.boottime(), 6))
-        self.lines.say(record.session, op="superseded", token=max(token, record.token + 1), host=host)
+        self.holders.send(record.session, op="superseded", token=max(token, record.token + 1), host=host)
         return True
 
-    def _fenced(self, record: Record, lost: Lost) -> None:
-        """It was killed. Whoever has a hook for that hears it once; nobody here waits for it."""
-        if lost.why is not Why.PARKED and self.told.get(record.session) != record.token:
-            self.told[record.session] = record.token
-            self.hooks.submit(self._tell_hooks, replace(record, pid=None), lost)
+    def _submit_fence_hooks(self, record: Record, lost: Lost) -> None:
+        """Run the on-fence hooks of a killed incarnation, once, in the background."""
+        if lost.why is not Why.PARKED and self.notified.get(record.session) != record.token:
+            self.notified[record.session] = record.token
+            self.hooks.submit(self._run_fence_hooks, replace(record, pid=None), lost)
 
-    def _tell_back(self, session: str, token: int) -> None:
+    def _run_thaw_hooks(self, session: str, token: int) -> None:
         self.hooks.submit(ownership.tell_hooks, self.this_host, session, token)
 
-    def _tell_hooks(self, record: Record, lost: Lost) -> None:
+    def _run_fence_hooks(self, record: Record, lost: Lost) -> None:
         host, token = (lost.holder.host, lost.holder.token) if lost.holder else (None, None)
         facts = {"reason": str(lost.why), "from": self.config.host, "to": host, "by": token}
         try:
             hooks.run(self.this_host, hooks.ON_FENCE, record, **facts)
-        except OSError:  # a full disk
-            _log.error("hooks of session %s", record.name, exc_info=True)
+        except OSError:  # the disk is full
+            _log.error("on-fence hooks of session %s failed", record.name, exc_info=True)
 
     def _write_metrics(self, live: dict[str, Record]) -> None:
         self.metrics.set("sessions", len(live))
         self.metrics.set("sessions_unsure", len(self.unsure))
         self.metrics.set("holders_silent", len(self.silent))
-        self.metrics.set("idle_seconds_max", max(self.lines.idle.values(), default=0.0))
+        self.metrics.set("idle_seconds_max", max(self.holders.idle.values(), default=0.0))
         self.metrics.set("host_name_held", self.name.is_ours)
         with contextlib.suppress(OSError):
             self.metrics.write()
 
 
 def serve(this_host: Host, until_idle: bool, ready: Callable[[CmdopError | None], None]) -> None:
-    """What `cmdop-migrate agent` does. `ready` hears None, or what is wrong though it goes on: sessions that live here
-    need it, whether or not the lease store or the name can be had."""
-    lock = Lock.take(this_host.config, patience=1.0)
+    """Run the agent, as `cmdop-migrate agent` does. `ready` receives None, or an error that does not stop the agent:
+    live sessions need it, whether or not the lease store or the name is available. Raise Blocked if this host has an
+    agent already."""
+    lock = Lock.take(this_host.config, timeout=1.0)
     if lock is None:
-        raise Blocked(f"{this_host.config.host} has an agent already", "One is enough; see: cmdop-migrate ls")
-    kept = supervisor.of(this_host.config)
+        raise Blocked(
+            f"{this_host.config.host} has an agent already", "One agent per host is enough. See: cmdop-migrate ls"
+        )
+    children = supervisor.children(this_host.config)
     try:
         lock.note(this_host.config.relay)
         agent = Agent(this_host, host_leases.open_store(this_host.config, fresh=not until_idle), lock, until_idle)
@@ -339,26 +352,26 @@ def serve(this_host: Host, until_idle: bool, ready: Callable[[CmdopError | None]
             signal.signal(number, lambda *_: agent.stopped.set())
         group = os.path.join(os.path.dirname(this_host.cgroup("agent")), "agent")
         cgroup.create(group)
-        cgroup.join(group)  # out of the login session it may have been started from
-        agent.stand_in.start()  # before the lease store is asked for anything: it may not answer
+        cgroup.join(group)  # leave the login session that it may have been started from
+        agent.deadline_watchdog.start()  # before the first request to the lease store, which may not answer
         agent.look()
-        trouble: CmdopError | None = None
+        warning: CmdopError | None = None
         try:
             agent.name.take(agent.stopped.is_set)
         except (Fenced, Unreachable) as error:
             if not any(record.phase in ("live", "handing") for record in this_host.all()):
                 raise
-            trouble = error
+            warning = error
         agent.step()
-        ready(trouble)
-        for ward in kept:
-            ward.start()
-        agent.vigil.start()
+        ready(warning)
+        for child in children:
+            child.start()
+        agent.pause_watchdog.start()
         agent.run()
-        agent.vigil.stop()
-        agent.stand_in.stop()
+        agent.pause_watchdog.stop()
+        agent.deadline_watchdog.stop()
         agent.metrics.remove()
     finally:
-        for ward in kept:
-            ward.stop()
+        for child in children:
+            child.stop()
         lock.release()

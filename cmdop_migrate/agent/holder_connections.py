@@ -1,4 +1,5 @@
-"""The agent's word to the holders of this host. Nothing waits here: a holder that hangs costs the others nothing."""
+"""Send messages from the agent to the holders of this host, without blocking: a holder that hangs does not delay the
+others."""
 
 from __future__ import annotations
 
@@ -11,28 +12,29 @@ from pathlib import Path
 from cmdop_migrate.holder import protocol
 
 
-class Lines:
-    """One connection to each holder, made anew when it broke."""
+class HolderConnections:
+    """Keep one connection to each holder, and reconnect when it breaks."""
 
     def __init__(self, path: Callable[[str], Path]) -> None:
-        """`path`: where a session's holder listens."""
+        """Connect to the sockets at `path`, which returns where a session's holder listens."""
         self._path = path
-        self._open: dict[str, socket.socket] = {}
+        self._sockets: dict[str, socket.socket] = {}
         self._decoders: dict[str, protocol.Decoder] = {}
-        self.idle: dict[str, float] = {}  # seconds, as each holder answered to the word before the last
+        self.idle: dict[str, float] = {}  # seconds, as each holder answered to the message before the last
 
-    def say(self, session: str, **message: object) -> bool:
-        """False when the holder is gone, or takes nothing: it will be said again with the next renewal."""
+    def send(self, session: str, **message: object) -> bool:
+        """Send a message to a holder. Return False if the holder is gone or does not read: the next renewal sends it
+        again."""
         data = protocol.control(message)
-        for _ in range(2):  # the second time over a fresh connection
+        for _ in range(2):  # the second time over a new connection
             try:
-                sock = self._open.get(session) or self._connect(session)
-                self._open[session] = sock
-                self._hear(session, sock)
+                sock = self._sockets.get(session) or self._connect(session)
+                self._sockets[session] = sock
+                self._read_answers(session, sock)
                 if sock.send(data) == len(data):
                     return True
             except BlockingIOError:
-                # It hangs. The connection stays: a new one for every try would fill its queue up for good.
+                # The holder hangs. Keep the connection: a new one for every try would fill its queue permanently.
                 return False
             except (OSError, protocol.ProtocolError):
                 pass
@@ -40,19 +42,20 @@ class Lines:
         return False
 
     def drop(self, session: str) -> None:
+        """Close the connection to one session's holder."""
         self.idle.pop(session, None)
         self._decoders.pop(session, None)
-        sock = self._open.pop(session, None)
+        sock = self._sockets.pop(session, None)
         if sock is not None:
             sock.close()
 
-    def keep(self, sessions: Collection[str]) -> None:
-        """Those of all others are dropped."""
-        for session in [one for one in self._open if one not in sessions]:
+    def keep_only(self, sessions: Collection[str]) -> None:
+        """Close connections to sessions not in `sessions`."""
+        for session in [known for known in self._sockets if known not in sessions]:
             self.drop(session)
 
-    def _hear(self, session: str, sock: socket.socket) -> None:
-        """Whatever was answered so far: how long it has been idle is kept, the rest is of no use."""
+    def _read_answers(self, session: str, sock: socket.socket) -> None:
+        """Read the answers that have arrived. Keep how long the session has been idle, ignore the rest."""
         decoder = self._decoders.setdefault(session, protocol.Decoder())
         with contextlib.suppress(BlockingIOError):
             while data := sock.recv(64 << 10):

@@ -1,4 +1,4 @@
-"""Moves whose command is gone: the agent decides about sessions that stand still here, by their leases."""
+"""Recover migrations whose command is gone: decide about sessions that are frozen here, by their leases."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from cmdop_migrate.host.move_journal import Move, Moves
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.migration.ownership import Settled, Settling
 
-HOLDER_TIMEOUT = 1.0  # the agent has other sessions to renew
+HOLDER_TIMEOUT = 1.0  # seconds; short, because the agent has other sessions to renew
 _log = log.get("agent")
 
 
-class Handovers:
-    """What each lease was seen to be is remembered from one look to the next."""
+class MoveRecovery:
+    """Settle open migrations. What was seen of each lease is kept from one step to the next."""
 
     def __init__(self, this_host: Host, leases: LeaseStore, back: Callable[[str, int], None]) -> None:
-        """`back` must not wait: it hears of a session that goes on here, and the token it had before."""
+        """Settle the migrations of `this_host`. `back` is called, and must not block, with a session that resumes here
+        and the token that it had."""
         self._this_host, self._leases, self._back = this_host, leases, back
         self._moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
         self._watched: dict[str, Settling] = {}
 
     def step(self) -> bool:
-        """One look at each. -> whether there is any."""
-        self._moves.stand_in(self._this_host)
+        """Try to settle each open migration once. Return whether a session is still frozen for one."""
+        self._moves.replace_missing(self._this_host)
         open_moves = self._moves.open()
-        phases = {one.session: one.phase for one in self._this_host.all()} if open_moves else {}
-        # Also those that run: their move came to nothing, and whoever asks later must not take it for unfinished.
-        moves = [one for one in open_moves if phases.get(one.session) in ("handing", "live")]
-        self._watched = {one.id: self._watched[one.id] for one in moves if one.id in self._watched}
+        phases = {record.session: record.phase for record in self._this_host.all()} if open_moves else {}
+        # Also sessions that run: their migration failed, and must not be taken for unfinished later.
+        moves = [move for move in open_moves if phases.get(move.session) in ("handing", "live")]
+        self._watched = {move.id: self._watched[move.id] for move in moves if move.id in self._watched}
         for move in moves:
             with self._moves.lock(move.session) as is_ours:
                 if is_ours:
@@ -47,12 +48,17 @@ class Handovers:
         )
         self._watched[move.id] = settling
         try:
-            found = settling.once()
+            outcome = settling.once()
         except CmdopError as error:
             _log.warning("session %s, on its way to %s: %s", move.name, move.target, error.message)
             return
-        if isinstance(found, Settled):
-            self._moves.end(move, found.end, told=False)
+        if isinstance(outcome, Settled):
+            self._moves.end(move, outcome.end, told=False)
             self._this_host.note(
-                "migration_settled", move.session, name=move.name, migration=move.id, end=found.end, token=found.token
+                "migration_settled",
+                move.session,
+                name=move.name,
+                migration=move.id,
+                end=outcome.end,
+                token=outcome.token,
             )

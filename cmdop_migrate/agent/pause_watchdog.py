@@ -1,7 +1,8 @@
-"""The agent's look at the clock of the board: often, once for all sessions of the host.
+"""Detect that this virtual machine was paused, by its real-time clock: often, and once for all sessions of the host.
 
-Each holder looks for itself, so that it needs no agent; but seldom, for there may be many of them. A pause that is
-found here reaches all of them at once, as doubt: they stand still until a renewal that began later.
+Each holder checks for itself, so that it does not depend on the agent, but rarely, because there may be many of them. A
+pause that is detected here is sent to all of them as doubt: they keep their sessions frozen until a renewal that began
+later.
 """
 
 from __future__ import annotations
@@ -11,47 +12,50 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from cmdop_migrate import log
-from cmdop_migrate.agent.holder_connections import Lines
+from cmdop_migrate.agent.holder_connections import HolderConnections
 from cmdop_migrate.holder.vm_pause import Pauses
 
-LOOK_EVERY = 0.02
+CHECK_EVERY = 0.02  # seconds
 _log = log.get("agent")
 
 
-class Vigil:
-    """A thread of its own: the agent's may be waiting for a lease store that was there before the pause."""
+class PauseWatchdog:
+    """Check in a thread of its own: the agent's may be waiting for a lease store that was reachable before the
+    pause."""
 
     def __init__(self, socket: Callable[[str], Path], sessions: Callable[[], Collection[str]]) -> None:
-        """`socket`: where a session's holder listens; `sessions`: those that live here, from any thread."""
+        """Notify holders at `socket`, which returns where a session's holder listens. `sessions`: those that are live
+        here; it may be called from any thread."""
         self._sessions = sessions
-        self._lines = Lines(socket)
+        self._holders = HolderConnections(socket)
         self._pauses = Pauses()
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._renewed = threading.Event()
         self._found = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="vigil", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="pause-watchdog", daemon=True)
 
     def start(self) -> None:
         if self._pauses.every is not None:
             self._thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join()
 
     @property
     def found(self) -> bool:
-        """A pause since `renewing`: no holder lets its session go on before the next renewal."""
+        """Tell whether a pause was detected since `renewing`: no holder thaws its session before the next renewal."""
         return self._found.is_set()
 
     def renewing(self) -> None:
-        """All leases are about to be renewed: what was found until now is seen to, and short pauses count no more."""
+        """Note that all leases are about to be renewed: that handles the pauses detected so far, and short pauses
+        before it do not count any more."""
         self._found.clear()
         self._renewed.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(LOOK_EVERY):
+        while not self._stopped.wait(CHECK_EVERY):
             sessions = self._sessions()
             if not sessions:
                 continue
@@ -59,8 +63,10 @@ class Vigil:
                 self._renewed.clear()
                 self._pauses.renewed()
             if self._pauses.look(at_once=True):
-                told = [self._lines.say(session, op="doubt") for session in sessions]
+                sent = [self._holders.send(session, op="doubt") for session in sessions]
                 self._found.set()
                 for session in sessions:
-                    self._lines.drop(session)  # seldom needed, and the next time others may live here
-                _log.warning("this machine stood still without knowing it; %d of %d holders told", sum(told), len(told))
+                    self._holders.drop(session)  # rarely needed, and next time other sessions may run here
+                _log.warning(
+                    "the VM was paused (RTC ahead of CLOCK_BOOTTIME); %d of %d holders notified", sum(sent), len(sent)
+                )

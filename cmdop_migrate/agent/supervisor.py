@@ -1,7 +1,7 @@
-"""Processes that the agent keeps beside itself: started again when they end, gone when the agent is.
+"""Supervise child processes of the agent: restart them when they exit, end them with the agent.
 
-Nothing of them can keep the agent from renewing leases: all that is shared is the pipe, their standard input, by whose
-end they know that it is gone.
+They cannot keep the agent from renewing leases: all they share with it is a pipe, their standard input, whose end tells
+them that the agent is gone.
 """
 
 from __future__ import annotations
@@ -19,82 +19,88 @@ from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.relay.backoff import Backoff
 
-LOOK_EVERY = 1.0
+RECHECK_EVERY = 1.0  # seconds between two checks whether a process may run
 _log = log.get("agent")
 
 
-def of(config: Config) -> list[Ward]:
-    """Those that the settings want."""
-    found = []
+def children(config: Config) -> list[SupervisedProcess]:
+    """Return the child processes enabled in the configuration."""
+    enabled = []
     if config.relay is not None:
-        found.append(link(config))
+        enabled.append(link(config))
     if config.ready:
-        found.append(ready(config))
-    return found
+        enabled.append(ready(config))
+    return enabled
 
 
-def link(config: Config) -> Ward:
-    """To a relay, once there is a credential to do it with."""
-    end_timeout = 5.0  # it may have something left to tell: linkserve.LINGER
-    words = ("cmdop_migrate", "link")
-    return Ward(config, "link", words, Backoff(0.2, 30.0), 10.0, end_timeout, config.relay_credential.exists)
+def link(config: Config) -> SupervisedProcess:
+    """Return the process that links this host to a relay, once there is a credential for it."""
+    end_timeout = 5.0  # seconds: it may have messages left to send (gateway.link_main.LINGER)
+    module = ("cmdop_migrate", "link")
+    return SupervisedProcess(
+        config, "link", module, Backoff(0.2, 30.0), 10.0, end_timeout, config.relay_credential.exists
+    )
 
 
-def ready(config: Config) -> Ward:
-    """cli/forkserver/server.py. Nothing depends on it: a command that finds none does its work itself."""
-    end_timeout = 0.2  # it has nothing to finish but to remove its socket; its forks go on, they are their clients'
-    return Ward(config, "ready", ("cmdop_migrate.cli.forkserver.server",), Backoff(2.0, 60.0), 60.0, end_timeout)
+def ready(config: Config) -> SupervisedProcess:
+    """Return the fork server (cli/forkserver/server.py). Nothing depends on it: without it, a command does its work
+    itself."""
+    end_timeout = 0.2  # seconds: it only removes its socket; its forks keep running, they belong to their clients
+    return SupervisedProcess(
+        config, "ready", ("cmdop_migrate.cli.forkserver.server",), Backoff(2.0, 60.0), 60.0, end_timeout
+    )
 
 
-class Ward:
-    """One of them."""
+class SupervisedProcess:
+    """Supervise one child process, in a thread."""
 
     def __init__(
         self,
         config: Config,
         name: str,
-        words: Sequence[str],
+        module: Sequence[str],
         backoff: Backoff,
-        long: float,
+        stable_after: float,
         end_timeout: float,
         may_run: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`words` for Python to run as a module. Who lasted `long` did not fail at once."""
-        self._config, self._name, self._words, self._backoff = config, name, words, backoff
-        self._long, self._end_timeout, self._may_run = long, end_timeout, may_run
-        self._over = threading.Event()
+        """Run `module`, its name and arguments, with `python -m`. A process that ran for `stable_after` seconds resets
+        the back-off."""
+        self._config, self._name, self._module, self._backoff = config, name, module, backoff
+        self._stable_after, self._end_timeout, self._may_run = stable_after, end_timeout, may_run
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(2 * self._end_timeout + 1.0)
 
     def _keep(self) -> None:
-        while not self._over.is_set():
+        while not self._stopped.is_set():
             if not self._may_run():
-                self._over.wait(LOOK_EVERY)
+                self._stopped.wait(RECHECK_EVERY)
                 continue
             began = clock.boottime()
             try:
                 status = self._run()
             except OSError as error:
                 status = error.errno or 1
-            if self._over.is_set():
+            if self._stopped.is_set():
                 return
-            if clock.boottime() - began > self._long:
+            if clock.boottime() - began > self._stable_after:
                 self._backoff.worked()
-            _log.warning("the process %r ended with %d; it is started again", self._name, status)
-            self._over.wait(self._backoff.failed())
+            _log.warning("the process %r exited with status %d; restarting it", self._name, status)
+            self._stopped.wait(self._backoff.failed())
 
     def _run(self) -> int:
-        """One of it, for as long as it lasts or we are wanted."""
+        """Run the process once, until it exits or the agent stops. Return its exit status."""
         with self._config.log_file.with_name(f"{self._name}.log").open("ab") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", *self._words],
+                [sys.executable, "-m", *self._module],
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,
@@ -104,7 +110,7 @@ class Ward:
             )
         assert process.stdin is not None
         try:
-            while process.poll() is None and not self._over.wait(0.1):
+            while process.poll() is None and not self._stopped.wait(0.1):
                 pass
         finally:
             process.stdin.close()

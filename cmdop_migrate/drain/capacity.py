@@ -1,4 +1,4 @@
-"""What a drain has to place, and where there is room: read from this host and asked of the others."""
+"""Measure what each session of this host costs to move, and ask other hosts how much room they have."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cmdop_migrate import clock
 from cmdop_migrate.config import Config
 from cmdop_migrate.drain import schedule
-from cmdop_migrate.drain.schedule import Load, Target
+from cmdop_migrate.drain.schedule import DrainTarget, Load
 from cmdop_migrate.errors import CmdopError, Usage
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.host import Host
@@ -26,15 +25,15 @@ from cmdop_migrate.remote.ssh import Pool
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """A host that takes nothing, and why."""
+class UnfitHost:
+    """Name a host that takes no session, and why."""
 
     name: str
     why: str
 
 
 def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
-    """What moving this session costs, from outside: it is not stopped for it."""
+    """Return what moving this session costs, measured from outside: the session is not stopped."""
     directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     memory = gather_session_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
@@ -48,11 +47,12 @@ def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
 
 
 def names(config: Config, given: Sequence[str]) -> list[str]:
-    """The hosts to go to: those given, each known and another one than this; without any, all of the inventory.
-    ~/.ssh/config names every machine a person logs in to: those go only by name."""
+    """Return the names of the hosts to move sessions to: those given, or without any all of the inventory.
+    ~/.ssh/config lists every machine that a person logs in to, so its hosts are used only if they are given. Raise
+    Usage if one is this host, HostNotFound if one is unknown."""
     inventory = peers.inventory(config)
     if not given:
-        return [one.name for one in inventory.all() if one.source != SSH_CONFIG and one.name != config.host]
+        return [host.name for host in inventory.all() if host.source != SSH_CONFIG and host.name != config.host]
     for name in given:
         if name == config.host:
             raise Usage(f"{name} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
@@ -61,55 +61,50 @@ def names(config: Config, given: Sequence[str]) -> list[str]:
 
 
 def targets(
-    this_host: Host, hosts: Sequence[str], sample: Record, patience: float = math.inf
-) -> tuple[list[Target], list[Unfit]]:
-    """All of them asked at once; one that has not answered after `patience` seconds is not waited for. Usage when one
-    is this host itself under another name."""
+    this_host: Host, hosts: Sequence[str], sample: Record, timeout: float = math.inf
+) -> tuple[list[DrainTarget], list[UnfitHost]]:
+    """Ask all hosts simultaneously how much room they have. A host that has not answered after `timeout` seconds is
+    reported as unfit. Raise Usage if one is this host itself under another name."""
     if not hosts:
         return [], []
-    peers.own_facts(this_host)  # makes the key there must be, once
-    found: dict[str, Target | Unfit | Usage] = {}
+    peers.own_facts(this_host)  # create the key first, once: several threads need it
+    answered: dict[str, DrainTarget | UnfitHost | Usage] = {}
     with peers.pool(this_host.config) as pool:
 
         def ask(name: str) -> None:
-            found[name] = _ask(this_host, pool, name, sample)
+            answered[name] = _ask(this_host, pool, name, sample)
 
         asking = [threading.Thread(target=ask, args=(name,), daemon=True) for name in hosts]
-        for one in asking:
-            one.start()
-        until = clock.boottime() + patience
-        for one in asking:
-            one.join(None if patience == math.inf else max(0.0, until - clock.boottime()))
-        answers = [found.get(name, Unfit(name, f"{name}: no answer within {patience:.1f} s")) for name in hosts]
+        for thread in asking:
+            thread.start()
+        until = clock.boottime() + timeout
+        for thread in asking:
+            thread.join(None if timeout == math.inf else max(0.0, until - clock.boottime()))
+        answers = [answered.get(name, UnfitHost(name, f"{name}: no answer within {timeout:.1f} s")) for name in hosts]
     for answer in answers:
         if isinstance(answer, Usage):
             raise answer
-    return [one for one in answers if isinstance(one, Target)], [one for one in answers if isinstance(one, Unfit)]
+    fit = [answer for answer in answers if isinstance(answer, DrainTarget)]
+    return fit, [answer for answer in answers if isinstance(answer, UnfitHost)]
 
 
-def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
+def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> DrainTarget | UnfitHost | Usage:
     try:
         peer = peers.partner(this_host, pool, name)
         facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
     except Usage as error:
         return error
     except CmdopError as error:
-        return Unfit(name, error.message)
-    fatal = [one.message for one in facts.needs if one.fatal]
+        return UnfitHost(name, error.message)
+    fatal = [need.message for need in facts.needs if need.fatal]
     if fatal:
-        return Unfit(name, f"{name}: {'; '.join(fatal)}")
-    return Target(name, facts.memory_available, facts.disk_free)
+        return UnfitHost(name, f"{name}: {'; '.join(fatal)}")
+    return DrainTarget(name, facts.memory_available, facts.disk_free)
 
 
 def memory_here() -> int:
-    """Bytes available on this host."""
+    """Return the bytes of memory available on this host."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10
     return 1 << 30
-
-
-def hosts_json(targets: Sequence[Target], unfit: Sequence[Unfit]) -> list[dict[str, Any]]:
-    """As `drain` answers them."""
-    fit = [{"name": one.name, "ok": True, "memory": one.memory, "disk": one.disk} for one in targets]
-    return [*fit, *({"name": one.name, "ok": False, "why": one.why} for one in unfit)]

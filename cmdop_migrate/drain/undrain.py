@@ -1,7 +1,7 @@
-"""Accept sessions again; bring home what the last drain moved or parked.
+"""Undrain this host: accept sessions again, and bring back what the last drain moved or parked.
 
-Where each is now, its lease tells: it may have gone on from where it was moved to, been parked there, or ended. One
-that runs elsewhere is moved by the host it runs on, through its own `migrate`; one that is parked is restored here.
+The lease of each session tells where it is now: it may have been moved further, been parked there, or ended. A session
+that runs on another host is moved by that host, through its own `migrate`; a parked one is restored here.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cmdop_migrate.drain.runner import is_free
 from cmdop_migrate.errors import CmdopError, HostNotFound, SessionExited, SessionNotFound, from_code
-from cmdop_migrate.host import draining, leases
-from cmdop_migrate.host.drain_journal import Drain, Drains, Entry, is_free
+from cmdop_migrate.host import drain_journal, leases
+from cmdop_migrate.host.drain_journal import Drain, Drains, DrainState, Entry
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.migration import peers, plan
@@ -22,78 +23,97 @@ from cmdop_migrate.remote.ssh import Pool
 from cmdop_migrate.util.self_exec import Worker
 from cmdop_migrate.util.signals import Stop
 
-LOOK_EVERY = 0.1
-Say = Callable[[Entry], None]
+POLL_EVERY = 0.1  # seconds between two checks of the restores and migrations under way
+AWAY: tuple[DrainState, ...] = ("moved", "parked", "going")  # states of a session that is not back
+Report = Callable[[Entry], None]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class UndrainOptions:
+    """Hold what `undrain` was asked for. `accept`: checks of the plan to accept, as `migrate` has them; between hosts
+    whose kernels differ, nothing comes back without it."""
+
     bring_back: bool = False
     parallel: int = 2
-    accept: tuple[str, ...] = ()  # as `migrate` has it: hosts whose kernels differ get nothing back without
+    accept: tuple[str, ...] = ()
 
 
-def undrain(this_host: Host, wanted: Wanted, flags: Sequence[str], stop: Stop, say: Say) -> dict[str, Any]:
-    """What `undrain --json` answers. `away`: what the drain moved or parked and is not back."""
-    plan.check_names(wanted.accept)
+@dataclass(frozen=True)
+class UndrainResult:
+    """Describe what `undrain` did. `tried`: the sessions that it tried to bring back, with their new state; `away`:
+    those that the drain moved or parked and that are not back."""
+
+    was_draining: bool
+    tried: tuple[Entry, ...]
+    away: tuple[Entry, ...]
+
+    def of(self, *states: DrainState) -> list[Entry]:
+        """Return the sessions that were tried and are now in one of these states."""
+        return [entry for entry in self.tried if entry.state in states]
+
+
+def undrain(
+    this_host: Host, options: UndrainOptions, flags: Sequence[str], stop: Stop, report: Report
+) -> UndrainResult:
+    """Remove the drain flag and, with `bring_back`, bring back the sessions of the last drain. `flags`: the global
+    command-line flags, for the commands that it starts. `report` receives each session when it is done. Raise Blocked
+    if another command drains or undrains this host."""
+    plan.check_names(options.accept)
     drains = Drains(this_host.config.state_dir)
     with drains.alone():
-        flag = draining.read(this_host.config.state_dir)
-        made = (drains.find(flag.drain) if flag else None) or drains.last()
+        flag = drain_journal.read_flag(this_host.config.state_dir)
+        journal = (drains.find(flag.drain) if flag else None) or drains.last()
         with this_host.locked():
-            draining.clear(this_host.config.state_dir)
+            drain_journal.clear_flag(this_host.config.state_dir)
         if flag is not None:
             this_host.events.emit("undrained", drain=flag.drain)
-        found: list[Entry] = []
-        if wanted.bring_back and made is not None:
-            found = _Return(this_host, drains, made, wanted, flags, stop, say).run(wanted.parallel)
-            made = drains.find(made.id) or made
-        away = made.of("moved", "parked", "going") if made is not None else []
-        return {
-            "was_draining": flag is not None,
-            "restored": [one.to_json() for one in found if one.state == "back"],
-            "failed": [one.to_json() for one in found if one.state in ("moved", "parked", "going")],
-            "ended": [one.to_json() for one in found if one.state == "ended"],
-            "away": [one.to_json() for one in away],
-        }
+        tried: list[Entry] = []
+        if options.bring_back and journal is not None:
+            tried = _BringBack(this_host, drains, journal, options, flags, stop, report).run(options.parallel)
+            journal = drains.find(journal.id) or journal
+        away = journal.of(*AWAY) if journal is not None else []
+        return UndrainResult(flag is not None, tuple(tried), tuple(away))
 
 
-class _Return:
+class _BringBack:
+    """Bring the sessions of one drain back, several at a time."""
+
     def __init__(
         self,
         this_host: Host,
         drains: Drains,
-        made: Drain,
-        wanted: Wanted,
+        journal: Drain,
+        options: UndrainOptions,
         flags: Sequence[str],
         stop: Stop,
-        say: Say,
+        report: Report,
     ) -> None:
-        self.this_host, self.drains, self.made, self.wanted = this_host, drains, made, wanted
-        self.flags, self.stop, self.say = flags, stop, say
+        self.this_host, self.drains, self.journal, self.options = this_host, drains, journal, options
+        self.flags, self.stop, self.report = flags, stop, report
         self.moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
 
     def run(self, parallel: int) -> list[Entry]:
-        """Each one that is away, and what became of it: back, ended, or as it was with the reason why."""
-        away = self.made.of("moved", "parked", "going")
-        found: list[Entry] = []
+        """Return each session that was away with its new state: back, ended, or as it was with the reason."""
+        tried: list[Entry] = []
         with peers.pool(self.this_host.config) as pool, ThreadPoolExecutor(parallel) as threads:
-            waiting: set[Future[Entry]] = {threads.submit(self._bring, pool, one) for one in away}
+            waiting: set[Future[Entry]] = {threads.submit(self._bring, pool, entry) for entry in self.journal.of(*AWAY)}
             while waiting:
-                done, waiting = wait(waiting, LOOK_EVERY)
-                for one in done:
-                    found.append(self._note(one.result()))
+                done, waiting = wait(waiting, POLL_EVERY)
+                for future in done:
+                    tried.append(self._note(future.result()))
                 if self.stop.times > 1:
-                    pool.close()  # what was begun there goes on there
-        return found
+                    pool.close()  # migrations that were begun on other hosts continue there
+        return tried
 
     def _note(self, entry: Entry) -> Entry:
-        kept = replace(entry, why="") if entry.state in ("moved", "parked", "going") else entry
-        self.made = self.drains.save(self.made.with_entry(kept))
-        self.say(entry)
+        """Write the entry of one session to the journal and report it."""
+        kept = replace(entry, why="") if entry.state in AWAY else entry
+        self.journal = self.drains.save(self.journal.with_entry(kept))
+        self.report(entry)
         return entry
 
     def _bring(self, pool: Pool, entry: Entry) -> Entry:
+        """Bring one session back. Return its entry, with the reason if that failed."""
         if self.stop.times:
             return replace(entry, why="interrupted")
         try:
@@ -104,6 +124,7 @@ class _Return:
             return replace(entry, why=f"{error.message} {error.hint}".strip())
 
     def _fetch(self, pool: Pool, entry: Entry) -> Entry:
+        """Bring one session back from the place that its lease names. Raise CmdopError."""
         store = leases.open_store(self.this_host.config)
         try:
             seen = store.inspect(entry.session)
@@ -133,15 +154,16 @@ class _Return:
     def _restore(self, entry: Entry) -> dict[str, Any]:
         worker = Worker(self.flags, ("restore", entry.session))
         while (ended := worker.ended()) is None:
-            time.sleep(LOOK_EVERY)
+            time.sleep(POLL_EVERY)
         if not ended.ok:
             raise from_code(ended.code, ended.message, ended.hint)
         return ended.answer
 
     def _call(self, pool: Pool, entry: Entry, holder: str) -> dict[str, Any]:
-        """By the host it was moved to; by the one that has its lease, when it is not there any more."""
+        """Let another host move the session back: the host that it was moved to or, if it is not there any more, the
+        one that holds its lease."""
         own = self.this_host.config.host
-        words = ("migrate", entry.session, "--to", own, *(f"--accept={check}" for check in self.wanted.accept))
+        words = ("migrate", entry.session, "--to", own, *(f"--accept={check}" for check in self.options.accept))
         names = list(dict.fromkeys(name for name in (entry.to, holder) if name))
         for name in names[:-1]:
             try:

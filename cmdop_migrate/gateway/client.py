@@ -165,6 +165,6 @@ def wait(where: Place, reference: str, pattern: str | None, timeout: float, star
         return {"exited": farewell.get("code"), "reason": farewell.get("reason"), "seq": end}
 
 
-def turn(where: Place, reference: str, asked: host_turn.Asked) -> dict[str, Any]:
+def turn(where: Place, reference: str, asked: host_turn.TurnOptions) -> dict[str, Any]:
     with _talking(where, reference) as (found, channel):
         return host_turn.over(channel, found.session, found.name, asked)

@@ -1,16 +1,14 @@
-"""One agent a host: the lock that says so, and how one is started when there is none."""
+"""Make sure that this host has exactly one agent: the lock that it holds, and how it is started if there is none."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,43 +18,36 @@ from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, CmdopError, Unexpected, from_code
-from cmdop_migrate.host import hook_process
+from cmdop_migrate.host import hooks
 from cmdop_migrate.lease import margins
+from cmdop_migrate.util import locks
 
-START_TIMEOUT = 30.0
-TRIES = 3
-ATTEND_EVERY = 2.0
+START_TIMEOUT = 30.0  # seconds for an agent to get ready, besides waiting for its host's name
+START_TRIES = 3
+ATTEND_EVERY = 2.0  # seconds between two checks that an agent runs
 _log = log.get("agent")
 
 
 class Lock:
-    """Held by the one agent of this host, as long as it lives."""
+    """Hold the lock of the one agent of this host, as long as it lives."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
-    def take(cls, config: Config, patience: float = 0.0) -> Lock | None:
-        """`patience`: who only looks whether there is an agent has the lock for a moment, too."""
-        fd = os.open(config.run_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return cls(fd)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    os.close(fd)
-                    return None
-                time.sleep(0.02)
+    def take(cls, config: Config, timeout: float = 0.0) -> Lock | None:
+        """Take the lock, or return None if an agent has it. `timeout`: a process that only checks whether an agent runs
+        has the lock for a moment, too."""
+        fd = locks.try_take(config.run_dir / "agent.lock", timeout)
+        return cls(fd) if fd is not None else None
 
     def note(self, relay: str | None) -> None:
-        """Who has it, and to which relay it links: for `holder_of`. An agent without room to say so is one."""
+        """Write pid and relay URL into the lock file, for `holder_of`. Failure (disk full) is logged and ignored."""
         try:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "relay": relay}).encode(), 0)
         except OSError as error:
-            _log.warning("that an agent runs is not on record: %s", error)
+            _log.warning("pid and relay of the agent could not be written to its lock file: %s", error)
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -65,96 +56,96 @@ class Lock:
 
 
 @dataclass(frozen=True)
-class Running:
-    """An agent that runs, and the relay that was set when it was started."""
+class RunningAgent:
+    """Describe an agent that runs: its pid, and the relay that was configured when it was started."""
 
     pid: int
     relay: str | None
 
 
-def holder_of(config: Config) -> Running | None:
-    """This host's agent; None when there is none, or it is just coming."""
+def holder_of(config: Config) -> RunningAgent | None:
+    """Return this host's agent; None if none runs, or it is just starting."""
     try:
-        said = json.loads((config.run_dir / "agent.lock").read_bytes())
+        noted = json.loads((config.run_dir / "agent.lock").read_bytes())
     except (OSError, ValueError):
         return None
     lock = Lock.take(config)
     if lock is not None:
         lock.release()
         return None
-    return Running(said["pid"], said["relay"])
+    return RunningAgent(noted["pid"], noted["relay"])
 
 
 class Agent:
-    """This host's agent, started if there was none: it boots while its starter goes on."""
+    """Represent this host's agent, started if none ran. It starts up while its starter continues."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         lock = Lock.take(config)
         if lock is not None:
             lock.release()
-        self._said = None if lock is None else _start(config)
+        self._ready_pipe = None if lock is None else _start(config)
 
     def ready(self) -> None:
-        """Returns once an agent renews this host's leases. Raises what it failed with.
+        """Return once an agent renews this host's leases. Raise what it failed with.
 
-        An agent started on demand does not leave while a session's lock is held: whoever calls this with the lock of
-        the session it starts has an agent for it.
+        An agent started on demand does not exit while a session's lock is held: a caller that has the lock of the
+        session it starts has an agent for it.
         """
-        for number in range(TRIES):
-            said, self._said = self._said, None
+        for number in range(START_TRIES):
+            pipe, self._ready_pipe = self._ready_pipe, None
             try:
-                if said is not None:
-                    _wait(self._config, said)
+                if pipe is not None:
+                    _wait(self._config, pipe)
                 lock = Lock.take(self._config)
                 if lock is None:
                     return
                 lock.release()
-                self._said = _start(self._config)
+                self._ready_pipe = _start(self._config)
             except Blocked:
-                if number == TRIES - 1:
+                if number == START_TRIES - 1:
                     raise
-                # Another command has just started one, or that one has just left: look again.
-        raise Unexpected("agents come and go", f"See {_log_file(self._config)}.")
+                # Another command has just started an agent, or one has just exited: look again.
+        raise Unexpected(f"the agent exited {START_TRIES} times during start-up", f"See {_log_file(self._config)}.")
 
     def close(self) -> None:
-        """It is not waited for after all."""
-        if self._said is not None:
-            os.close(self._said)
-            self._said = None
+        """Stop waiting for the agent that was started."""
+        if self._ready_pipe is not None:
+            os.close(self._ready_pipe)
+            self._ready_pipe = None
 
 
 @contextlib.contextmanager
 def attended(config: Config) -> Iterator[None]:
-    """As long as this lasts an agent that is gone is started anew: what stands still for want of a renewal, and whoever
-    works at it, goes on again. Nobody waits for it here."""
+    """Start an agent again whenever it is gone, for the duration of the block: a session that is frozen because its
+    lease was not renewed, and a command that works on it, resume. This does not wait for the agent."""
     over = threading.Event()
 
     def look() -> None:
         while True:
             try:
                 Agent(config).close()
-            except OSError as error:  # no more processes, or a full disk: the next look may find it otherwise
+            except OSError as error:  # too many processes, or a full disk: the next attempt may work
                 _log.warning("no agent could be started: %s", error)
             if over.wait(ATTEND_EVERY):
                 return
 
-    looker = threading.Thread(target=look, name="agent")
-    looker.start()
+    watcher = threading.Thread(target=look, name="agent")
+    watcher.start()
     try:
         yield
     finally:
         over.set()
-        looker.join()
+        watcher.join()
 
 
 def ensure(config: Config) -> None:
-    """Starts an agent if this host has none, and waits until it renews. Raises what it failed with."""
+    """Start an agent if this host has none, and wait until it renews leases. Raise what it failed with."""
     Agent(config).ready()
 
 
 def _start(config: Config) -> int:
-    """Where it will say that it is ready."""
+    """Start an agent. Return the pipe that it reports on when it is ready."""
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "cmdop_migrate", "agent", "--until-idle", "--ready-fd", str(writer)]
     package = str(Path(cmdop_migrate.__file__).parent.parent)
@@ -176,26 +167,29 @@ def _start(config: Config) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """It outlives whoever starts it, which may be a hook: it is none."""
-    return {key: value for key, value in os.environ.items() if key != hook_process.RUNNING}
+    """Return the environment for the agent, without the hook-recursion marker: the agent outlives a hook that starts
+    it."""
+    return {key: value for key, value in os.environ.items() if key != hooks.RUNNING}
 
 
 def _wait(config: Config, reader: int) -> None:
-    patience = START_TIMEOUT + margins.contender_wait(config.lease_ttl)  # it may wait for a dead one's name
+    # The agent may wait until a dead installation's lease of this host's name runs out.
+    """Wait until the agent reports on its pipe that it is ready. Raise what it failed with."""
+    timeout = START_TIMEOUT + margins.contender_wait(config.lease_ttl)
     log_file = _log_file(config)
-    with os.fdopen(reader, "rb") as said:
-        if not select.select([said], [], [], patience)[0]:
+    with os.fdopen(reader, "rb") as pipe:
+        if not select.select([pipe], [], [], timeout)[0]:
             raise Unexpected("the agent did not get ready", f"See {log_file}.")
-        word = said.read()
-    if word != b"ready":
-        raise _failure(word, log_file)
+        message = pipe.read()
+    if message != b"ready":
+        raise _failure(message, log_file)
 
 
 def _log_file(config: Config) -> Path:
     return config.log_file.with_name("agent.log")
 
 
-def _failure(word: bytes, log_file: Path) -> CmdopError:
-    if not word.startswith(b"{"):
-        return Unexpected("the agent ended at once", f"See {log_file}.")
-    return from_code(**json.loads(word))
+def _failure(message: bytes, log_file: Path) -> CmdopError:
+    if not message.startswith(b"{"):
+        return Unexpected("the agent exited during start-up", f"See {log_file}.")
+    return from_code(**json.loads(message))

@@ -1,4 +1,4 @@
-"""What this machine needs to hold sessions, and making it so."""
+"""Diagnose whether this machine can run sessions, and install what is missing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.errors import Blocked, CmdopError, NotRoot, Unreachable
-from cmdop_migrate.host import draining, resources
+from cmdop_migrate.host import drain_journal, resources
 from cmdop_migrate.preflight.facts.machine import CriuFacts, gather
 from cmdop_migrate.preflight.rules import doctor
 from cmdop_migrate.preflight.rules.doctor import Check
@@ -22,23 +22,24 @@ Say = Callable[[str], None]
 PACKAGES = {"tini-static": "tini", "nft": "nftables", "ip": "iproute2", "tar": "tar"}
 FEATURES = ("uffd-noncoop", "mem_dirty_track")
 _INSTALL_TIMEOUT = 900.0
-# Not fatal: the machine is as good as it was, and is kept empty on purpose.
-DRAINED = Check("drained", "degraded", "this host is being drained: no session begins here", "cmdop-migrate undrain")
+# Not fatal: the machine works, and is kept empty on purpose.
+DRAINED = Check("drained", "degraded", "this host is being drained: no session starts here", "cmdop-migrate undrain")
 
 
 def criu_prefix(config: Config) -> Path:
-    """Where the private CRIU lives."""
+    """Return the directory of this host's private CRIU."""
     return config.state_dir / "criu"
 
 
 def diagnose(config: Config) -> list[Check]:
-    """Every need of this machine, in order. `rules.doctor.usable` tells whether sessions can work. Changes nothing."""
-    found = doctor.run(gather(config.state_dir, _criu_facts(config)))
-    return [*found, *([DRAINED] if draining.read(config.state_dir) else [])]
+    """Check every need of this machine, in order. `rules.doctor.usable` tells whether sessions can work. Change
+    nothing."""
+    checks = doctor.run(gather(config.state_dir, _criu_facts(config)))
+    return [*checks, *([DRAINED] if drain_journal.read_flag(config.state_dir) else [])]
 
 
 def fix(config: Config, say: Say) -> list[Check]:
-    """Install what is missing, then diagnose again. `say` hears each thing before it is done.
+    """Install what is missing, then diagnose again. `say` receives each step before it is done.
 
     Everything that can be done is done before the first failure is raised.
     """
@@ -58,27 +59,29 @@ def fix(config: Config, say: Say) -> list[Check]:
 def _provide_criu(config: Config, say: Say) -> None:
     prefix = criu_prefix(config)
     if find.find(config.criu, prefix) is None:
-        found = find.fetch(prefix, say)
-        say(f"CRIU {'.'.join(map(str, found.version))} is ready in {prefix}")
+        criu = find.fetch(prefix, say)
+        say(f"CRIU {'.'.join(map(str, criu.version))} is ready in {prefix}")
 
 
 def _install_packages(config: Config, say: Say) -> None:
     tools = gather(config.state_dir, CriuFacts()).tools
-    wanted = [package for tool, package in PACKAGES.items() if tools.get(tool) is None]
-    if not wanted:
+    missing = [package for tool, package in PACKAGES.items() if tools.get(tool) is None]
+    if not missing:
         return
     if shutil.which("apt-get") is None:
-        raise Blocked(f"not installed: {', '.join(wanted)}", "Install these with the distribution's package manager.")
-    say(f"installing {', '.join(wanted)}")
-    # The lists may be absent (images ship without) or stale; only then is fetching them worth the time.
-    if _apt("install", "--yes", "--no-install-recommends", *wanted) is not None:
-        failed = _apt("update") or _apt("install", "--yes", "--no-install-recommends", *wanted)
+        raise Blocked(f"not installed: {', '.join(missing)}", "Install these with the distribution's package manager.")
+    say(f"installing {', '.join(missing)}")
+    # The package lists may be missing (images ship without) or stale; only then is fetching them worth the time.
+    if _apt("install", "--yes", "--no-install-recommends", *missing) is not None:
+        failed = _apt("update") or _apt("install", "--yes", "--no-install-recommends", *missing)
         if failed is not None:
-            raise Unreachable(f"apt-get could not install {', '.join(wanted)}: {failed}", "Run apt-get update by hand.")
+            raise Unreachable(
+                f"apt-get could not install {', '.join(missing)}: {failed}", "Run apt-get update by hand."
+            )
 
 
 def _apt(*arguments: str) -> str | None:
-    """None when it worked, else apt's last words."""
+    """Run apt-get. Return None on success, else its last line of error output."""
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
     argv = ["apt-get", "-qq", *arguments]
     try:
@@ -86,7 +89,7 @@ def _apt(*arguments: str) -> str | None:
             argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_INSTALL_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return f"no end after {_INSTALL_TIMEOUT:.0f} s"
+        return f"not done after {_INSTALL_TIMEOUT:.0f} s"
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else (lines[-1] if lines else f"exit {done.returncode}")
 
@@ -94,10 +97,10 @@ def _apt(*arguments: str) -> str | None:
 def _criu_facts(config: Config) -> CriuFacts:
     try:
         tries = (find.find(config.criu, prefix) for prefix in resources.criu_prefixes(config))
-        found = next((one for one in tries if one is not None), None)
+        criu = next((found for found in tries if found is not None), None)
     except Blocked as error:
         return CriuFacts(problems=(error.message,))
-    if found is None:
+    if criu is None:
         return CriuFacts(problems=tuple(find.problems(config.criu, criu_prefix(config))))
-    version = ".".join(map(str, found.version))
-    return CriuFacts(version, found.source, find.features(found, FEATURES))
+    version = ".".join(map(str, criu.version))
+    return CriuFacts(version, criu.source, find.features(criu, FEATURES))

@@ -1,8 +1,16 @@
-"""What each drain did with each session: STATE_DIR/drains/ID.json; and the lock of who drains this host."""
+"""Keep the drain state of this host on disk.
+
+    STATE_DIR/draining.json     the drain flag: while it exists, no session starts or is restored here
+    STATE_DIR/drains/ID.json    what each drain did with each session
+    STATE_DIR/drain.lock        held by the command that drains or undrains this host
+
+The flag is written and removed with the host's lock held (Host.locked), and every command that claims a session checks
+it with that lock held: a session that started before the flag was set is on record when the drain lists them, and none
+starts after it. Flag and journal are one module because the flag only names the journal entry of its drain.
+"""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -13,26 +21,72 @@ from typing import Any, Literal
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.host import talk
-from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.move_journal import Moves
-from cmdop_migrate.util import atomic
+from cmdop_migrate.util import atomic, locks
 
+FLAG = "draining.json"
 VERSION = 1
-KEPT = 20  # drains that are remembered
-# going: begun; a drain that finds it looks what became of it. failed: it could be neither moved nor parked, and runs on
-# here. left: not tried. ended: by itself. back: brought home by undrain.
-State = Literal["going", "moved", "parked", "failed", "left", "ended", "back"]
+KEPT = 20  # drains whose journals are kept
+# going: begun; the next drain that finds it checks what became of it. failed: it could be neither moved nor parked, and
+# keeps running here. left: not tried. ended: by itself. back: returned to this host by undrain.
+DrainState = Literal["going", "moved", "parked", "failed", "left", "ended", "back"]
 _log = log.get("drain")
 
 
 @dataclass(frozen=True)
+class DrainFlag:
+    """Name the drain that set the flag, and when: `since` in seconds since the epoch."""
+
+    drain: str
+    since: float
+
+
+def read_flag(state_dir: Path) -> DrainFlag | None:
+    """Return the drain flag, or None if sessions may start here. An unreadable flag still forbids them."""
+    try:
+        data = json.loads((state_dir / FLAG).read_bytes())
+        return DrainFlag(str(data["drain"]), float(data["since"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, KeyError, TypeError, ValueError):
+        return DrainFlag("", clock.walltime())
+
+
+def write_flag(state_dir: Path, drain: str) -> None:
+    """Set the drain flag. It is durable when this returns."""
+    atomic.replace_json(str(state_dir / FLAG), asdict(DrainFlag(drain, clock.walltime())))
+    _sync(state_dir)
+
+
+def clear_flag(state_dir: Path) -> None:
+    """Remove the drain flag. The removal is durable when this returns."""
+    (state_dir / FLAG).unlink(missing_ok=True)
+    _sync(state_dir)
+
+
+def check_not_draining(state_dir: Path, host: str) -> None:
+    """Raise Blocked if this host is being drained: no session may start here."""
+    if (state_dir / FLAG).exists():
+        raise Blocked(
+            f"{host} is being drained: no session starts here", "Start it on another host, or: cmdop-migrate undrain"
+        )
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True)
 class Entry:
-    """One session. `to`: the host it went to, as this one knows it. `facts`: what its move or checkpoint answered."""
+    """Describe what a drain did with one session. `to`: the host it went to, by the name this host has for it. `facts`:
+    what its migration or checkpoint returned."""
 
     session: str
     name: str
-    state: State
+    state: DrainState
     to: str | None = None
     why: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
@@ -44,6 +98,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Drain:
+    """Describe one drain of this host: the state of every session that it handled."""
+
     id: str
     host: str
     started: float
@@ -51,19 +107,23 @@ class Drain:
     version: int = VERSION
 
     def with_entry(self, entry: Entry) -> Drain:
-        others = tuple(one for one in self.entries if one.session != entry.session)
+        """Return a copy in which `entry` replaces the one of the same session."""
+        others = tuple(other for other in self.entries if other.session != entry.session)
         return replace(self, entries=(*others, entry))
 
-    def of(self, *states: State) -> list[Entry]:
-        return [one for one in self.entries if one.state in states]
+    def of(self, *states: DrainState) -> list[Entry]:
+        """Return the entries in one of these states."""
+        return [entry for entry in self.entries if entry.state in states]
 
 
 class Drains:
+    """Read and write the journals of drains."""
+
     def __init__(self, state_dir: Path) -> None:
         self._dir, self._lock = state_dir / "drains", state_dir / "drain.lock"
 
     def begin(self, host: str) -> Drain:
-        """A new one, on disk; the oldest are forgotten."""
+        """Return a new drain, written to disk. Delete all journals but the newest KEPT."""
         drain = Drain(f"{int(clock.walltime())}-{os.urandom(3).hex()}", host, clock.walltime())
         self.save(drain)
         for old in self.all()[:-KEPT]:
@@ -71,35 +131,36 @@ class Drains:
         return drain
 
     def save(self, drain: Drain) -> Drain:
-        """Durable when this returns."""
+        """Write a drain to disk. It is durable when this returns."""
         self._dir.mkdir(mode=0o700, exist_ok=True)
         atomic.replace_json(str(self._dir / f"{drain.id}.json"), asdict(drain))
         return drain
 
     def all(self) -> list[Drain]:
-        """Oldest first. What cannot be read is passed over, with a word in the log."""
-        found = [_read(path) for path in self._dir.glob("*.json")]
-        return sorted((one for one in found if one is not None), key=lambda one: (one.started, one.id))
+        """Return all drains, oldest first. Unreadable journals are logged and skipped."""
+        drains = [_read(path) for path in self._dir.glob("*.json")]
+        return sorted((drain for drain in drains if drain is not None), key=lambda drain: (drain.started, drain.id))
 
     def find(self, ident: str) -> Drain | None:
+        """Return the drain with this id, or None."""
         return _read(self._dir / f"{ident}.json") if ident else None
 
     def last(self) -> Drain | None:
-        found = self.all()
-        return found[-1] if found else None
+        """Return the newest drain, or None."""
+        drains = self.all()
+        return drains[-1] if drains else None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Blocked when another command drains or undrains this host."""
-        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Hold the drain lock for the duration of the block. Raise Blocked if another command drains or undrains this
+        host."""
+        fd = locks.open_file(self._lock)
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                who = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            if not locks.try_lock(fd):
+                pid = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
                 raise Blocked(
-                    f"this host is being drained or undrained already, by process {who or '?'}", "Wait for that."
-                ) from None
+                    f"this host is being drained or undrained already, by process {pid or '?'}", "Wait for that."
+                )
             os.ftruncate(fd, 0)
             os.pwrite(fd, str(os.getpid()).encode(), 0)
             yield
@@ -107,25 +168,14 @@ class Drains:
             os.close(fd)
 
 
-def is_free(this_host: Host, moves: Moves, session: str) -> bool:
-    """It lives here, and no other command is at it, left over from a drain that was killed."""
-    with moves.lock(session) as is_ours:
-        if not is_ours:
-            return False
-    record = this_host.load(session)
-    if record is None or record.phase != "live":
-        return False
-    return bool(talk.row(this_host, record)["state"] != "checkpointing")
-
-
 def _read(path: Path) -> Drain | None:
     try:
         data = json.loads(path.read_bytes())
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']}, this program knows {VERSION}")
-        return Drain(**{**data, "entries": tuple(Entry(**one) for one in data["entries"])})
+        return Drain(**{**data, "entries": tuple(Entry(**entry) for entry in data["entries"])})
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:
-        _log.warning("the record %s of a drain cannot be read: %s", path, error)
+        _log.warning("the drain journal %s cannot be read: %s", path, error)
         return None

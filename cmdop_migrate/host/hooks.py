@@ -1,18 +1,23 @@
-"""Executables that are told what happens to a session: of this host, in hooks_dir/EVENT.d, and of the session itself.
+"""Run hooks: executables of this host (hooks_dir/EVENT.d) and of a session, called on these events of a session.
 
-    pre-freeze     before anything is stopped. One that fails stops the checkpoint, the move, the fork
-    post-thaw      after pre-freeze hooks ran, the session goes on here: a copy was made, or it failed
+    pre-freeze     before anything is stopped. A hook that fails stops the checkpoint, the migration, the fork
+    post-thaw      after pre-freeze hooks ran, the session keeps running here: a copy was made, or it failed
     post-restore   the session runs again: reconnect, resync
-    token          it runs under a new token: tell those outside who check it
+    token          the session runs under a new fencing token: pass it to outside systems that check it
     on-fence       another incarnation took over; this one was killed
 
-They run on the host, as root, outside the session, one after the other: the
-host's by name, then the session's. They get JSON on standard input.
+Hooks run on the host, as root, outside the session, one after the other: the host's in the order of their names, then
+the session's. They get JSON on standard input, and are limited in time and output.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -22,9 +27,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
-from cmdop_migrate.holder import cgroup
-from cmdop_migrate.host import hook_process
-from cmdop_migrate.host.hook_process import Outcome
+from cmdop_migrate.holder import cgroup, syscalls
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record, Spec
 from cmdop_migrate.util import trusted_file
@@ -32,80 +35,104 @@ from cmdop_migrate.util import trusted_file
 PRE_FREEZE, POST_THAW, POST_RESTORE = "pre-freeze", "post-thaw", "post-restore"
 TOKEN, ON_FENCE = "token", "on-fence"
 EVENTS = (PRE_FREEZE, POST_THAW, POST_RESTORE, TOKEN, ON_FENCE)
+OUTPUT_KEPT = 2048  # bytes at the end of a hook's output that are kept
+SHOWN = 200  # characters of its last line that an error shows
+RUNNING = "CMDOP_MIGRATE_HOOK"  # variable in a hook's environment that names its event
+_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
 _log = log.get("hooks")
 
 
-def parse(text: str) -> tuple[str, str]:
-    """`pre-freeze=/path` as `run --hook` takes it; Usage when no such hook can be run here."""
-    event, _, path = text.partition("=")
-    if event not in EVENTS or not path:
-        raise Usage(f"not a hook: {text!r}", "Write it like --hook pre-freeze=/path. Events: " + ", ".join(EVENTS))
-    problem = trusted_file.refusal(path)
-    if problem:
-        raise Usage(f"hook {path}: {problem}", "Give an executable that root owns and nobody else may write.")
-    return event, path
+@dataclass(frozen=True)
+class HookOutcome:
+    """Describe one run of a hook. `problem` is empty on success; `exit` is None if it never ran or was killed."""
 
+    event: str
+    hook: str
+    exit: int | None
+    seconds: float
+    problem: str
+    output: str = ""
 
-def of_host(config: Config, event: str) -> list[str]:
-    """In the order of their names; hidden files, and what an editor left, are none."""
-    folder = config.hooks_dir / f"{event}.d"
-    try:
-        names = sorted(os.listdir(folder))
-    except FileNotFoundError:
-        return []
-    except OSError:
-        return [str(folder)]  # that it cannot be run will be said
-    return [str(folder / name) for name in names if not name.startswith(".") and not name.endswith("~")]
+    @property
+    def ok(self) -> bool:
+        return not self.problem
 
-
-def of_session(spec: Spec, event: str) -> list[str]:
-    return [path for one, path in spec.hooks if one == event]
-
-
-def run(this_host: Host, event: str, record: Record, **facts: object) -> list[Outcome]:
-    """All hooks of `event`, whatever becomes of one; what failed is in the answer, the log and the events."""
-    paths = _paths(this_host.config, event, record)
-    return [_run_one(this_host, event, path, record, facts) for path in paths]
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": self.ok}
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a freeze is for. `goes_on`: the session runs on here afterwards, only a copy is made."""
+class FreezeFacts:
+    """Describe a freeze to hooks. `goes_on`: the session resumes here afterwards, only a copy is made."""
 
     reason: str
     to: str | None
     goes_on: bool
 
 
-def before_freeze(this_host: Host, record: Record, goal: Goal, told: list[dict[str, Any]]) -> None:
-    """Blocked as soon as one says no. How each went is put into `told`."""
-    facts = {**asdict(goal), "from": this_host.config.host}
+def parse(text: str) -> tuple[str, str]:
+    """Parse `EVENT=/path` as `run --hook` takes it. Raise Usage if no such hook can be run here."""
+    event, _, path = text.partition("=")
+    if event not in EVENTS or not path:
+        raise Usage(f"not a hook: {text!r}", "Write it like --hook pre-freeze=/path. Events: " + ", ".join(EVENTS))
+    problem = trusted_file.refusal(path)
+    if problem:
+        raise Usage(f"hook {path}: {problem}", "Give an executable that is owned by root and writable by root only.")
+    return event, path
+
+
+def of_host(config: Config, event: str) -> list[str]:
+    """Return the host's hooks for an event, in the order of their names, without hidden files and editor backups."""
+    folder = config.hooks_dir / f"{event}.d"
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    except OSError:
+        return [str(folder)]  # running it fails, and that failure is reported
+    return [str(folder / name) for name in names if not name.startswith(".") and not name.endswith("~")]
+
+
+def of_session(spec: Spec, event: str) -> list[str]:
+    """Return the session's own hooks for an event."""
+    return [path for hook_event, path in spec.hooks if hook_event == event]
+
+
+def run(this_host: Host, event: str, record: Record, **facts: object) -> list[HookOutcome]:
+    """Run all hooks of `event`, also after one failed. Failures are in the result, the log and the events."""
+    paths = _paths(this_host.config, event, record)
+    return [_run_one(this_host, event, path, record, facts) for path in paths]
+
+
+def before_freeze(this_host: Host, record: Record, freeze: FreezeFacts, outcomes: list[dict[str, Any]]) -> None:
+    """Run the pre-freeze hooks and append the outcome of each to `outcomes`. Raise Blocked as soon as one fails."""
+    facts = {**asdict(freeze), "from": this_host.config.host}
     for path in _paths(this_host.config, PRE_FREEZE, record):
-        done = _run_one(this_host, PRE_FREEZE, path, record, facts)
-        told.append(done.to_json())
-        if not done.ok:
+        outcome = _run_one(this_host, PRE_FREEZE, path, record, facts)
+        outcomes.append(outcome.to_json())
+        if not outcome.ok:
             raise Blocked(
-                f"pre-freeze hook {path}: {done.problem}",
-                f"Session {record.name!r} goes on. All the hook said is in {this_host.config.log_file}",
+                f"pre-freeze hook {path}: {outcome.problem}",
+                f"Session {record.name!r} keeps running. The hook's whole output is in {this_host.config.log_file}",
             )
 
 
 @contextmanager
 def after_thaw(
-    this_host: Host, record: Record, told: list[dict[str, Any]], is_ours: Callable[[], bool]
+    this_host: Host, record: Record, outcomes: list[dict[str, Any]], is_ours: Callable[[], bool]
 ) -> Iterator[None]:
-    """Whoever was `told` of a freeze hears that the session goes on here after all, for whatever reason; unless it
-    `is_ours` no more to tell."""
+    """Run the post-thaw hooks after the block, however it ends, if pre-freeze hooks ran (`outcomes` is not empty) and
+    the session still belongs to the caller (`is_ours`). Append their outcomes."""
     try:
         yield
     finally:
-        if told and is_ours():
-            told += [one.to_json() for one in _going_on(this_host, record.session)]
+        if outcomes and is_ours():
+            outcomes += [outcome.to_json() for outcome in _run_post_thaw(this_host, record.session)]
 
 
-def _going_on(this_host: Host, session: str) -> list[Outcome]:
-    """Tells that the session goes on here, if it does. Frozen, another checkpoint has it, or it stands still until it
-    is known whose it is: then whoever thaws it has to tell."""
+def _run_post_thaw(this_host: Host, session: str) -> list[HookOutcome]:
+    """Run the post-thaw hooks if the session runs here. While it is frozen, another checkpoint has it or its ownership
+    is not decided yet: then the process that thaws it runs them."""
     now = this_host.load(session)
     if now is None or now.phase != "live" or cgroup.is_frozen(this_host.cgroup(session)):
         return []
@@ -114,30 +141,30 @@ def _going_on(this_host: Host, session: str) -> list[Outcome]:
 
 def _paths(config: Config, event: str, record: Record) -> list[str]:
     paths = of_host(config, event) + of_session(record.spec, event)
-    if not paths or os.environ.get(hook_process.RUNNING) != event:
+    if not paths or os.environ.get(RUNNING) != event:
         return paths
-    # It would never come to an end: each run of the hook would cause another.
+    # Each run of the hook would cause another, without end.
     if event == PRE_FREEZE:
-        raise Blocked("a pre-freeze hook may not cause another", "Let the hook leave checkpoints to who called it.")
+        raise Blocked("a pre-freeze hook may not cause another", "Do not make checkpoints in a pre-freeze hook.")
     _log.warning("a %s hook of session %s caused another: not run", event, record.name)
     return []
 
 
-def _run_one(this_host: Host, event: str, path: str, record: Record, facts: Mapping[str, object]) -> Outcome:
+def _run_one(this_host: Host, event: str, path: str, record: Record, facts: Mapping[str, object]) -> HookOutcome:
     config = this_host.config
-    told = {**_facts(this_host, record), **facts}
-    done = hook_process.run(event, path, told, config.hook_timeout, settings.to_environment(config))
-    words = f"{done.problem or 'done'} ({done.seconds:.2f} s)\n{done.output}".rstrip()
-    _log.info("session %s: %s hook %s: %s", record.name, event, path, words)
-    noted: dict[str, Any] = {"name": record.name, "of": event, "hook": path, "seconds": done.seconds}
+    given = {**_facts(this_host, record), **facts}
+    outcome = execute(event, path, given, config.hook_timeout, settings.to_environment(config))
+    summary = f"{outcome.problem or 'done'} ({outcome.seconds:.2f} s)\n{outcome.output}".rstrip()
+    _log.info("session %s: %s hook %s: %s", record.name, event, path, summary)
+    noted: dict[str, Any] = {"name": record.name, "of": event, "hook": path, "seconds": outcome.seconds}
     try:
-        if done.ok:
+        if outcome.ok:
             this_host.events.emit("hook_ran", record.session, **noted)
         else:
-            this_host.events.emit("hook_failed", record.session, **noted, exit=done.exit)
-    except OSError as error:  # on a full disk the hook ran all the same
+            this_host.events.emit("hook_failed", record.session, **noted, exit=outcome.exit)
+    except OSError as error:  # the disk is full: the hook ran nevertheless
         _log.warning("session %s: %s hook %s: %s", record.name, event, path, error)
-    return done
+    return outcome
 
 
 def _facts(this_host: Host, record: Record) -> dict[str, object]:
@@ -155,3 +182,82 @@ def _facts(this_host: Host, record: Record) -> dict[str, object]:
         "from": None,
         "to": None,
     }
+
+
+def execute(
+    event: str, path: str, facts: Mapping[str, object], timeout: float, environment: Mapping[str, str]
+) -> HookOutcome:
+    """Run the executable `path` with `facts` as JSON on its standard input, in a process group of its own that is
+    killed after `timeout` seconds. It inherits no descriptors, and no variables but `environment`."""
+    problem = trusted_file.refusal(path)
+    if problem:
+        return HookOutcome(event, path, None, 0.0, f"not run: {problem}")
+    began = time.monotonic()
+    stdin = os.memfd_create("facts")  # not a pipe: writing never blocks, also if the hook does not read
+    try:
+        os.write(stdin, json.dumps({"event": event, **facts}).encode() + b"\n")
+        os.lseek(stdin, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [path],
+            executable=os.path.realpath(path),  # the file that was checked, even if a link was changed since
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**_ENVIRONMENT, **environment, RUNNING: event},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return HookOutcome(event, path, None, 0.0, f"not run: {error.strerror}")
+    finally:
+        os.close(stdin)
+    with process:
+        in_time, printed = _wait(process, began + timeout)
+    seconds, text = round(time.monotonic() - began, 3), printed.decode("utf-8", "replace")
+    status: int | None = process.returncode
+    if not in_time:
+        problem, status = f"not done after {timeout:g} s, and killed", None
+    elif status is not None and status < 0:
+        problem, status = f"killed by {syscalls.signal_name(-status)}", None
+    elif status:
+        problem = f"exited {status}"
+    return HookOutcome(event, path, status, seconds, problem + (_last_line(text) if problem else ""), text)
+
+
+def _wait(process: subprocess.Popen[bytes], until: float) -> tuple[bool, bytes]:
+    """Wait for the process to exit and kill it at `until`. Return whether it exited by itself, and the end of its
+    output. A process that it left behind, with the pipe open, is not waited for."""
+    assert process.stdout is not None
+    pipe, printed = process.stdout.fileno(), b""
+    os.set_blocking(pipe, False)
+    exited = os.pidfd_open(process.pid)
+    watched = [exited, pipe]
+    try:
+        while time.monotonic() < until:
+            ready = select.select(watched, [], [], max(0.0, until - time.monotonic()))[0]
+            if pipe in ready:
+                part = _read(pipe)
+                printed = (printed + part)[-OUTPUT_KEPT:]
+                if not part:
+                    watched.remove(pipe)
+            elif exited in ready:  # and nothing more to read
+                process.wait()
+                return True, printed
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return False, (printed + _read(pipe))[-OUTPUT_KEPT:]
+    finally:
+        os.close(exited)
+
+
+def _read(pipe: int) -> bytes:
+    try:
+        return os.read(pipe, 64 << 10)
+    except BlockingIOError:
+        return b""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    shown = "".join(char for char in lines[-1][:SHOWN] if char.isprintable()) if lines else ""
+    return f": {shown}" if shown else ""

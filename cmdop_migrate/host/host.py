@@ -1,24 +1,21 @@
-"""The sessions of this host, as its state directory tells them.
+"""Keep the records and locks of this host's sessions, in its state directory.
 
     STATE_DIR/host-id                 names this host's cgroups
-    STATE_DIR/lock                    taken while sessions are created or swept
+    STATE_DIR/lock                    held while sessions are created or swept
     STATE_DIR/sessions/ID/session.json    the record; written by the starter, then by the holder alone
     STATE_DIR/sessions/ID/holder.lock     held as long as the starter or the holder lives
     STATE_DIR/sessions/ID/…               upper and work of each overlay, inputs.jsonl, output.ring
 
-Whether a session lives is not written down anywhere: the kernel knows it, by
-that lock. A record that says otherwise is stale and is put right by `sweep`,
-which every command runs first.
+No file says whether a session is alive: the kernel knows it, by holder.lock. A record that says otherwise is stale
+and is corrected by `sweep`, which every command runs first.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,31 +26,25 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.holder import cgroup, start
-from cmdop_migrate.host import draining, orphans
+from cmdop_migrate.host import drain_journal, orphans
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
-from cmdop_migrate.util import atomic, trash
+from cmdop_migrate.util import atomic, locks, trash
 
 _log = log.get("session")
-LOCK_TIMEOUT = 20.0
+LOCK_TIMEOUT = 20.0  # seconds to wait for the host's lock
 DIED = "its holder died"
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 class Host:
+    """Represent this host: its configuration, its events, and the records and locks of its sessions."""
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.events = Events(config.state_dir, config.host)
-        self._unsaved: dict[str, tuple[Record, Record]] = {}  # put right, but the disk is full: what it says, what is
+        self._unsaved: dict[str, tuple[Record, Record]] = {}  # corrected, but the disk is full: (on disk, corrected)
 
     def prepare(self) -> None:
-        """Makes this host's directories. BadConfig when they cannot be written."""
+        """Make this host's directories and its id. Raise BadConfig if they cannot be written."""
         for directory in (self.config.state_dir, self.config.sessions_dir, self.config.run_dir):
             try:
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,7 +60,7 @@ class Host:
         try:
             atomic.replace(own, os.urandom(4).hex().encode())
             try:
-                os.link(own, named)  # whole from its first moment, and of two who try one wins
+                os.link(own, named)  # complete from its first moment, and only one of two processes wins
             except FileExistsError:
                 pass
             os.unlink(own)
@@ -78,11 +69,12 @@ class Host:
             raise BadConfig(f"cannot write in {self.config.state_dir}: {error.strerror}", hint) from error
 
     def host_id(self) -> str:
+        """Return the id of this installation, which stays the same across reboots."""
         return (self.config.state_dir / "host-id").read_text(encoding="ascii").strip()
 
     def instance(self) -> str:
-        """This installation since its last boot: what holds a lease. What ran before the boot does not run now, and a
-        copy of this machine's disk is not this machine."""
+        """Return the id of this installation since its last boot, which is what holds a lease. A session that ran
+        before the boot does not run now, and a copy of this machine's disk is not this machine."""
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot:
             return f"{self.host_id()}-{boot.read().strip().replace('-', '')}"
 
@@ -93,19 +85,21 @@ class Host:
         return self.config.run_dir / f"{session}.sock"
 
     def cgroup(self, session: str) -> str:
+        """Return the path of a session's cgroup. Raise Blocked if cgroup v2 is not mounted."""
         mount = cgroup.mount_point()
         if mount is None:
             raise Blocked("cgroup v2 is not mounted", "Mount it: mount -t cgroup2 none /sys/fs/cgroup")
         return cgroup.path_of(mount, self.host_id(), session)
 
     def load(self, session: str) -> Record | None:
-        """None for a directory without a readable record: a start that was cut off, or damage."""
-        found = self._read(session)
+        """Return the record of a session, or None for a directory without a readable record: an interrupted start, or
+        damage."""
+        record = self._read(session)
         before, after = self._unsaved.get(session, (None, None))
-        if found is not None and found == before:
+        if record is not None and record == before:
             return after
-        self._unsaved.pop(session, None)  # somebody has written it since, and knew better
-        return found
+        self._unsaved.pop(session, None)  # another process has written a newer record
+        return record
 
     def _read(self, session: str) -> Record | None:
         try:
@@ -117,7 +111,7 @@ class Host:
             return None
 
     def note(self, event: str, session: str, **facts: object) -> None:
-        """An event of what is done and cannot be undone: where it cannot be written, the log alone has it."""
+        """Emit an event for something that is done and cannot be undone. If the event cannot be written, log it."""
         try:
             self.events.emit(event, session, **facts)
         except OSError as error:
@@ -127,22 +121,24 @@ class Host:
         atomic.replace_json(str(self.directory(record.session) / "session.json"), record.to_json())
 
     def ids(self) -> list[str]:
-        """What else lies there, a copy that somebody made or what fsck has found, is no session."""
+        """Return the ids of all session directories. Other files there, for example copies that a person made or files
+        that fsck recovered, are ignored."""
         try:
             return list(filter(is_session_id, os.listdir(self.config.sessions_dir)))
         except FileNotFoundError:
             return []
 
     def all(self) -> list[Record]:
-        """Every readable record, oldest first."""
+        """Return every readable record, oldest first."""
         records = [record for record in map(self.load, self.ids()) if record is not None]
         return sorted(records, key=lambda record: (record.created, record.session))
 
     def find(self, reference: str) -> Record:
-        """By name, id, or unique prefix of the id. A name means the session that has it now, not one that ended."""
+        """Return a record by name, id, or unique prefix of the id. A name means the session that has it now, before one
+        that ended. Raise SessionNotFound, or Usage if the prefix is ambiguous."""
         records = self.all()
         by_name = [record for record in records if record.name == reference]
-        for group in ([one for one in by_name if one.phase != "exited"], by_name[-1:]):
+        for group in ([record for record in by_name if record.phase != "exited"], by_name[-1:]):
             if group:
                 return group[0]
         by_id = [record for record in records if reference and record.session.startswith(reference)]
@@ -160,33 +156,26 @@ class Host:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One creator or sweeper at a time on this host."""
+        """Hold the host's lock, so that one process at a time creates or sweeps sessions. Raise TimedOut."""
         path = self.config.state_dir / "lock"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until = time.monotonic() + LOCK_TIMEOUT
+        fd = locks.try_take(path, LOCK_TIMEOUT)
+        if fd is None:
+            hint = f"One of its processes may be stopped; see: fuser -v {path}"
+            raise TimedOut(f"another command has kept {path} for {LOCK_TIMEOUT:.0f} s", hint)
         try:
-            while not _try_lock(fd):
-                if time.monotonic() > until:
-                    hint = f"One of its processes may be stopped; see: fuser -v {path}"
-                    raise TimedOut(f"another command has kept {path} for {LOCK_TIMEOUT:.0f} s", hint)
-                time.sleep(0.005)
             yield
         finally:
             os.close(fd)
 
     def take(self, session: str) -> int | None:
-        """The session's holder lock, or None when somebody lives who has it."""
-        path = self.directory(session) / "holder.lock"
+        """Return the descriptor of the session's locked holder lock, or None if a live process has it."""
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return locks.try_take(self.directory(session) / "holder.lock")
         except FileNotFoundError:
-            return None  # swept by someone else meanwhile
-        if not _try_lock(fd):
-            os.close(fd)
-            return None
-        return fd
+            return None  # another command has removed the session's directory
 
     def is_held(self, session: str) -> bool:
+        """Tell whether a live process has the session's holder lock."""
         fd = self.take(session)
         if fd is None:
             return True
@@ -194,22 +183,24 @@ class Host:
         return False
 
     def name_is_free(self, name: str, but_for: str | None = None) -> None:
+        """Raise Blocked if a session that has not ended, other than `but_for`, has this name."""
         for other in self.all():
             if other.name == name and other.phase != "exited" and other.session != but_for:
                 hint = "Choose another name. See: cmdop-migrate ls"
                 raise Blocked(f"a session named {name!r} exists already ({other.session[:12]})", hint)
 
     def claim(self, record: Record) -> int:
-        """Makes the session's directory -> its holder lock, now ours. Blocked: name taken, or host drained."""
+        """Make the directory of a new session. Return its holder lock. Raise Blocked if the name is taken, or the host
+        is being drained."""
         with self.locked():
-            draining.refuse(self.config.state_dir, self.config.host)
+            drain_journal.check_not_draining(self.config.state_dir, self.config.host)
             self.name_is_free(record.name)
             self.directory(record.session).mkdir(mode=0o700)
             fd = None
             try:
                 fd = self.take(record.session)
                 if fd is None:
-                    raise Unexpected(f"session {record.session} is held by someone else", "Try again.")
+                    raise Unexpected(f"session {record.session} is held by another process", "Try again.")
                 self.save(record)
             except OSError:
                 self.forget(record.session)
@@ -219,19 +210,21 @@ class Host:
             return fd
 
     def claim_parked(self, record: Record) -> int:
-        """The lock of a session that is to be restored here, its directory made if need be."""
+        """Return the holder lock of a session that is to be restored here. Make its directory if it is missing. Raise
+        Fenced if a live process has the lock, Blocked as `claim` does."""
         with self.locked():
-            draining.refuse(self.config.state_dir, self.config.host)
+            drain_journal.check_not_draining(self.config.state_dir, self.config.host)
             self.name_is_free(record.name, but_for=record.session)
             fd = self._own(record.session, record.name)
             cgroup.remove(self.cgroup(record.session))
             start.remove_files(str(self.directory(record.session)), start.PASSING)
-            if self.load(record.session) is None:  # new on this host: its name is taken from now on
+            if self.load(record.session) is None:  # new on this host: reserve its name
                 self.save(replace(record, phase="restoring"))
             return fd
 
     def claim_dead(self, session: str, name: str) -> int:
-        """The lock of a session that does not run here, its directory made if need be. Fenced when somebody has it."""
+        """Return the holder lock of a session that does not run here. Make its directory if it is missing. Raise Fenced
+        if a live process has the lock."""
         with self.locked():
             return self._own(session, name)
 
@@ -243,7 +236,8 @@ class Host:
         return fd
 
     def sweep(self) -> None:
-        """Puts stale records right: half-made sessions go, a lost holder is said, old ended ones are forgotten."""
+        """Remove half-created sessions, mark sessions whose holder died, delete expired records, end orphaned
+        processes."""
         if not self.config.sessions_dir.exists():
             return
         with self.locked():
@@ -252,10 +246,10 @@ class Host:
                 try:
                     self._sweep_one(session)
                 except OSError as error:
-                    # A full disk must not keep the commands that would free it from running.
-                    _log.warning("session %s could not be put right: %s", session, error)
+                    # A full disk must not stop the commands that would free it.
+                    _log.warning("the record of session %s could not be corrected: %s", session, error)
             orphans.end_trees(self)
-        if not trash.is_empty(self._trash):  # a process that removed it was killed, or sessions were forgotten just now
+        if not trash.is_empty(self._trash):  # a remover was killed, or sessions were deleted just now
             trash.remove_later(self._trash)
 
     @property
@@ -269,14 +263,15 @@ class Host:
         if record is None or record.phase in ("starting", "live", "handing", "restoring"):
             self._sweep_unfinished(session)
         elif record.phase == "parked":
-            self._sweep_left(record, start.FILES)
+            self._remove_leftovers(record, start.FILES)
         elif record.exit and clock.walltime() - record.exit.at > self.config.keep_exited:
             self.forget_ended(session)
-        else:  # the files it changed are kept as long as it is listed
-            self._sweep_left(record, start.PASSING)
+        else:  # the files that it changed are kept as long as it is listed
+            self._remove_leftovers(record, start.PASSING)
 
     def _is_foreign(self, session: str) -> bool:
-        """Written by another version of this program: not ours to judge, least of all to remove."""
+        """Tell whether another version of this program wrote the record. Then this version neither judges nor removes
+        it."""
         try:
             data = json.loads((self.directory(session) / "session.json").read_bytes())
             return bool(data["version"] != RECORD_VERSION)
@@ -284,50 +279,52 @@ class Host:
             return False
 
     def _sweep_unfinished(self, session: str) -> None:
+        """Remove a session whose start or restore was interrupted, or record that its holder died, unless a live
+        process has its lock."""
         fd = self.take(session)
         if fd is None:
             return
         try:
-            # Taken: starter and holder are dead. Read again: the holder may have ended it properly just now.
+            # Starter and holder are dead: we have the lock. Read again: the holder may have ended it properly just now.
             record = self.load(session)
             if record is not None and record.phase in ("parked", "exited"):
                 return
             cgroup.remove(self.cgroup(session))
             self.socket(session).unlink(missing_ok=True)
             if record is not None and record.phase == "handing":
-                # Its checkpoint was whole before it was handed over, and is what is left of it here.
+                # Its checkpoint was complete before it was handed over, and is all that is left of it here.
                 start.remove_files(str(self.directory(session)))
-                self._lost(record, replace(record, phase="parked", pid=None))
+                self._save_loss(record, replace(record, phase="parked", pid=None))
                 return
             if record is None or record.phase != "live":
                 self._remove(session)
                 self.events.emit("start_undone", session)
                 return
             ended = Exit(code=None, reason=DIED, at=clock.walltime())
-            self._lost(record, replace(record, phase="exited", exit=ended, pid=None))
+            self._save_loss(record, replace(record, phase="exited", exit=ended, pid=None))
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:
             os.close(fd)
 
-    def _lost(self, record: Record, after: Record) -> None:
-        """On a full disk this process knows it all the same."""
+    def _save_loss(self, record: Record, after: Record) -> None:
+        """Record that a holder died. If the disk is full, this process remembers it."""
         self._unsaved[record.session] = (record, after)
         self.events.emit("holder_lost", record.session, name=record.name, token=record.token)
         self.save(after)
         self._unsaved.pop(record.session, None)
 
-    def _sweep_left(self, record: Record, names: tuple[str, ...]) -> None:
-        """What a restore, or a checkpoint, that was cut off has left beside the record of one that does not run."""
+    def _remove_leftovers(self, record: Record, names: tuple[str, ...]) -> None:
+        """Remove what an interrupted restore or checkpoint left beside the record of a session that does not run."""
         directory = str(self.directory(record.session))
         if not start.has_files(directory, names):
             return
         fd = self.take(record.session)
         if fd is None:
-            return  # it is just being restored, or its holder says goodbye
-        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            return  # it is being restored, or its holder is exiting
+        folder = locks.open_directory(directory)
         try:
-            # Whoever captures it has the directory's lock: its holder is gone, but the last of it may get to the store.
-            if self.load(record.session) == record and _try_lock(folder):
+            # A checkpoint under way has the directory's lock: the holder is gone, but the upload may still finish.
+            if self.load(record.session) == record and locks.try_lock(folder):
                 cgroup.remove(self.cgroup(record.session))
                 start.remove_files(directory, names)
         finally:
@@ -335,9 +332,12 @@ class Host:
             os.close(fd)
 
     def put_right(self, before: Record, after: Record) -> Record | None:
-        """`after`, of a session that does not run here, for `before`. None when its holder is not gone yet, somebody
-        restores it, or, parked, another has its name by now: then nothing is changed. OSError on a full disk: then
-        this process knows it all the same."""
+        """Replace the record `before` of a session that does not run here by `after`.
+
+        Return None, and change nothing, if its holder has not exited yet, another command restores it, or another
+        session has taken the name of one that is to be parked. Raise OSError on a full disk: then this process
+        remembers it.
+        """
         with self.locked():
             fd = self.take(before.session)
             if fd is None:
@@ -360,8 +360,8 @@ class Host:
                 os.close(fd)
 
     def forget_ended(self, session: str) -> bool:
-        """Removes every trace of one that has ended; with the host's lock held. False: its holder is not gone yet, or
-        it is being restored here, and its record says so only when it runs."""
+        """Delete every trace of a session that has ended; call it with the host's lock held. Return False if its holder
+        has not exited yet, or it is being restored here, which its record shows only once it runs."""
         fd = self.take(session)
         if fd is None:
             return False
@@ -375,7 +375,7 @@ class Host:
             os.close(fd)
 
     def forget(self, session: str) -> None:
-        """Removes every trace of a session that is not alive here."""
+        """Delete every trace of a session that is not alive here."""
         self.socket(session).unlink(missing_ok=True)
         self._remove(session)
 

@@ -1,4 +1,4 @@
-"""The journal of what went into a session: read, and verified."""
+"""Read and verify the input journal of a session."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.session import input_journal_check
 from cmdop_migrate.session.holder_client import Channel, HolderGone
 
-BROKEN = ImageRefused.exit  # what is damaged is not believed
+BROKEN = ImageRefused.exit  # the exit status for a damaged journal
 
 
 def journal(this_host: Host, record: Record) -> Iterator[dict[str, Any]]:
-    """What went in, in order."""
+    """Yield the inputs of a session, in order. Lines that are not JSON are skipped."""
     for line in journal_lines(this_host, record):
         try:
             yield json.loads(line)
@@ -29,11 +29,11 @@ def journal(this_host: Host, record: Record) -> Iterator[dict[str, Any]]:
 
 
 def journal_lines(this_host: Host, record: Record) -> Iterator[bytes]:
-    """Its lines as they are on disk, whole or not; but for one that is just being written."""
+    """Yield the journal's lines as they are on disk, also damaged ones, except one that is just being written."""
     path = str(this_host.directory(record.session) / "inputs.jsonl")
     with ExitStack() as stack:
         files: list[BinaryIO] = []
-        for name in (path, path + OLD):  # in this order: one that is put aside meanwhile is seen twice, not lost
+        for name in (path, path + OLD):  # in this order: a file that is rotated in between is read twice, not lost
             with suppress(FileNotFoundError):
                 files.append(stack.enter_context(open(name, "rb")))
         if len(files) == 2 and os.path.sameopenfile(files[0].fileno(), files[1].fileno()):
@@ -45,7 +45,7 @@ def journal_lines(this_host: Host, record: Record) -> Iterator[bytes]:
 
 
 def verify(this_host: Host, record: Record) -> input_journal_check.Verdict:
-    """Whether the journal is as it was written; of a live session also that its last line is the last."""
+    """Check that the journal is as it was written; of a live session also that its last line is the newest."""
     head = None
     if record.phase == "live":
         with suppress(HolderGone), Channel(this_host.socket(record.session)) as channel:
@@ -54,4 +54,5 @@ def verify(this_host: Host, record: Record) -> input_journal_check.Verdict:
 
 
 def verdict_json(verdict: input_journal_check.Verdict) -> dict[str, Any]:
+    """Return a verdict as `inputs verify` prints it."""
     return {**asdict(verdict), "ok": verdict.ok}

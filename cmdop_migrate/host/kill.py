@@ -1,11 +1,16 @@
-"""End a session, also one whose holder hangs."""
+"""Kill a session: end one that runs, also if its holder hangs; discard one that is parked; forget one that has ended.
+
+A session that exists only in the store is discarded by ending its lease, so that no host restores it again. Its
+checkpoints stay until they are pruned, and can be restored as copies. The lease is ended first, then this host's record
+is removed: if the command is killed in between, the next `kill` finishes it.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import (
@@ -24,40 +29,52 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Exit, Record
 from cmdop_migrate.session.holder_client import HolderGone
 
-LATEST = 10.0  # seconds after its grace that a session takes at most to be gone
-GOODBYE = 5.0  # seconds that a holder takes at most to leave, once its session has ended
-T = TypeVar("T")
+END_WITHIN = 10.0  # seconds after its grace period within which a session must have ended
+HOLDER_EXITS_WITHIN = 5.0  # seconds that a holder needs at most to exit once its session has ended
+ID_DIGITS_TO_DISCARD = 8  # digits of a session id that make a reference to it explicit enough to discard the session
 _log = log.get("kill")
+
+
+@dataclass(frozen=True)
+class KillResult:
+    """Describe what `kill` did. `exit` is the exit status, None if it is unknown. `checkpoint` and `token` are set for
+    a discarded session: the checkpoint that its lease named last, and the fencing token of the ended lease."""
+
+    session: str
+    outcome: Literal["ended", "removed", "discarded"]
+    exit: int | None = None
+    reason: str | None = None
+    checkpoint: str | None = None
+    token: int | None = None
 
 
 def kill(
     this_host: Host, reference: str, number: signal.Signals, grace: float, only_idle: float | None = None
-) -> dict[str, Any]:
-    """Ends a session, discards a parked one, or forgets one that has ended already. `only_idle`: NotIdle unless it is,
-    for so many seconds."""
+) -> KillResult:
+    """End a running session, discard a parked one, or forget one that has ended already.
+
+    With `only_idle`, raise NotIdle unless the session has been idle for that many seconds. Raise TimedOut if the
+    session has not ended END_WITHIN seconds after `grace`, Fenced if another host has it.
+    """
     try:
         record = this_host.find(reference)
     except SessionNotFound as error:
         if only_idle is not None:
-            raise _left(reference) from error
-        from cmdop_migrate.host import discard  # brings stores and keys along, which others need not wait for
-
-        return discard.in_store(this_host, reference, error)
+            raise _not_here(reference) from error
+        return _discard_from_store(this_host, reference, error)
     if only_idle is not None and record.phase != "live":
-        raise _left(record.name)  # somebody has parked it, say: what is left of it is not idle
+        raise _not_here(record.name)  # for example parked by another command: then it is not idle
     if record.phase == "parked":
-        from cmdop_migrate.host import discard
-
-        return discard.parked_here(this_host, record)
+        return _discard(this_host, record.session, record.name, record.token)
     if record.phase == "exited":
         _check_over(this_host, record)
         _forget(this_host, record)
-        return {"session": record.session, "exit": record.exit.code if record.exit else None, "removed": True}
-    is_unheard = False  # by the holder: on record nobody wished it
+        return KillResult(record.session, "removed", record.exit.code if record.exit else None)
+    is_unheard = False  # the holder did not receive the request, so it does not record that the session was killed
     try:
         record, channel = talk.open_channel(this_host, reference)
     except SessionExited:
-        return {"session": record.session, "exit": (talk.exit_of(this_host, record.session) or {}).get("code")}
+        return _ended(record.session, talk.exit_of(this_host, record.session))
     except TimedOut:
         if only_idle is not None:
             raise
@@ -66,9 +83,9 @@ def kill(
     else:
         with channel:
             try:
-                asked = {"op": "kill", "signal": int(number), "grace": grace, "only_idle": only_idle}
-                if channel.ask(timeout=talk.KILL_TIMEOUT, **asked).get("error") == "active":
-                    raise NotIdle(f"session {record.name!r} is in use again", "It goes on.")
+                request = {"op": "kill", "signal": int(number), "grace": grace, "only_idle": only_idle}
+                if channel.ask(timeout=talk.KILL_TIMEOUT, **request).get("error") == "active":
+                    raise NotIdle(f"session {record.name!r} is in use again", "It keeps running.")
             except HolderGone:
                 is_unheard = only_idle is None
             except TimedOut:
@@ -76,22 +93,24 @@ def kill(
                     raise
                 is_unheard = True
                 _kill_without_holder(this_host, record)
-    if not talk.until(lambda: _is_over(this_host, record.session), bool, grace + LATEST):
+    if not talk.until(lambda: _is_over(this_host, record.session), bool, grace + END_WITHIN):
         raise TimedOut(
-            f"session {record.name!r} was told to end, and has not within {grace + LATEST:.0f} s",
+            f"session {record.name!r} did not end within {grace + END_WITHIN:.0f} s",
             "Kill it again. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
         )
     this_host.sweep()
     after = this_host.load(record.session)
-    if after is not None and after.phase == "parked" and only_idle is None:  # that was first; what we want is the same
-        from cmdop_migrate.host import discard
-
-        return discard.parked_here(this_host, after)
+    if after is not None and after.phase == "parked" and only_idle is None:  # it was parked before it could be killed
+        return _discard(this_host, after.session, after.name, after.token)
     if after is not None and (is_unheard or _is_unwanted(after)):
         _end_lease(this_host, after)
-    result = talk.exit_of(this_host, record.session) or {}
-    this_host.note("killed", record.session, name=record.name, signal=number.name, **result)
-    return {"session": record.session, "exit": result.get("code"), "reason": result.get("reason")}
+    ended = talk.exit_of(this_host, record.session)
+    this_host.note("killed", record.session, name=record.name, signal=number.name, **(asdict(ended) if ended else {}))
+    return _ended(record.session, ended)
+
+
+def _ended(session: str, ended: Exit | None) -> KillResult:
+    return KillResult(session, "ended", ended.code if ended else None, ended.reason if ended else None)
 
 
 def _is_unwanted(record: Record) -> bool:
@@ -99,8 +118,11 @@ def _is_unwanted(record: Record) -> bool:
 
 
 def _end_lease(this_host: Host, record: Record) -> None:
-    """It may have been parked while it was killed, or its holder went with it and could not note whose wish it was: it
-    is not to come back. Where its lease is out of reach the agent goes on with that."""
+    """End the lease of a killed session, so that no host restores it.
+
+    It may have been parked while it was killed, or its holder died with it and could not record that the session was
+    killed on request. If the lease store is unreachable, the agent ends the lease later.
+    """
     from cmdop_migrate.host import leases, reconcile
 
     try:
@@ -114,8 +136,11 @@ def _end_lease(this_host: Host, record: Record) -> None:
 
 
 def _check_over(this_host: Host, record: Record) -> None:
-    """Blocked when one of which nobody noted how it ended is parked, as its lease says: who wants to be rid of a record
-    does not mean that. Where that cannot be found out, nothing but the record goes."""
+    """Raise Blocked if the lease says that the session is parked although no process recorded how it ended: a person
+    who removes the record of an ended session does not mean to discard a parked one.
+
+    If the lease store is unreachable, only the record is removed, unless the session was killed on request.
+    """
     if record.exit is not None and record.exit.code is not None and not _is_unwanted(record):
         return
     from cmdop_migrate.host import leases, reconcile
@@ -131,22 +156,24 @@ def _check_over(this_host: Host, record: Record) -> None:
         _log.warning("session %s: %s", record.name, error)
     after = this_host.load(record.session)
     if after is not None and after.phase == "parked":
-        words = f"session {record.name!r} has not ended: it is parked, as its lease says"
-        raise Blocked(words, f"Bring it back: cmdop-migrate restore {record.name}. To discard it, kill it again.")
+        raise Blocked(
+            f"session {record.name!r} has not ended: its lease says that it is parked",
+            f"Restore it: cmdop-migrate restore {record.name}. To discard it, kill it again.",
+        )
 
 
 def _forget(this_host: Host, record: Record) -> None:
-    """A holder that has noted the end still says goodbye. Fenced when the session is being restored here."""
+    """Remove the record of an ended session, once its holder has exited. Raise Fenced if it is being restored here."""
 
     def is_forgotten() -> bool:
         with this_host.locked():
             return this_host.load(record.session) is None or this_host.forget_ended(record.session)
 
-    if not talk.until(is_forgotten, bool, GOODBYE):
+    if not talk.until(is_forgotten, bool, HOLDER_EXITS_WITHIN):
         raise Fenced(f"session {record.name!r} is being restored, or runs, already", "See: cmdop-migrate ls")
 
 
-def _left(name: str) -> NotIdle:
+def _not_here(name: str) -> NotIdle:
     return NotIdle(f"session {name!r} does not run here any more", "It is left as it is.")
 
 
@@ -155,7 +182,8 @@ def _is_over(this_host: Host, session: str) -> bool:
 
 
 def _kill_without_holder(this_host: Host, record: Record) -> None:
-    """The holder is stopped or stuck: the session's processes go first, so that nothing runs unkept, then it."""
+    """Kill a session whose holder is stopped or hangs: first its processes, so that none runs without a holder, then
+    the holder."""
     group = this_host.cgroup(record.session)
     cgroup.kill(group)
     for pid in cgroup.pids(f"{group.rpartition('/')[0]}/holders"):
@@ -171,3 +199,37 @@ def _holds(pid: int, path: str) -> bool:
         return any(os.readlink(f"/proc/{pid}/fd/{fd}") == path for fd in os.listdir(f"/proc/{pid}/fd"))
     except OSError:
         return False
+
+
+def _discard_from_store(this_host: Host, reference: str, not_found: SessionNotFound) -> KillResult:
+    """Discard a session that this host has no record of. Raise `not_found` if the store does not know it either."""
+    from cmdop_migrate.host import references  # loads stores and keys, which most kills do not need
+
+    session = references.session_of(this_host, reference)
+    if session is None:
+        raise not_found
+    manifests = references.manifests(this_host, session)
+    newest = max(manifests, key=lambda manifest: manifest.token, default=None)
+    name = str(newest.facts.get("name")) if newest is not None else session
+    if reference != name and len(reference) < ID_DIGITS_TO_DISCARD:
+        raise SessionNotFound(
+            f"no session {reference!r} here; the id of one in the store begins with it",
+            f"Give its name, or more of its id: {session[:12]}",
+        )
+    return _discard(this_host, session, name, newest.token if newest is not None else 0)
+
+
+def _discard(this_host: Host, session: str, name: str, above: int) -> KillResult:
+    """End the lease of a parked session, then remove its record. Raise Fenced if another host runs it by now."""
+    from cmdop_migrate.host import leases, session_lock
+
+    lock = session_lock.to_discard(this_host, session, name)
+    try:
+        before, after = leases.end(leases.open_store(this_host.config), this_host, session, name, above)
+        this_host.note("discarded", session, name=name, token=after.token, checkpoint=before)
+        this_host.forget(session)
+    finally:
+        if not (this_host.directory(session) / "session.json").exists():
+            this_host.forget(session)  # the directory was made only for the lock
+        os.close(lock)
+    return KillResult(session, "discarded", reason="discarded", checkpoint=before, token=after.token)

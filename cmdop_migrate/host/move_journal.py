@@ -1,11 +1,10 @@
-"""The journal of migrations: STATE_DIR/migrations/ID.json, one a move; and a lock a session for who is at it."""
+"""Keep the journal of migrations, STATE_DIR/migrations/ID.json, and one lock per session for the command that works on
+its migration."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -17,28 +16,28 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import Blocked, NotFound, Usage
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Record
-from cmdop_migrate.util import atomic
+from cmdop_migrate.util import atomic, locks
 
 VERSION = 1
-PATIENCE = 2.0
-SOMEWHERE = "another host"  # no host is called so: where it was to go is not known any more
+LOCK_TIMEOUT = 2.0  # seconds to wait for a session's lock, which the agent takes for moments
+SOMEWHERE = "another host"  # not a host's name: the target is not known any more
 _log = log.get("migrate")
 
 
 class End(StrEnum):
-    """Where a session is when its move is over."""
+    """Say where a session is when its migration is over."""
 
     ON_SOURCE = "on_source"
     ON_TARGET = "on_target"
     PARKED = "parked"
-    EXITED = "exited"  # it ended by itself, or with its holder before there was anything to bring it back from
+    EXITED = "exited"  # by itself, or with its holder before there was a checkpoint to restore
 
 
 @dataclass(frozen=True)
 class Move:
-    """One migration. `token`: of the incarnation that moves. `checkpoint`: what the target restores, once it is whole
-    in the store; `parent`: the one before it. `told`: somebody was told how it ended. `figures`: the token it went on
-    under, how long it stood still and each phase took, once that is known."""
+    """Describe one migration. `token`: of the incarnation that moves. `checkpoint`: what the target restores, once it
+    is complete in the store; `parent`: the one before it. `told`: the end was reported to a person. `figures`: the new
+    fencing token, the frozen time and the time of each phase, once they are known."""
 
     id: str
     session: str
@@ -59,7 +58,7 @@ class Move:
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """As `resume` answers it."""
+        """Return the migration as `resume` prints it."""
         return {
             "id": self.id,
             "session": self.session,
@@ -74,18 +73,20 @@ class Move:
 
 
 class Moves:
+    """Read and write the journals of migrations."""
+
     def __init__(self, state_dir: Path, keep: float) -> None:
-        """`keep`: seconds for which one that has ended is remembered."""
+        """Open the journals in `state_dir`. `keep`: seconds for which the journal of an ended migration is kept."""
         self._dir, self._keep = state_dir / "migrations", keep
 
     def begin(self, session: str, name: str, source: str, target: str, token: int) -> Move:
-        """A new one, on disk."""
+        """Return a new migration, written to disk."""
         move = Move(os.urandom(6).hex(), session, name, source, target, token, clock.walltime())
         self.save(move)
         return move
 
     def save(self, move: Move) -> Move:
-        """Durable when this returns."""
+        """Write a migration to disk. It is durable when this returns."""
         self._dir.mkdir(mode=0o700, exist_ok=True)
         atomic.replace_json(str(self._dir / f"{move.id}.json"), asdict(move))
         folder = os.open(self._dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -95,68 +96,68 @@ class Moves:
             os.close(folder)
         return move
 
-    def stand_in(self, this_host: Host) -> None:
-        """A new journal for each session that stands still, handed over, and has none that can be read: it was damaged,
-        or another version of this program wrote it. What is decided by is in the session's own record."""
-        known = {one.session for one in self.open()}
-        for standing in [one for one in this_host.all() if one.phase == "handing" and one.session not in known]:
-            with self.lock(standing.session) as is_ours:
-                record = this_host.load(standing.session)  # again: with the lock held
+    def replace_missing(self, this_host: Host) -> None:
+        """Begin a new journal for each session that is frozen and handed over but has no readable journal: it was
+        damaged, or another version of this program wrote it. The session's own record holds all that is needed to
+        decide."""
+        known = {move.session for move in self.open()}
+        for handing in [one for one in this_host.all() if one.phase == "handing" and one.session not in known]:
+            with self.lock(handing.session) as is_ours:
+                record = this_host.load(handing.session)  # again: with the lock held
                 if not is_ours or record is None or record.phase != "handing":
                     continue
-                if not any(one.session == record.session for one in self.open()):
-                    _log.warning("session %s: the journal of its move is gone; its lease tells", record.name)
+                if not any(move.session == record.session for move in self.open()):
+                    _log.warning("session %s: the journal of its migration is missing; its lease decides", record.name)
                     made = self.begin(record.session, record.name, record.host, SOMEWHERE, record.token)
                     self.save(replace(made, step="hand over", checkpoint=record.checkpoint))
 
     def end(self, move: Move, end: End, told: bool) -> Move:
+        """Record where the session is and whether that was reported."""
         return self.save(replace(move, end=end, ended=clock.walltime(), told=told))
 
     def all(self) -> list[Move]:
-        """Oldest first. What cannot be read is passed over, with a word in the log."""
-        found = []
+        """Return all migrations, oldest first. Unreadable journals are logged and skipped."""
+        moves = []
         for path in self._dir.glob("*.json"):
             move = read(path)
             if move is not None:
-                found.append(move)
-        return sorted(found, key=lambda one: (one.started, one.id))
+                moves.append(move)
+        return sorted(moves, key=lambda move: (move.started, move.id))
 
     def open(self) -> list[Move]:
-        """Those that have not ended."""
-        return [one for one in self.all() if one.end is None]
+        """Return the migrations that have not ended."""
+        return [move for move in self.all() if move.end is None]
 
     def find(self, reference: str) -> Move:
-        """By id or the start of it, or by its session's name or id: then the last one."""
+        """Return a migration by its id or a prefix of it, or the last one of a session by name or id. Raise NotFound,
+        or Usage if the prefix is ambiguous."""
         moves = self.all()
-        by_id = [one for one in moves if reference and one.id.startswith(reference)]
+        by_id = [move for move in moves if reference and move.id.startswith(reference)]
         if len(by_id) > 1:
             raise Usage(f"{reference!r} is the start of several migrations", "Give more of the id.")
-        for group in (by_id, [one for one in moves if reference in (one.session, one.name)]):
+        for group in (by_id, [move for move in moves if reference in (move.session, move.name)]):
             if group:
                 return group[-1]
         raise NotFound(f"no migration {reference!r} on this host", "See: cmdop-migrate resume")
 
     def forget_old(self) -> None:
-        """Those that ended long ago. With the last one of a session goes its lock, unless somebody has it."""
+        """Delete the journals of migrations that ended long ago. With the last one of a session delete its lock file,
+        unless a process holds it."""
         moves = self.all()
-        old = [one for one in moves if one.end and one.told and clock.walltime() - (one.ended or 0.0) > self._keep]
-        kept = {one.session for one in moves if one not in old}
-        for one in old:
-            (self._dir / f"{one.id}.json").unlink(missing_ok=True)
-            with self.lock(one.session) as is_ours:
-                if is_ours and one.session not in kept:
-                    (self._dir / f"{one.session}.lock").unlink(missing_ok=True)
+        old = [move for move in moves if move.end and move.told and clock.walltime() - (move.ended or 0.0) > self._keep]
+        kept = {move.session for move in moves if move not in old}
+        for move in old:
+            (self._dir / f"{move.id}.json").unlink(missing_ok=True)
+            with self.lock(move.session) as is_ours:
+                if is_ours and move.session not in kept:
+                    (self._dir / f"{move.session}.lock").unlink(missing_ok=True)
 
     @contextmanager
-    def lock(self, session: str, patience: float = 0.0) -> Iterator[bool]:
-        """Whether nobody else is at a move of this session; then nobody will be while this lasts. `patience`: the agent
-        has it now and then, for a moment."""
+    def lock(self, session: str, timeout: float = 0.0) -> Iterator[bool]:
+        """Hold the lock of a session's migration for the duration of the block. Yield False if another process still
+        holds it after `timeout` seconds; the agent holds it now and then, for a moment."""
         self._dir.mkdir(mode=0o700, exist_ok=True)
-        until = time.monotonic() + patience
-        fd = _locked(self._dir / f"{session}.lock")
-        while fd is None and time.monotonic() < until:
-            time.sleep(0.05)
-            fd = _locked(self._dir / f"{session}.lock")
+        fd = locks.try_take_current(self._dir / f"{session}.lock", timeout)
         try:
             yield fd is not None
         finally:
@@ -165,30 +166,15 @@ class Moves:
 
     @contextmanager
     def alone(self, session: str, name: str) -> Iterator[None]:
-        """Blocked when another command is at a move of this session."""
-        with self.lock(session, PATIENCE) as is_ours:
+        """Hold the lock of a session's migration. Raise Blocked if another command works on it."""
+        with self.lock(session, LOCK_TIMEOUT) as is_ours:
             if not is_ours:
                 raise Blocked(f"session {name!r} is being moved already", "Wait for that, or see: cmdop-migrate ls")
             yield
 
 
-def _locked(path: Path) -> int | None:
-    """The lock, or None: somebody has it. A file that was removed by who had it before is not it any more."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(fd), os.stat(path)):
-                return fd
-        except BlockingIOError:
-            os.close(fd)
-            return None
-        except FileNotFoundError:
-            pass
-        os.close(fd)
-
-
 def read(path: Path) -> Move | None:
+    """Return the migration in a journal file; None if the file is missing or unreadable."""
     try:
         data = json.loads(path.read_bytes())
         if data["version"] != VERSION:
@@ -198,7 +184,7 @@ def read(path: Path) -> Move | None:
     except FileNotFoundError:
         return None
     except (OSError, KeyError, TypeError, ValueError) as error:
-        _log.warning("the journal %s cannot be read: %s", path, error)
+        _log.warning("the migration journal %s cannot be read: %s", path, error)
         return None
 
 
@@ -206,9 +192,11 @@ MOVED = "moved to "
 
 
 def moved_to(host: str, token: int) -> str:
+    """Return the exit reason of a session that moved to another host."""
     return f"{MOVED}{host} (token {token})"
 
 
 def has_moved(record: Record | None) -> bool:
-    """By its record, which says so before the journal of its move does."""
+    """Tell whether a session has moved to another host, by its record, which says so before the journal of its
+    migration does."""
     return record is not None and record.exit is not None and record.exit.reason.startswith(MOVED)

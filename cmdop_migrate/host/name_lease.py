@@ -1,7 +1,7 @@
-"""One host, one name: two installations under one name would be taken for one by everyone who reads it.
+"""Give each host name to one installation: two installations under one name would be taken for one by every reader.
 
-Nothing of the fence rests on this: a lease is held by an installation, not by a
-name. It is for people, who find sessions by the host that has them.
+The fence does not depend on this: a lease is held by an installation, not by a name. It is for people, who find
+sessions by the name of the host that has them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Observation
 from cmdop_migrate.lease.store import Held, LeaseStore, Waiting
 
-PATIENCE = 5.0
+EXTRA_WAIT = 5.0  # seconds beyond the time in which a dead holder's lease runs out
 
 
 class HostName:
-    """This host's name, as a lease of its own."""
+    """Hold this host's name, as a lease of its own."""
 
     def __init__(self, leases: LeaseStore, this_host: Host) -> None:
         self._leases, self._host, self._ttl = leases, this_host.config.host, this_host.config.lease_ttl
@@ -33,20 +33,21 @@ class HostName:
         return self._held is not None
 
     def take(self, stopped: Callable[[], bool]) -> None:
-        """Fenced when another installation lives under it; waits for a dead one's lease to run out."""
-        until = clock.boottime() + margins.contender_wait(self._ttl) + PATIENCE
+        """Acquire the name. Wait for a dead installation's lease to run out. Raise Fenced if a live one has it."""
+        until = clock.boottime() + margins.contender_wait(self._ttl) + EXTRA_WAIT
         answer = self._ask()
         while isinstance(answer, Waiting) and clock.boottime() < until and not stopped():
             before = answer.observation
             time.sleep(min(answer.seconds + 0.01, 0.5))
             answer = self._ask()
             if isinstance(answer, Waiting) and answer.observation != before:
-                break  # it renews: it lives
+                break  # the lease was renewed: its holder is alive
         if not isinstance(answer, Held):
             raise same_name(self._host)
 
     def keep(self) -> None:
-        """Renews it; or, once lost, tries to get it back. What runs here runs on either way."""
+        """Renew the lease of the name or, once it is lost, try to acquire it again. Sessions of this host keep running
+        either way."""
         try:
             if self._held is None:
                 self._ask()
@@ -57,7 +58,7 @@ class HostName:
             return
 
     def let_go(self) -> None:
-        """Nothing runs here any more: the name is anybody's."""
+        """Release the name: no session runs here any more."""
         held, self._held = self._held, None
         if held is None:
             return
@@ -84,18 +85,19 @@ class HostName:
 
 
 def is_taken(leases: LeaseStore, this_host: Host) -> bool:
-    """Whether another installation has this host's name now, dead or alive."""
+    """Tell whether another installation has this host's name now, dead or alive."""
     seen = leases.inspect(_lease_of(this_host.config.host))
     return seen is not None and seen.record.state == "held" and seen.record.instance != this_host.host_id()
 
 
 def check(leases: LeaseStore, this_host: Host) -> None:
-    """Fenced when another installation has this host's name now."""
+    """Raise Fenced if another installation has this host's name now."""
     if is_taken(leases, this_host):
         raise same_name(this_host.config.host)
 
 
 def same_name(host: str) -> Fenced:
+    """Return the error for a host name that another installation has."""
     return Fenced(
         f"another installation runs under the name {host!r}", "Give this host another name: the `host` setting."
     )

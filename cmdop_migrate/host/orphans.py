@@ -1,8 +1,8 @@
 """End processes of sessions that no record describes: of a start, a restore or a trial whose command was killed.
 
-Two kinds are left behind. The tree of a session whose starter and holder were both killed has no process that would
-end it. And a holder that was stopped (SIGSTOP) while its command was killed keeps the session's lock, so that no other
-command can put it right. Neither has a record that says it runs here, so ending it loses nothing: what is in the
+Two kinds are left behind. The tree of a session whose starter and holder were both killed has no process that would end
+it. And a holder that was stopped (SIGSTOP) while its command was killed keeps the session's lock, so that no other
+command can correct its record. Neither has a record that says it runs here, so ending it loses nothing: what is in the
 store stays as it is.
 """
 
@@ -32,7 +32,7 @@ _log = log.get("session")
 
 def end_stopped_holders(this_host: Host) -> None:
     """Kill every stopped holder that has not adopted its session and has lost its starter. Call it with the host's lock
-    held, before the records are swept: the lock that it held is free then."""
+    held, before the records are swept: the session lock that the holder held is free then."""
     try:
         holders = cgroup.pids(this_host.cgroup("holders"))
     except Blocked:
@@ -44,7 +44,7 @@ def end_stopped_holders(this_host: Host) -> None:
         record = this_host.load(session)
         if (record is not None and record.phase in _RUNNING) or _has_starter(session, holders):
             continue
-        _log.warning("session %s: its holder is stopped and its command is dead: ended", session)
+        _log.warning("session %s: its holder is stopped and its command is dead: killed", session)
         _kill(pid)
 
 
@@ -66,7 +66,7 @@ def end_trees(this_host: Host) -> None:
             if lock is None:
                 continue
         try:
-            _log.warning("session %s: processes that no record describes are ended", session)
+            _log.warning("session %s: processes that no record describes are killed", session)
             cgroup.remove(os.path.join(top, session))
         finally:
             if lock is not None:
@@ -74,7 +74,7 @@ def end_trees(this_host: Host) -> None:
 
 
 def _is_ours(this_host: Host, session: str) -> bool:
-    """Tell whether this version may judge the session: not when it has a record that cannot be read."""
+    """Tell whether this version may judge the session: not if it has a record that cannot be read."""
     return this_host.load(session) is not None or not (this_host.directory(session) / "session.json").exists()
 
 
@@ -89,13 +89,13 @@ def _is_stopped(pid: int) -> bool:
 def _session_of(pid: int) -> str | None:
     """Return the session whose lock this process has open."""
     for path in _open_files(pid):
-        if found := _LOCK.search(path):
-            return found.group(1)
+        if match := _LOCK.search(path):
+            return match.group(1)
     return None
 
 
 def _has_starter(session: str, holders: list[int]) -> bool:
-    """Tell whether a process other than holders and what they started has the session's lock open."""
+    """Tell whether a process other than holders and their children has the session's lock open."""
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) not in holders and _session_of(int(name)) == session:
             return True
@@ -103,12 +103,12 @@ def _has_starter(session: str, holders: list[int]) -> bool:
 
 
 def _open_files(pid: int) -> list[str]:
-    found = []
+    paths = []
     with contextlib.suppress(OSError):  # it has just ended
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return found
+                paths.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return paths
 
 
 def _kill(pid: int) -> None:

@@ -1,10 +1,11 @@
-"""Sessions that ended here while they were being parked, before anybody could note it: their leases tell.
+"""Reconcile the records of sessions that ended here while they were being parked with their leases.
 
-A holder that is ended between commit and park does not know of the commit, and one that is killed notes nothing. Only a
-lease that is parked under the very token the session had here says that it is parked; whoever restores it from there
-on has a higher one. Nothing is done to such a lease here.
+A holder that ends between commit and park does not know of the commit, and one that is killed records nothing. Only a
+lease that is parked under the very token that the session had here says that it is parked; a later restore has a higher
+token. Such a lease is not changed here.
 
-One that a person ended in that moment is not to come back: its lease is ended as well, whether or not it was parked.
+A session that a person killed in that moment must not be restored: its lease is ended as well, whether or not it was
+parked.
 """
 
 from __future__ import annotations
@@ -25,27 +26,28 @@ from cmdop_migrate.model import Record
 _log = log.get("agent")
 NOT_PARKED = "it ended before it was parked"
 KILLED = "killed"
-TRIES = 4
+END_TRIES = 4
 
 
 def is_doubtful(record: Record) -> bool:
-    """Neither by itself nor by anybody's wish has it ended, nor is it known to be elsewhere."""
+    """Tell whether a session ended neither by itself nor on request, and is not known to be on another host."""
     died = record.exit is None or record.exit.code is None
     return record.phase == "exited" and died and not move_journal.has_moved(record)
 
 
 def is_unsure(record: Record) -> bool:
-    """Its holder was ended in that very moment, and knew that much."""
+    """Tell whether the holder was ended between commit and park, and recorded that much."""
     return record.exit is not None and record.exit.reason == UNSURE
 
 
 def is_unwanted(record: Record) -> bool:
-    """A person has ended it in that very moment."""
+    """Tell whether a person killed the session while it was being parked."""
     return record.exit is not None and record.exit.reason == UNWANTED
 
 
 def ask(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
-    """The record of one that is doubtful or unwanted, put right; None: not known yet, or its holder is not gone yet."""
+    """Correct the record of a doubtful or unwanted session by its lease. Return the record; None if its state is not
+    known yet, or its holder has not exited yet."""
     if is_unwanted(record):
         return _end(this_host, leases, record)
     seen = leases.inspect(record.session)
@@ -54,17 +56,18 @@ def ask(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
         parked = replace(record, phase="parked", checkpoint=lease.checkpoint, exit=None, pid=None)
         return this_host.put_right(record, parked)
     if lease is not None and lease.state == "held" and lease.instance == this_host.instance():
-        return None  # whoever was to park it may do so yet, or the agent lets go of it
+        return None  # the command that was to park it may still do so, or the agent releases the lease
     if is_unsure(record) and record.exit is not None:
         return this_host.put_right(record, replace(record, exit=replace(record.exit, reason=NOT_PARKED)))
     return record
 
 
 def _end(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
-    """Nobody brings it back from now on; or, where another host has it already, the record says so."""
+    """End the lease of an unwanted session, so that no host restores it. If another host has it already, record
+    that."""
     lock = this_host.take(record.session)
     if lock is None:
-        return None  # its holder is not gone yet
+        return None  # its holder has not exited yet
     try:
         lease = _end_lease(this_host, leases, record)
     finally:
@@ -76,8 +79,9 @@ def _end(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
 
 
 def _end_lease(this_host: Host, leases: LeaseStore, record: Record) -> LeaseRecord | None:
-    """With the session's lock held: what this host holds of it is what a command that was cut off has left."""
-    for number in range(TRIES):
+    """End the lease; call it with the session's lock held. If this host holds the lease, an interrupted command left
+    it."""
+    for number in range(END_TRIES):
         seen = leases.inspect(record.session)
         lease = seen.record if seen is not None else None
         is_ours = lease is not None and lease.state == "held" and lease.instance == this_host.instance()
@@ -85,41 +89,44 @@ def _end_lease(this_host: Host, leases: LeaseStore, record: Record) -> LeaseReco
             return lease
         try:
             return host_leases.end(leases, this_host, record.session, record.name, record.token)[1]
-        except Fenced:  # it has changed since we looked: whoever was to park it has, say
-            if number == TRIES - 1:
+        except Fenced:  # the lease has changed since it was read, for example because the session was parked
+            if number == END_TRIES - 1:
                 raise
     return None
 
 
 def _open(this_host: Host) -> list[Record]:
-    return [one for one in this_host.all() if is_doubtful(one) or is_unwanted(one)]
+    """Return the records that have to be reconciled."""
+    return [record for record in this_host.all() if is_doubtful(record) or is_unwanted(record)]
 
 
 def settle(this_host: Host) -> None:
-    """For who wants to know all that are parked. LeaseUnreachable: that cannot be known."""
+    """Reconcile all records, for a command that needs to know all parked sessions. Raise LeaseUnreachable if that
+    cannot be known."""
     doubtful = _open(this_host)
     if doubtful:
         leases = host_leases.open_store(this_host.config)
-        for one in doubtful:
-            ask(this_host, leases, one)
+        for record in doubtful:
+            ask(this_host, leases, record)
 
 
-class Parkings:
-    """The agent's part: each of them is asked for until it is known."""
+class Reconciler:
+    """Reconcile records in the agent: ask for each of them until it is known."""
 
     def __init__(self, this_host: Host, leases: LeaseStore) -> None:
         self._this_host, self._leases = this_host, leases
         self._known: set[tuple[str, int]] = set()
 
     def step(self) -> None:
+        """Ask once for each record that is not known yet. Failures are logged."""
         doubtful = _open(self._this_host)
-        self._known &= {(one.session, one.token) for one in doubtful}
-        for one in doubtful:
-            if (one.session, one.token) in self._known:
+        self._known &= {(record.session, record.token) for record in doubtful}
+        for record in doubtful:
+            if (record.session, record.token) in self._known:
                 continue
             try:
-                if ask(self._this_host, self._leases, one) is not None:
-                    self._known.add((one.session, one.token))
+                if ask(self._this_host, self._leases, record) is not None:
+                    self._known.add((record.session, record.token))
             except (CmdopError, OSError) as error:  # OSError: it is known, but the disk is full
-                _log.warning("session %s: it is not on record whether it is parked: %s", one.name, error)
+                _log.warning("session %s: its record does not say yet whether it is parked: %s", record.name, error)
                 return

@@ -1,4 +1,5 @@
-"""Which checkpoint is meant: by session name or id, by checkpoint id, or simply the one that is parked."""
+"""Resolve a user's reference to a session and a checkpoint: a session's name or id, a checkpoint's id, or nothing for
+the only parked session."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util import threads
 
-SAME_MOMENT = 2.0
-SURE = 12  # digits of an id, as `ls` shows them: nobody means a name
+SAME_MOMENT = 2.0  # seconds within which the times of two manifests cannot be compared
+ID_DIGITS = 12  # digits of an id, as `ls` shows them: a reference of that length is not a name
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A checkpoint, and what this host knows of its session."""
+    """Hold a checkpoint, and this host's record of its session."""
 
     manifest: Manifest
     record: Record | None
@@ -32,7 +33,9 @@ Current = Callable[[str], str | None]
 
 
 def choose(this_host: Host, store: Store, ring: KeyRing, reference: str | None, current: Current) -> Chosen:
-    """`current` tells a session's last checkpoint by its lease: this host's own record may be behind."""
+    """Return the checkpoint that `reference` means. `current` returns a session's last checkpoint by its lease: this
+    host's own record may be outdated. Raise SessionNotFound, CheckpointNotFound, or Usage if the reference is
+    ambiguous."""
     if reference is None:
         return _only_one(this_host, store, ring, current)
     record = _record(this_host, reference)
@@ -46,12 +49,12 @@ def choose(this_host: Host, store: Store, ring: KeyRing, reference: str | None, 
                 f"session {record.name!r} has no checkpoint", f"Make one: cmdop-migrate checkpoint {record.name}"
             )
         return Chosen(newest, record)
-    found = _in_store(store, ring, reference, current)
-    return Chosen(found, this_host.load(found.session))
+    manifest = _in_store(store, ring, reference, current)
+    return Chosen(manifest, this_host.load(manifest.session))
 
 
 def not_running(chosen: Chosen) -> None:
-    """Fenced when the session lives here. Whether another host has it, or had this generation, the lease tells."""
+    """Raise Fenced if the session runs here. Whether another host has it, or had this generation, its lease tells."""
     record, manifest = chosen.record, chosen.manifest
     if record is None:
         return
@@ -63,10 +66,13 @@ def not_running(chosen: Chosen) -> None:
 
 
 def parked(this_host: Host) -> list[Record]:
+    """Return the records of the sessions that are parked here."""
     return [record for record in this_host.all() if record.phase == "parked"]
 
 
 def _only_one(this_host: Host, store: Store, ring: KeyRing, current: Current) -> Chosen:
+    """Return the checkpoint of the only parked session, or of the only session in the store that this host does not
+    know."""
     here = parked(this_host)
     if len(here) == 1:
         return choose(this_host, store, ring, here[0].session, current)
@@ -74,23 +80,23 @@ def _only_one(this_host: Host, store: Store, ring: KeyRing, current: Current) ->
         names = ", ".join(record.name for record in here)
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
     known = {record.session for record in this_host.all()}
-    # A branch that has no checkpoint of its own is brought back by its name: it runs, or is over, as a rule.
+    # A fork that has only its initial checkpoint usually runs or has ended: it is restored by name only.
     strangers = {entry.session for entry in catalog.listed(store) if not entry.is_birth} - known
     if len(strangers) == 1:
         return choose(this_host, store, ring, strangers.pop(), current)
     if strangers:
-        some = ", ".join(sorted(one[:12] for one in strangers)[:8])
+        some = ", ".join(sorted(session[:12] for session in strangers)[:8])
         raise Usage(f"the store holds several sessions: {some}", "Name one. See: cmdop-migrate checkpoints ls")
     raise SessionNotFound("no session is parked", "See: cmdop-migrate checkpoints ls")
 
 
 def not_over(sessions: set[str], current: Current) -> set[str]:
-    """Of several that are called alike those that may be brought back by their leases, if there are any."""
+    """Return those of several sessions of one name that can be restored by their leases; all of them if none can."""
     if len(sessions) < 2:
         return sessions
-    named = sorted(sessions)
-    found = threads.each(current, named, catalog.READERS, "leases")
-    return {one for one, last in zip(named, found, strict=True) if last.result() is not None} or sessions
+    ordered = sorted(sessions)
+    checkpoints = threads.each(current, ordered, catalog.READERS, "leases")
+    return {one for one, last in zip(ordered, checkpoints, strict=True) if last.result() is not None} or sessions
 
 
 def _record(this_host: Host, reference: str) -> Record | None:
@@ -101,20 +107,23 @@ def _record(this_host: Host, reference: str) -> Record | None:
 
 
 def _newest(store: Store, ring: KeyRing, session: str) -> Manifest | None:
-    """Stores tell times to the second: among those of the last moment the manifests themselves decide."""
+    """Return the newest manifest of a session. Stores keep times to the second: the manifests of the last moment are
+    compared by their content."""
     entries = list(catalog.listed(store, session))
-    last = max((one.modified for one in entries), default=0.0)
-    read = [catalog.read(store, ring, one) for one in entries if one.modified >= last - SAME_MOMENT]
-    return max(read, key=lambda one: (one.token, one.created), default=None)
+    last = max((entry.modified for entry in entries), default=0.0)
+    read = [catalog.read(store, ring, entry) for entry in entries if entry.modified >= last - SAME_MOMENT]
+    return max(read, key=lambda manifest: (manifest.token, manifest.created), default=None)
 
 
 def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> Manifest:
-    entries = list(catalog.listed(store)) if reference else []  # every id begins with nothing
-    by_checkpoint = [one for one in entries if one.checkpoint.startswith(reference)]
-    sessions = {one.session for one in entries if one.session.startswith(reference)}
-    is_id = len(reference) >= SURE and (by_checkpoint or sessions)
+    """Return the manifest in the store that `reference` means. A name goes before a prefix of an id that is shorter
+    than ID_DIGITS."""
+    entries = list(catalog.listed(store)) if reference else []  # an empty reference is a prefix of every id
+    by_checkpoint = [entry for entry in entries if entry.checkpoint.startswith(reference)]
+    sessions = {entry.session for entry in entries if entry.session.startswith(reference)}
+    is_id = len(reference) >= ID_DIGITS and (by_checkpoint or sessions)
     named = set() if is_id else not_over(catalog.named(store, ring, entries, reference), current)
-    if named:  # `db` is the name of a session, and somebody else's checkpoint may begin so
+    if named:  # `db` is the name of a session, and may be a prefix of another session's checkpoint
         by_checkpoint, sessions = [], named
     if len(by_checkpoint) == 1 and not sessions:
         return catalog.read(store, ring, by_checkpoint[0])
@@ -127,7 +136,9 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
         if newest is not None:
             return newest
     if by_checkpoint or sessions:
-        some = ", ".join([*sorted(one[:12] for one in sessions), *(one.checkpoint[:16] for one in by_checkpoint)])
+        some = ", ".join(
+            [*sorted(session[:12] for session in sessions), *(entry.checkpoint[:16] for entry in by_checkpoint)]
+        )
         raise Usage(f"{reference!r} is ambiguous: {some}", "Give more of the id.")
     raise SessionNotFound(
         f"no session or checkpoint {reference!r} here or in {store.url}", "See: cmdop-migrate checkpoints ls"
@@ -135,34 +146,35 @@ def _in_store(store: Store, ring: KeyRing, reference: str, current: Current) -> 
 
 
 def manifests(this_host: Host, session: str) -> list[Manifest]:
-    """Every readable checkpoint of a session."""
+    """Return every readable manifest of a session."""
     store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
-    found = catalog.read_all(store, ring, catalog.listed(store, session))
-    return [one for _, one in found if isinstance(one, Manifest)]
+    results = catalog.read_all(store, ring, catalog.listed(store, session))
+    return [manifest for _, manifest in results if isinstance(manifest, Manifest)]
 
 
 def session_named(this_host: Host, reference: str) -> str:
-    """One that this host knows; else one in the store, whoever saved it."""
+    """Return the id of a session that this host knows, or else of one in the store, saved by any host. Raise
+    SessionNotFound."""
     try:
         return this_host.find(reference).session
     except SessionNotFound:
-        found = session_of(this_host, reference)
-        if found is None:
+        session = session_of(this_host, reference)
+        if session is None:
             raise
-        return found
+        return session
 
 
 def session_of(this_host: Host, reference: str, shortest: int = 1) -> str | None:
-    """The one session in the store that has this name, or an id that begins so, of `shortest` digits or more; never of
-    none, with which every id begins."""
+    """Return the only session in the store that has this name, or an id with this prefix of at least `shortest` digits;
+    None if there is none or more than one."""
     store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     entries = list(catalog.listed(store))
     by_id = len(reference) >= shortest
-    found = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
-    if len(reference) < SURE or not found:
+    sessions = {entry.session for entry in entries if by_id and entry.session.startswith(reference)}
+    if len(reference) < ID_DIGITS or not sessions:
         named = catalog.named(store, ring, entries, reference)
         if len(named) > 1:
             current = functools.partial(leases.last_checkpoint, leases.open_store(this_host.config))
             named = not_over(named, current)
-        found = named or found
-    return found.pop() if len(found) == 1 else None
+        sessions = named or sessions
+    return sessions.pop() if len(sessions) == 1 else None

@@ -1,4 +1,4 @@
-"""What checkpoint and restore both need before they begin: a store, the keys, a CRIU."""
+"""Open what checkpoint and restore both need before they begin: the store, the keys, a CRIU."""
 
 from __future__ import annotations
 
@@ -16,36 +16,40 @@ from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.rate_limit import LimitStore
 from cmdop_migrate.util.timings import TEST_STOP, Phases
 
-KEPT_LOGS = 50
+KEPT_LOGS = 50  # logs of failed CRIU runs
 __all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]
 
 
 def open_store(config: Config) -> Store:
+    """Open the configured store, with its bandwidth limit."""
     store = registry.open_reliable(config.store)
     return LimitStore(store, config.bandwidth) if config.bandwidth is not None else store
 
 
 def open_keys(config: Config) -> KeyRing:
+    """Load this host's keys. Create them if there are none."""
     return keys.load_or_create(config.key_file)
 
 
 def criu_prefixes(config: Config) -> list[Path]:
-    """Where a private CRIU may be: this host's, then the machine's, which its hosts share."""
+    """Return the directories where a private CRIU may be: this host's, then the machine's, which its hosts share."""
     return list(dict.fromkeys((config.state_dir / "criu", Path(DEFAULT_STATE_DIR) / "criu")))
 
 
 def find_criu(config: Config) -> Criu:
-    """The configured, the system's, this host's private one, or the machine's."""
+    """Return the configured CRIU, the system's, this host's private one, or the machine's. Raise Blocked if none works
+    on this kernel."""
     for prefix in criu_prefixes(config):
-        found = find.find(config.criu, prefix)
-        if found is not None:
-            return found
+        criu = find.find(config.criu, prefix)
+        if criu is not None:
+            return criu
     raise Blocked("no CRIU that works on this kernel", "Get one with: cmdop-migrate doctor --fix")
 
 
 def keep_log(error: CriuFailed, images: Path, config: Config, name: str, session: str) -> CriuFailed:
-    """Copy CRIU's whole log out of a directory that is about to go; the error then names where it is kept. Each
-    session has one for its last failed dump and one for its last failed restore; the oldest of all are removed."""
+    """Copy CRIU's whole log out of a directory that is about to be deleted. Return the error with the new path in its
+    hint. Each session keeps the log of its last failed dump and of its last failed restore; the oldest of all are
+    deleted."""
     kept = config.log_file.with_name(f"criu-{name}-{session}.log")
     try:
         shutil.copyfile(images / f"{name}.log", kept)
@@ -53,7 +57,7 @@ def keep_log(error: CriuFailed, images: Path, config: Config, name: str, session
         for path in others[:-KEPT_LOGS]:
             path.unlink(missing_ok=True)
     except OSError:
-        return error  # it died before it wrote one, or there is no room for it
+        return error  # CRIU died before it wrote a log, or the disk is full
     moved = CriuFailed(error.message, error.hint.replace(str(images / f"{name}.log"), str(kept)))
     moved.passing = error.passing
     return moved

@@ -1,4 +1,4 @@
-"""Many actors on one session: the write turn, and the journal of what went in."""
+"""Request, grant, release, seize and show the write turn of a session that several actors share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _KINDS: dict[str, type[CmdopError]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked about the turn. `admin`: whoever reaches the holder itself is root on the host, and is one."""
+class TurnOptions:
+    """Hold a request about the write turn. `admin`: a client of the holder itself is root on the host, and therefore an
+    admin."""
 
     do: Do
     actor: str
@@ -34,30 +35,30 @@ class Asked:
     admin: bool = True
 
 
-def turn(this_host: Host, reference: str, asked: Asked) -> dict[str, Any]:
-    """Who has the turn afterwards, and more. With `wait`, TimedOut when it was not theirs within that time: they then
-    wait no longer."""
+def turn(this_host: Host, reference: str, options: TurnOptions) -> dict[str, Any]:
+    """Send a request about the write turn. Return which actor has it afterwards, and the queue. With `wait`, raise
+    TimedOut if the actor did not get it within that time: the actor then leaves the queue."""
     record, channel = talk.open_channel(this_host, reference)
     with channel:
         try:
-            return over(channel, record.session, record.name, asked)
+            return over(channel, record.session, record.name, options)
         except HolderGone:
             raise talk.over(talk.after_loss(this_host, record)) from None
 
 
-def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, Any]:
-    """The same over a channel to it. HolderGone."""
+def over(channel: Channel, session: str, name: str, options: TurnOptions) -> dict[str, Any]:
+    """Do the same over an open channel. Raise HolderGone if the holder hangs up."""
     facts: dict[str, Any] = {
-        "do": asked.do,
-        "actor": asked.actor,
-        "to": asked.to,
-        "lasts": asked.timeout,
-        "freeze": asked.freeze,
+        "do": options.do,
+        "actor": options.actor,
+        "to": options.to,
+        "lasts": options.timeout,
+        "freeze": options.freeze,
     }
-    if asked.do == "request" and asked.wait:
-        answer = _wait(name, channel, asked, facts)
+    if options.do == "request" and options.wait:
+        answer = _wait(name, channel, options, facts)
     else:
-        answer = channel.ask(op="turn", admin=asked.admin, **facts)
+        answer = channel.ask(op="turn", admin=options.admin, **facts)
     code = answer.pop("error", None)
     answer.pop("re", None)
     if code == "checkpointing":
@@ -65,20 +66,20 @@ def over(channel: Channel, session: str, name: str, asked: Asked) -> dict[str, A
     if code == "not_admitted":
         raise NotAdmitted(f"this credential may only watch session {name!r}", "It takes the role execute.")
     if code is not None:
-        hint = f"See who has it: cmdop-migrate turn {name} show"
+        hint = f"See which actor has it: cmdop-migrate turn {name} show"
         raise _KINDS.get(code, Blocked)(f"the turn of session {name!r}: {answer['why']}", hint)
     queue: list[str] = answer["queue"]
-    mine = {"granted": answer["holder"] == asked.actor}
-    if asked.actor in queue:
-        mine["place"] = queue.index(asked.actor) + 1
-    return {"session": session, "name": name, **answer, **mine}
+    own = {"granted": answer["holder"] == options.actor}
+    if options.actor in queue:
+        own["place"] = queue.index(options.actor) + 1
+    return {"session": session, "name": name, **answer, **own}
 
 
-def _wait(name: str, channel: Channel, asked: Asked, facts: dict[str, Any]) -> dict[str, Any]:
+def _wait(name: str, channel: Channel, options: TurnOptions, facts: dict[str, Any]) -> dict[str, Any]:
     try:
-        return channel.ask(op="turn", admin=asked.admin, timeout=asked.wait, wait=True, **facts)
+        return channel.ask(op="turn", admin=options.admin, timeout=options.wait, wait=True, **facts)
     except TimedOut:
         raise TimedOut(
-            f"the turn of session {name!r} was not free within {asked.wait:g} s",
-            f"Wait longer with --wait, or see who has it: cmdop-migrate turn {name} show",
+            f"the turn of session {name!r} was not free within {options.wait:g} s",
+            f"Wait longer with --wait, or see which actor has it: cmdop-migrate turn {name} show",
         ) from None

@@ -16,7 +16,7 @@ from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
-from cmdop_migrate.host import doctor, draining, leases, resources
+from cmdop_migrate.host import doctor, drain_journal, leases, resources
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare
 from cmdop_migrate.images.format import keys
@@ -81,7 +81,7 @@ def gather(this_host: Host, ask: Ask) -> HostFacts:
 
 def _drained(config: Config) -> Iterator[Need]:
     """To who wants to send a session here this is as good as a broken machine."""
-    if draining.read(config.state_dir) is not None:
+    if drain_journal.read_flag(config.state_dir) is not None:
         one = doctor.DRAINED
         yield Need(one.name, f"{config.host} is being drained", one.fix, fatal=True)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
 from pathlib import Path
 
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.util import locks
 
 LOCK = "lock"
 PATIENCE = 1.0  # whoever clears up after others has it for a moment
@@ -30,13 +30,9 @@ class Ahead:
         """None: another has it, or has just removed it."""
         self.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            fd = os.open(self.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            return locks.try_take_current(self.dir / LOCK)
         except FileNotFoundError:
             return None
-        if _lock(fd) and (self.dir / LOCK).exists() and os.path.samestat(os.fstat(fd), os.stat(self.dir / LOCK)):
-            return fd
-        os.close(fd)
-        return None
 
     def close(self) -> None:
         shutil.rmtree(self.dir, ignore_errors=True)
@@ -49,20 +45,12 @@ def sweep(state_dir: Path) -> bool:
     for one in folder.iterdir() if folder.is_dir() else ():
         try:
             # Made, where whoever was killed had not come to it, or had removed it first: else it would stay for ever.
-            fd = os.open(one / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = locks.open_file(one / LOCK)
         except OSError:
             continue  # just removed
-        if _lock(fd):
+        if locks.try_lock(fd):
             shutil.rmtree(one, ignore_errors=True)
         else:
             waits = True
         os.close(fd)
     return waits
-
-
-def _lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

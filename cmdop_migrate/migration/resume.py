@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cmdop_migrate.errors import Blocked, CmdopError
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.move_journal import PATIENCE, End, Move, Moves
+from cmdop_migrate.host.move_journal import LOCK_TIMEOUT, End, Move, Moves
 from cmdop_migrate.migration import ownership
 from cmdop_migrate.migration.ownership import settle
 from cmdop_migrate.remote.peer import Peer
@@ -21,12 +21,12 @@ def resume(
 ) -> tuple[list[Move], list[tuple[Move, CmdopError]]]:
     """Every move that nobody was told the end of, ended; and those whose end cannot be known yet, with the reason."""
     moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
-    moves.stand_in(this_host)
+    moves.replace_missing(this_host)
     wanted = [moves.find(reference)] if reference is not None else [one for one in moves.all() if not one.told]
     done: list[Move] = []
     failed: list[tuple[Move, CmdopError]] = []
     for one in wanted:
-        with moves.lock(one.session, PATIENCE) as is_ours:
+        with moves.lock(one.session, LOCK_TIMEOUT) as is_ours:
             if not is_ours:
                 words = f"session {one.name!r} is being moved to {one.target} right now"
                 failed.append((one, Blocked(words, "Wait for that.")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import os
 import ssl
@@ -15,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cmdop_migrate.errors import BadConfig
+from cmdop_migrate.util import locks
 
 NAME = "cmdop-migrate relay"
 YEARS = 20  # whoever pins it looks at nothing else in it
@@ -26,11 +26,11 @@ def self_signed(directory: Path) -> Path:
     file = directory / _FILE
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = locks.open_file(directory / ".lock")
     except OSError as error:
         raise BadConfig(f"cannot write to {directory}: {error.strerror}", "Check state_dir, or give --cert.") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        locks.lock(lock)
         if not file.exists():
             new = file.with_suffix(".new")
             new.unlink(missing_ok=True)

@@ -6,11 +6,10 @@ in ~/.ssh/config by its address, as `ssh ADDRESS` would.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from cmdop_migrate import host_entry
 from cmdop_migrate.errors import BadConfig, HostNotFound, Usage
 from cmdop_migrate.host_entry import HostEntry
 from cmdop_migrate.remote.sshconfig import SshConfig
+from cmdop_migrate.util import locks
 
 CONFIG, INVENTORY, SSH_CONFIG = "config file", "inventory", "~/.ssh/config"
 COMMAND = "cmdop-migrate"
@@ -166,15 +166,9 @@ class Inventory:
         table = {"format": _FORMAT, "hosts": {name: one.to_json() for name, one in sorted(entries.items())}}
         replace(self._file, json.dumps(table, indent=1).encode())
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Changes happen one after the other, or one of two would be lost."""
-        fd = os.open(self._file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(fd)
+    def _locked(self) -> AbstractContextManager[None]:
+        """Serialize changes: of two simultaneous ones, one would be lost."""
+        return locks.held(self._file.with_suffix(".lock"))
 
 
 def replace(path: Path, data: bytes) -> None:

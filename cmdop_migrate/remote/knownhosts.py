@@ -7,9 +7,7 @@ Read in this order, the first file that knows the host decides: STATE_DIR/known_
 from __future__ import annotations
 
 import base64
-import fcntl
 import hashlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from paramiko.hostkeys import HostKeyEntry, HostKeys, InvalidHostKey
 
 from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.remote.inventory import replace
+from cmdop_migrate.util import locks
 
 SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
 
@@ -68,13 +67,9 @@ class KnownHosts:
             self._rewrite(name, None)
 
     def _rewrite(self, name: str, line: str | None) -> None:
-        fd = os.open(self.own.with_name(".known_hosts.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locks.held(self.own.with_name(".known_hosts.lock")):
             kept = [one for one in _lines(self.own) if one.split()[:1] != [name]]
             replace(self.own, "".join(f"{one}\n" for one in [*kept, *([line] if line else [])]).encode())
-        finally:
-            os.close(fd)
 
 
 def _lines(file: Path) -> list[str]:

@@ -22,7 +22,6 @@ whether the commit took effect, it stands still until the agent can.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -52,7 +51,7 @@ from cmdop_migrate.snapshot.capture.dump import Dump
 from cmdop_migrate.snapshot.capture.open_image import Opening
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions, CheckpointResult, chunk_counts
 from cmdop_migrate.snapshot.proof import Proof
-from cmdop_migrate.util import trash
+from cmdop_migrate.util import locks, trash
 
 FREEZE_TIMEOUT = 30.0
 TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
@@ -102,12 +101,10 @@ class _Checkpoint:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """No other command makes a checkpoint of it meanwhile: the lock is on its directory."""
-        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = locks.open_directory(self.directory)
         try:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._busy() from None
+            if not locks.try_lock(folder):
+                raise self._busy()
             yield
         finally:
             os.close(folder)
@@ -206,7 +203,7 @@ class _Checkpoint:
                 _, carrier = begun.result()
                 booting.close()
                 with self.phases.phase("hooks"):
-                    goal = hooks.Goal(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
+                    goal = hooks.FreezeFacts(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
                     hooks.before_freeze(self.this_host, self.record, goal, self.told)
                 with self.phases.phase("freeze"):
                     self.progress("freezing")

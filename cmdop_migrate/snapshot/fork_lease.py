@@ -19,7 +19,7 @@ from cmdop_migrate import log
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.host import leases as host_leases
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.leases import Standing
+from cmdop_migrate.host.leases import LeaseStatus
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store import catalog, fork_manifest
@@ -79,7 +79,7 @@ def undo(leases: LeaseStore, store: Store, lease: Held, made: Manifest) -> None:
         _log.warning("the branch %s is left to the next prune: %s", made.session, error.message)
 
 
-def is_spent(standing: Standing | None, entry: Listed) -> bool:
+def is_spent(standing: LeaseStatus | None, entry: Listed) -> bool:
     """Whether a birth is of no more use: its branch has ended, or made a checkpoint of its own. One that is not known
     has just begun."""
     if not entry.is_birth or standing is None:
@@ -88,8 +88,8 @@ def is_spent(standing: Standing | None, entry: Listed) -> bool:
 
 
 def bury(
-    this_host: Host, leases: LeaseStore, store: Store, standings: Mapping[str, Standing], dry_run: bool
-) -> dict[str, Standing]:
+    this_host: Host, leases: LeaseStore, store: Store, standings: Mapping[str, LeaseStatus], dry_run: bool
+) -> dict[str, LeaseStatus]:
     """`standings`, with the branches that never ran, and that nobody is about to run, at their end."""
     found = dict(standings)
     young = {session for session, one in found.items() if one.state == "held" and one.renewals <= AS_IT_RUNS}
@@ -107,7 +107,7 @@ def bury(
     return found
 
 
-def _most(this_host: Host, entry: Listed, one: Standing, now: float) -> int | None:
+def _most(this_host: Host, entry: Listed, one: LeaseStatus, now: float) -> int | None:
     """How often the lease of one that never ran may have been renewed; None: somebody may be about to run it. On this
     host that is known, by its lock; of another all that is known is how long ago it began."""
     if one.instance != this_host.instance():

@@ -37,6 +37,7 @@ from cmdop_migrate.model import Record, new_session_id, session_name
 from cmdop_migrate.session import network
 from cmdop_migrate.snapshot import fork_lease, image_checks
 from cmdop_migrate.snapshot.rebuild.restore_session import Incarnation, Wanted
+from cmdop_migrate.snapshot.takeover import TakeOver
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util import detached
 
@@ -103,7 +104,7 @@ class _Restore:
             if self.wanted.fork is None:
                 references.not_running(chosen)
         record = self._record(chosen)
-        over = leases.TakeOver(host_leases, store, self.this_host, record, chosen.manifest, self.wanted.wait)
+        over = TakeOver(host_leases, store, self.this_host, record, chosen.manifest, self.wanted.wait)
         if self.wanted.fork is None:
             over.look()
         directory = self.this_host.directory(record.session)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import sys
 import time
+
+from cmdop_migrate.util import locks
 
 NAME = "trash"
 AT_ONCE = 0.1  # seconds of removing by the process that has set a tree aside, or by one that sweeps
@@ -60,10 +61,9 @@ def remove(trash: str, seconds: float | None = AT_ONCE) -> bool:
     except OSError:
         return True
     try:
-        fcntl.flock(top, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not locks.try_lock(top):
+            return True
         return _Remover(top, None if seconds is None else time.monotonic() + seconds).run()
-    except BlockingIOError:
-        return True
     finally:
         os.close(top)
 

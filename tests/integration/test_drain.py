@@ -19,7 +19,6 @@ import pytest
 from cmdop_migrate import clock, config
 from cmdop_migrate.drain import drain as drain_flow
 from cmdop_migrate.drain import runner
-from cmdop_migrate.drain.drain_options import Wanted
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from cmdop_migrate.util.signals import Stop
@@ -69,7 +68,7 @@ def lists(facts: dict[str, Any]) -> dict[str, list[str]]:
     return {word: sorted(one["name"] for one in facts[word]) for word in ("moved", "parked", "failed", "left")}
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_drain_moves_sessions_and_undrain_brings_them_back(tmp_path: Path) -> None:
     with several(tmp_path, "host-a", "host-b", "host-c") as world:
         a = world["host-a"]
         sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3", "w4")}
@@ -102,7 +101,7 @@ def test_there_and_back(tmp_path: Path) -> None:
             host.assert_clean(ended=True)
 
 
-def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) -> None:
+def test_drain_refuses_bad_input_and_drains_an_empty_host(world: World) -> None:
     a = world["host-a"]
     assert "host-b" in a.fails("drain", "--to", "host-x", status=3, code="host_not_found")["hint"]
     assert "itself" in a.fails("drain", "--to", "host-b,host-a", status=2, code="usage")["message"]
@@ -133,7 +132,7 @@ def test_bad_input_changes_nothing_and_an_empty_host_is_drained(world: World) ->
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-def test_nobody_reads_what_it_says(host: Host, is_full: bool) -> None:
+def test_drain_continues_when_its_output_is_closed_or_full(host: Host, is_full: bool) -> None:
     """The connection it was started over is gone, or the disk is full of what it said: the host is emptied."""
     for name in "abc":
         host.start("sleep", "1000", name=name)
@@ -150,7 +149,7 @@ def test_nobody_reads_what_it_says(host: Host, is_full: bool) -> None:
     assert "drained" in [event["event"] for event in host.events()]
 
 
-def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
+def test_drain_without_target_time_or_store_leaves_sessions(world: World) -> None:
     a = world["host-a"]
     stubborn = a.dir / "no"
     stubborn.write_text("#!/bin/sh\necho not now; exit 1\n")
@@ -188,7 +187,7 @@ def test_no_target_no_time_and_none_that_can_be_parked(world: World) -> None:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def test_two_at_once_and_a_polite_end(world: World) -> None:
+def test_second_drain_is_refused_and_interrupt_finishes_moves_under_way(world: World) -> None:
     a = world["host-a"]
     sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3")}
     with draining(a, "--parallel", "1", **{TEST_STOP: "migrate:begin ship"}) as first:
@@ -209,7 +208,7 @@ def test_two_at_once_and_a_polite_end(world: World) -> None:
     assert all(world.where(session) == ["host-b"] for session in sessions.values())
 
 
-def test_killed_and_run_again(world: World) -> None:
+def test_drain_killed_and_run_again_continues(world: World) -> None:
     a = world["host-a"]
     sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2", "w3")}
     with draining(a, **{TEST_STOP: "migrate:begin ship"}) as first:
@@ -231,7 +230,7 @@ def test_killed_and_run_again(world: World) -> None:
     a.assert_clean(ended=True)
 
 
-def test_a_test_that_is_cut_off_leaves_no_move_that_stands_still(tmp_path: Path) -> None:
+def test_interrupted_test_leaves_no_stopped_migration(tmp_path: Path) -> None:
     """Whoever started the move is gone, and nobody is left to continue it: as when the suite is told to end."""
     with pytest.raises(KeyboardInterrupt), several(tmp_path, "host-a", "host-b") as world:
         a = world["host-a"]
@@ -244,7 +243,7 @@ def test_a_test_that_is_cut_off_leaves_no_move_that_stands_still(tmp_path: Path)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
-def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
+def test_drain_waits_for_a_session_whose_migration_was_killed(world: World) -> None:
     """It is neither here nor away, until the agent has asked its lease."""
     a = world["host-a"]
     session = fenced_sessions.counter(a)
@@ -263,7 +262,7 @@ def test_one_whose_move_was_killed_half_way_is_waited_for(world: World) -> None:
     assert world.where(session) == ["host-b"]
 
 
-def test_one_whose_hand_over_failed_is_not_taken_up_as_if_for_the_first_time(world: World) -> None:
+def test_session_whose_handover_failed_keeps_its_failed_attempt(world: World) -> None:
     """The lease store goes away in the middle of it, and is there again: the session is back, and next it is parked."""
     a = world["host-a"]
     session = fenced_sessions.counter(a)
@@ -284,7 +283,7 @@ def test_one_whose_hand_over_failed_is_not_taken_up_as_if_for_the_first_time(wor
     assert [one["state"] for one in a.sessions()] == ["parked"] and world.where(session) == []
 
 
-def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> None:
+def test_undrain_brings_back_a_session_that_drain_stopped_waiting_for(world: World) -> None:
     """Told thrice to stop, a drain leaves what is under way to itself; it may go yet."""
     a = world["host-a"]
     session = fenced_sessions.counter(a)
@@ -307,7 +306,7 @@ def test_what_nobody_waited_for_is_brought_back_all_the_same(world: World) -> No
 @pytest.mark.parametrize(
     ("word", "step", "options"), [("migrate", "begin ship", ()), ("checkpoint", "dump", ("--park",))]
 )
-def test_what_is_still_on_its_way_is_not_said_to_be_back(
+def test_undrain_does_not_report_a_session_under_way_as_back(
     world: World, word: str, step: str, options: tuple[str, ...]
 ) -> None:
     a = world["host-a"]
@@ -328,7 +327,7 @@ def test_what_is_still_on_its_way_is_not_said_to_be_back(
     fenced_sessions.counts_on(a, session)
 
 
-def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
+def test_moves_are_interrupted_and_then_abandoned_long_after_the_deadline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both moves stand still, and hear nothing."""
@@ -339,12 +338,12 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     monkeypatch.setattr(runner, "OVERTIME", 1.0)
     monkeypatch.setattr(runner, "ABANDON", 3.0)
     records, began = LocalHost(config.load()), clock.boottime()
-    wanted = Wanted(hosts=("host-b",), deadline=20.0, parallel=2)
-    facts = drain_flow.drain(records, wanted, (), Stop(), lambda _: None)
+    options = drain_flow.DrainOptions(hosts=("host-b",), deadline=20.0, parallel=2)
+    result = drain_flow.drain(records, options, (), Stop(), lambda _: None)
     assert 20.0 < clock.boottime() - began < 20.0 + 3.0 + 10.0, "its bounds, and time for a busy machine"
-    assert lists(facts) == {"moved": [], "parked": [], "failed": [], "left": ["w1", "w2"]}, facts
-    assert {one["why"] for one in facts["left"]} == {"still under way; see: cmdop-migrate resume"}
-    assert not facts["deadline_kept"]
+    assert sorted((entry.name, entry.state) for entry in result.entries) == [("w1", "left"), ("w2", "left")], result
+    assert {entry.why for entry in result.of("left")} == {"still under way; see: cmdop-migrate resume"}
+    assert not result.deadline_kept
     for one in psutil.Process().children():  # they were told to stop, and hear it now
         with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, and nobody has asked how
             if "migrate" in one.cmdline():
@@ -359,7 +358,7 @@ def test_long_after_the_deadline_it_is_told_to_stop_and_then_not_waited_for(
     assert lists(facts) == {"moved": ["w1", "w2"], "parked": [], "failed": [], "left": []}, facts
 
 
-def test_a_target_that_goes_away(tmp_path: Path) -> None:
+def test_drain_continues_when_a_target_becomes_unreachable(tmp_path: Path) -> None:
     with several(tmp_path, "host-a", "host-b", "host-c") as world:
         a = world["host-a"]
         for name in ("w1", "w2", "w3"):
@@ -383,7 +382,7 @@ def test_a_target_that_goes_away(tmp_path: Path) -> None:
         a.assert_clean(ended=True)
 
 
-def test_no_more_is_sent_than_the_bandwidth_allows(world: World) -> None:
+def test_drain_keeps_within_its_bandwidth(world: World) -> None:
     a = world["host-a"]
     held = "import os, time; held = os.urandom(6 << 20); print('ready', flush=True); time.sleep(1000)"
     a.start(sys.executable, "-c", held, name="w")

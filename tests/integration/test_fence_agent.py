@@ -25,7 +25,7 @@ def quick(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-def test_one_agent_a_host_that_ends_cleanly_and_is_picked_up_again(quick: Host) -> None:
+def test_one_agent_per_host_exits_cleanly_and_its_successor_takes_over(quick: Host) -> None:
     session = fenced_sessions.counter(quick)
     first = quick.agent_pid()
     assert first is not None
@@ -49,7 +49,7 @@ def test_one_agent_a_host_that_ends_cleanly_and_is_picked_up_again(quick: Host) 
         own.wait()
 
 
-def test_agent_on_demand_leaves_when_nothing_is_left(quick: Host) -> None:
+def test_agent_on_demand_exits_when_no_session_is_left(quick: Host) -> None:
     session = quick.start("sleep", "1000")["session"]
     assert quick.agent_pid() is not None
     quick.ok("kill", session)
@@ -58,7 +58,7 @@ def test_agent_on_demand_leaves_when_nothing_is_left(quick: Host) -> None:
     assert not (quick.run / "metrics.prom").exists()
 
 
-def test_many_start_at_once_on_a_host_without_an_agent(quick: Host) -> None:
+def test_simultaneous_runs_on_a_host_without_an_agent(quick: Host) -> None:
     """All of them find no agent; one is started; nobody is refused for it."""
     for _ in range(2):
         tries = [
@@ -78,7 +78,7 @@ def test_many_start_at_once_on_a_host_without_an_agent(quick: Host) -> None:
             quick.ok("kill", row["session"])
 
 
-def test_run_while_the_agent_is_leaving(quick: Host) -> None:
+def test_run_while_the_agent_exits(quick: Host) -> None:
     """Over and over just when it leaves: every session has an agent in the end."""
     for number in range(6):
         session = quick.start("sleep", "1000", options=("--net", "host"))["session"]
@@ -90,7 +90,7 @@ def test_run_while_the_agent_is_leaving(quick: Host) -> None:
     assert not fenced_sessions.is_frozen(quick, session) and quick.agent_pid() is not None
 
 
-def test_metrics(quick: Host) -> None:
+def test_agent_writes_metrics(quick: Host) -> None:
     fenced_sessions.counter(quick)
     wanted = re.compile(r"^cmdop_migrate_renewals_total [3-9]", re.M)
     until(lambda: wanted.search((quick.run / "metrics.prom").read_text()), 15, "renewals are counted")
@@ -101,7 +101,7 @@ def test_metrics(quick: Host) -> None:
     assert all(f"# TYPE cmdop_migrate_{name} " in text for name in figures)
 
 
-def test_unreadable_record_of_a_session_that_lives(quick: Host) -> None:
+def test_unreadable_record_of_a_live_session(quick: Host) -> None:
     """The agent knows what it was; above all it does not give its lease away."""
     session = fenced_sessions.counter(quick)
     path = quick.state / "sessions" / session / "session.json"
@@ -115,7 +115,7 @@ def test_unreadable_record_of_a_session_that_lives(quick: Host) -> None:
     fenced_sessions.counts_on(quick, session)
 
 
-def test_stray_file_among_the_sessions(quick: Host) -> None:
+def test_stray_file_in_the_sessions_directory(quick: Host) -> None:
     session = fenced_sessions.counter(quick)
     stray = quick.state / "sessions" / "stray"
     stray.write_text("x")
@@ -127,7 +127,7 @@ def test_stray_file_among_the_sessions(quick: Host) -> None:
         stray.unlink()
 
 
-def test_a_hundred_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_renews_a_hundred_sessions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Renewed in one loop, in time, by an agent that stays small. Only the leases are real here: see `leased`."""
     from cmdop_migrate import clock
     from cmdop_migrate.agent.daemon import Agent
@@ -175,7 +175,7 @@ def test_agent_memory(quick: Host, capsys: pytest.CaptureFixture[str]) -> None:
     assert rss < 80
 
 
-def test_systemd_unit() -> None:
+def test_systemd_unit_of_the_agent() -> None:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # keys keep their case: the documented way
     unit.read(PROJECT / "scripts" / "systemd" / "cmdop-migrate-agent.service")

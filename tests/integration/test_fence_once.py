@@ -37,7 +37,7 @@ def test_what_runs_or_was_restored_is_not_restored_again(hosts: tuple[Host, Host
     assert moved["token"] == 2
     assert "host-b" in a.fails("restore", "w", status=5, code="fenced")["message"]
     error = a.fails("restore", first, status=5, code="fenced")
-    assert "has moved on" in error["message"] and "--fork" in error["hint"]
+    assert "has a newer checkpoint" in error["message"] and "--fork" in error["hint"]
     copy = a.cm_json("restore", first, "--fork", "copy")
     assert copy["parent"] == session and copy["token"] == 1
     fenced_sessions.counts_on(a, copy["session"])

@@ -15,10 +15,10 @@ import pytest
 from cmdop_migrate import config
 from cmdop_migrate.criu.terminal import traced_task
 from cmdop_migrate.errors import Unexpected
-from cmdop_migrate.host import agent_process, leases
+from cmdop_migrate.host import agent_process
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.lease.store import Held
-from cmdop_migrate.snapshot import restore
+from cmdop_migrate.snapshot import restore, takeover
 from cmdop_migrate.snapshot.rebuild import restore_session
 from tests.support import fenced_sessions
 from tests.support.host import Host, pair, until
@@ -293,18 +293,18 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
     until(lambda: fenced_sessions.numbers(a, session), 20, "it counts")
     a.ok("checkpoint", "w")
     ran, left = tmp_path / "ran", tmp_path / "left"
-    give_back = leases.TakeOver.give_back
+    give_back = takeover.TakeOver.give_back
 
     def kill_holder(*_: object) -> None:
         ran.write_text(str(len(a.pids(session))))
         os.kill(a.holder(session), signal.SIGKILL)
 
-    def look(over: leases.TakeOver, lease: Held) -> None:
+    def look(over: takeover.TakeOver, lease: Held) -> None:
         left.write_text(str(len(a.pids(session))))
         give_back(over, lease)
 
     monkeypatch.setattr(traced_task, "die_with_parent", kill_holder)
-    monkeypatch.setattr(leases.TakeOver, "give_back", look)
+    monkeypatch.setattr(takeover.TakeOver, "give_back", look)
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
     with pytest.raises(Unexpected):

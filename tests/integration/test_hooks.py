@@ -44,7 +44,7 @@ def facts(heard: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in heard.read_text().splitlines()] if heard.exists() else []
 
 
-def test_a_move_is_told_where_it_happens(hosts: tuple[Host, Host]) -> None:
+def test_hooks_run_on_the_host_where_a_checkpoint_or_restore_happens(hosts: tuple[Host, Host]) -> None:
     """pre-freeze on the old host, token and post-restore on the new one; the session's own come along."""
     a, b = hosts
     heard = {(host.name, event): noting(host, event) for host in hosts for event in ("pre-freeze", "post-restore")}
@@ -80,7 +80,7 @@ def test_a_move_is_told_where_it_happens(hosts: tuple[Host, Host]) -> None:
     fenced_sessions.counts_on(b, session)
 
 
-def test_a_pre_freeze_hook_that_says_no(host: Host) -> None:
+def test_failing_pre_freeze_hook_stops_the_checkpoint(host: Host) -> None:
     session = fenced_sessions.counter(host)
     pids = host.pids(session)
     noted = host.dir / "after"
@@ -98,7 +98,7 @@ def test_a_pre_freeze_hook_that_says_no(host: Host) -> None:
     assert noted.exists()
 
 
-def test_who_was_told_of_a_freeze_hears_when_it_goes_on_here(host: Host) -> None:
+def test_post_thaw_hooks_run_when_the_session_keeps_running_here(host: Host) -> None:
     """A copy, a later hook's no, and a checkpoint that fails half-way; not a check that stops it before the hooks."""
     before, after = noting(host, "pre-freeze"), noting(host, "post-thaw")
     session = fenced_sessions.counter(host)
@@ -116,7 +116,7 @@ def test_who_was_told_of_a_freeze_hears_when_it_goes_on_here(host: Host) -> None
     assert (len(facts(before)), len(facts(after))) == (4, 2)
 
 
-def test_a_hook_that_hangs_is_killed_with_its_children(host: Host) -> None:
+def test_hanging_hook_is_killed_with_its_children(host: Host) -> None:
     host.extra["CMDOP_MIGRATE_HOOK_TIMEOUT"] = "500ms"
     session = fenced_sessions.counter(host)
     pids = host.dir / "pids"
@@ -128,7 +128,7 @@ def test_a_hook_that_hangs_is_killed_with_its_children(host: Host) -> None:
     fenced_sessions.counts_on(host, session)
 
 
-def test_what_may_not_be_run_stops_the_move(host: Host, tmp_path: Path) -> None:
+def test_untrusted_pre_freeze_hook_stops_the_checkpoint(host: Host, tmp_path: Path) -> None:
     fenced_sessions.counter(host)
     hook = Path(host_hook(host, "pre-freeze", "exit 0"))
     hook.chmod(0o757)
@@ -140,7 +140,7 @@ def test_what_may_not_be_run_stops_the_move(host: Host, tmp_path: Path) -> None:
     host.fails("run", "-d", *shared, "--hook", f"token={good}", "--", "true", status=2, code="usage")
 
 
-def test_a_failing_post_restore_hook_is_reported_and_the_session_runs(host: Host) -> None:
+def test_failing_post_restore_hook_is_reported_and_the_session_runs(host: Host) -> None:
     session = fenced_sessions.counter(host)
     host.ok("checkpoint", "w")
     hook = host_hook(host, "post-restore", "echo no database; exit 1")
@@ -154,7 +154,7 @@ def test_a_failing_post_restore_hook_is_reported_and_the_session_runs(host: Host
     assert told.items() >= expected.items()
 
 
-def test_a_session_brings_a_hook_this_host_lacks(hosts: tuple[Host, Host]) -> None:
+def test_restored_session_has_a_hook_that_this_host_lacks(hosts: tuple[Host, Host]) -> None:
     """Restored, it runs and the lack is reported; it cannot leave without the word it asked for."""
     a, b = hosts
     mine = Path(script(a.dir / "mine", "exit 0"))
@@ -170,7 +170,7 @@ def test_a_session_brings_a_hook_this_host_lacks(hosts: tuple[Host, Host]) -> No
     b.ok("checkpoint", "w")
 
 
-def test_fork_tells_both(host: Host) -> None:
+def test_fork_runs_hooks_of_both_sessions(host: Host) -> None:
     before, after, token = (noting(host, event) for event in ("pre-freeze", "post-restore", "token"))
     session = fenced_sessions.counter(host)
     forked = host.cm_json("fork", "w", "copy")
@@ -182,7 +182,7 @@ def test_fork_tells_both(host: Host) -> None:
     assert [one["session"] for one in facts(token)] == [session, forked["session"]]
 
 
-def test_a_hook_that_checkpoints_from_within_comes_to_an_end(host: Host) -> None:
+def test_hook_that_makes_a_checkpoint_does_not_recurse(host: Host) -> None:
     fenced_sessions.counter(host)
     python = f"PYTHONPATH={PROJECT} {sys.executable} -m cmdop_migrate"
     host_hook(host, "pre-freeze", f"{python} checkpoint w --leave-running")
@@ -190,7 +190,7 @@ def test_a_hook_that_checkpoints_from_within_comes_to_an_end(host: Host) -> None
     assert "exited 4" in error["message"]
 
 
-def test_on_fence(hosts: tuple[Host, Host]) -> None:
+def test_on_fence_hook_runs_once(hosts: tuple[Host, Host]) -> None:
     """Told once, after this incarnation was killed; a hook that hangs holds up no lease."""
     a, b = hosts
     a.extra["CMDOP_MIGRATE_HOOK_TIMEOUT"] = "4s"
@@ -211,7 +211,7 @@ def test_on_fence(hosts: tuple[Host, Host]) -> None:
     assert len(facts(heard)) == 1
 
 
-def test_migrate_is_told_on_both_sides_and_stopped_by_a_no(tmp_path: Path) -> None:
+def test_migrate_runs_hooks_on_both_hosts_and_stops_if_one_fails(tmp_path: Path) -> None:
     with two(tmp_path) as world:
         a, b = world.a, world.b
         before, thawed, after = noting(a, "pre-freeze"), noting(a, "post-thaw"), noting(b, "post-restore")

@@ -45,7 +45,7 @@ def states(host: Host) -> dict[str, str]:
     return {one["name"]: one["state"] for one in host.sessions()}
 
 
-def test_only_what_is_quiet_in_every_way_is_parked(quick: Host) -> None:
+def test_reap_parks_only_idle_sessions(quick: Host) -> None:
     session = quiet(quick, "quiet")
     quick.start("bash", "-c", BURN, name="works")
     quick.start("bash", "-c", fenced_sessions.COUNT, name="prints")
@@ -75,7 +75,7 @@ def test_only_what_is_quiet_in_every_way_is_parked(quick: Host) -> None:
     assert idle(quick, watched) < time.monotonic() - left + 2, "it counts from when the last one left"
 
 
-def test_destroy(quick: Host) -> None:
+def test_reap_destroy_ends_sessions(quick: Host) -> None:
     session = quiet(quick, "quiet")
     until(lambda: idle(quick, session) > 1.5, 20, "quiet")
     said = quick.ok("reap", "--idle", "1s", "--destroy")
@@ -87,7 +87,7 @@ def test_destroy(quick: Host) -> None:
     assert done.returncode == 0 and b"No session has been idle" in done.stderr
 
 
-def test_what_cannot_be_reaped_is_told_and_the_others_go(quick: Host) -> None:
+def test_reap_reports_failures_and_continues(quick: Host) -> None:
     hook = quick.dir / "no"
     hook.write_text("#!/bin/sh\necho never\nexit 1\n")
     hook.chmod(0o755)
@@ -105,7 +105,7 @@ def test_what_cannot_be_reaped_is_told_and_the_others_go(quick: Host) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--destroy",)])
-def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options: tuple[str, ...]) -> None:
+def test_session_active_again_before_the_freeze_is_left(quick: Host, options: tuple[str, ...]) -> None:
     session = quiet(quick, "quiet")
     until(lambda: idle(quick, session) > 5, 20, "quiet")
     cli = subprocess.Popen(
@@ -128,7 +128,7 @@ def test_who_wakes_up_between_the_look_and_the_freeze_stays(quick: Host, options
     quick.wait_for(session, "did on")
 
 
-def test_what_was_parked_between_the_look_and_the_end_is_not_discarded(quick: Host) -> None:
+def test_reap_destroy_does_not_discard_a_session_parked_in_between(quick: Host) -> None:
     session = quiet(quick, "quiet")
     until(lambda: idle(quick, session) > 1.5, 20, "quiet")
     with fenced_sessions.stopped_at(quick, "destroy", "reap", "--idle", "1s", "--destroy") as (cli, standing):
@@ -141,7 +141,7 @@ def test_what_was_parked_between_the_look_and_the_end_is_not_discarded(quick: Ho
     quick.wait_for(session, "did on")
 
 
-def test_what_ended_or_was_parked_before_its_turn_is_no_failure(quick: Host) -> None:
+def test_session_ended_or_parked_before_its_turn_is_not_a_failure(quick: Host) -> None:
     sessions = {name: quiet(quick, name) for name in ("first", "ends", "parks")}
     until(lambda: all(idle(quick, one) > 1.5 for one in sessions.values()), 20, "quiet")
     cli = subprocess.Popen(
@@ -164,7 +164,7 @@ def test_what_ended_or_was_parked_before_its_turn_is_no_failure(quick: Host) -> 
     assert sorted(one["name"] for one in answer["left"]) == ["ends", "parks"]
 
 
-def test_with_a_hook_that_wakes_it_only_who_is_attached_counts(quick: Host) -> None:
+def test_activity_of_a_pre_freeze_hook_does_not_count_but_a_client_does(quick: Host) -> None:
     session = quiet(quick, "quiet")
     hook = quick.dir / "hooks/pre-freeze.d/one"
     hook.parent.mkdir(parents=True)
@@ -177,7 +177,7 @@ def test_with_a_hook_that_wakes_it_only_who_is_attached_counts(quick: Host) -> N
     assert one["session"] == session and json.loads(said.read_text())["reason"] == "reap"
 
 
-def test_bad_input(quick: Host) -> None:
+def test_reap_refuses_bad_input(quick: Host) -> None:
     quick.fails("reap", status=2, code="usage")
     quick.fails("reap", "--idle", "0", status=2, code="usage")
     quick.fails("reap", "--idle", "-1s", status=2, code="usage")

@@ -18,7 +18,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
         yield both
 
 
-def test_parked_here(hosts: tuple[Host, Host]) -> None:
+def test_kill_discards_a_session_parked_here(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     checkpoint = a.cm_json("checkpoint", "w")["checkpoint"]
@@ -42,7 +42,7 @@ def test_parked_here(hosts: tuple[Host, Host]) -> None:
     a.fails("kill", session, status=3, code="session_not_found")
 
 
-def test_parked_by_another_host(hosts: tuple[Host, Host]) -> None:
+def test_kill_discards_a_session_parked_by_another_host(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
@@ -55,7 +55,7 @@ def test_parked_by_another_host(hosts: tuple[Host, Host]) -> None:
     assert a.sessions() == []
 
 
-def test_what_runs_elsewhere_is_not_touched(hosts: tuple[Host, Host]) -> None:
+def test_kill_refuses_a_session_that_another_host_runs(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
@@ -70,7 +70,7 @@ def test_what_runs_elsewhere_is_not_touched(hosts: tuple[Host, Host]) -> None:
     assert b.session_dirs() == [session]
 
 
-def test_killed_half_way(hosts: tuple[Host, Host]) -> None:
+def test_interrupted_kill_of_a_parked_session_is_finished_by_the_next(hosts: tuple[Host, Host]) -> None:
     """The lease taken, not yet ended: the next kill, or a restore, goes on from there."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -88,7 +88,7 @@ def test_killed_half_way(hosts: tuple[Host, Host]) -> None:
     assert "has ended" in b.fails("restore", session, status=5, code="fenced")["message"]
 
 
-def test_kill_here_and_restore_there_at_once(hosts: tuple[Host, Host]) -> None:
+def test_simultaneous_kill_and_restore_of_a_parked_session(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")

@@ -70,7 +70,7 @@ def test_restore_and_kill_wait_for_the_lock_of_a_holder_that_is_ending(host: Hos
             stderr=subprocess.PIPE,
             cwd="/",
         )
-        waiting = b"waiting until another process lets go"
+        waiting = b"waiting until another process releases"
         until(lambda: started.poll() is not None or waiting in log.read_bytes(), 20, "it waits for the lock")
         assert started.poll() is None, started.communicate()
     out, err = started.communicate(timeout=60)

@@ -34,7 +34,7 @@ def lines(host: Host, session: str) -> list[dict[str, Any]]:
 
 
 def turn(host: Host, session: str, do: host_turn.Do = "show", actor: str = "root", **options: Any) -> dict[str, Any]:
-    return host_turn.turn(fenced_sessions.records(host), session, host_turn.Asked(do, actor, **options))
+    return host_turn.turn(fenced_sessions.records(host), session, host_turn.TurnOptions(do, actor, **options))
 
 
 def printed(host: Host, session: str) -> int:

@@ -33,7 +33,7 @@ def test_state_is_moved_not_made_again(world: World, tmp_path: Path, sign: Sign)
     a.ok("migrate", "w", "--to", "host-b")
     states.append(ask(b, session, 2))
     words = record.refused(a, "restore", first, code="fenced")
-    assert "has moved on" in words, "no way back for this identity …"
+    assert "has a newer checkpoint" in words, "no way back for this identity …"
     assert len(set(states)) == 1, "the same state, though nothing of it could be computed again"
     assert len((tmp_path / "effects").read_text().splitlines()) == 1, "what was done once was done once"
     a.ok("restore", first, "--fork", "past")

@@ -11,7 +11,7 @@ import pytest
 
 from cmdop_migrate import config
 from cmdop_migrate.agent.daemon import Agent
-from cmdop_migrate.host.agent_process import Lock, Running, holder_of
+from cmdop_migrate.host.agent_process import Lock, RunningAgent, holder_of
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.memory import MemoryRegister
@@ -53,7 +53,7 @@ def write(records: LocalHost, token: int, **facts: object) -> None:
     records.save(replace(record, **facts))  # type: ignore[arg-type]  # of several types: each test's own
 
 
-def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: LocalHost) -> None:
+def test_agent_lock_holds_on_a_full_disk(records: LocalHost) -> None:
     with tmpfs(records.config.run_dir, 64 << 10) as place:
         lock = Lock.take(records.config)
         assert lock is not None
@@ -63,7 +63,7 @@ def test_without_room_to_say_so_it_is_an_agent_all_the_same(records: LocalHost) 
         assert Lock.take(records.config) is None, "and yet there is one"
         ballast.unlink()
         lock.note("wss://a")
-        assert holder_of(records.config) == Running(os.getpid(), "wss://a")
+        assert holder_of(records.config) == RunningAgent(os.getpid(), "wss://a")
         lock.release()
 
 
@@ -73,7 +73,7 @@ def take(records: LocalHost, leases: LeaseStore) -> Held:
     return held
 
 
-def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: LocalHost) -> None:
+def test_resume_does_not_park_a_lease_that_a_restore_here_holds(records: LocalHost) -> None:
     """`resume` looks whether the session is being restored here, and then at its lease: one may begin in between."""
     register = Register()
     leases = LeaseStore(register)
@@ -100,13 +100,13 @@ def test_a_lease_that_a_restore_here_has_is_not_parked_under_its_hands(records: 
     assert isinstance(found, Settled) and seen is not None and seen.record.state == "parked"
 
 
-def test_the_lease_of_one_that_was_back_and_ended_between_two_looks_is_let_go_of(records: LocalHost) -> None:
+def test_lease_of_a_session_restored_and_ended_between_two_rounds_is_released(records: LocalHost) -> None:
     """The incarnation before is still known: what is owed to the last one is not forgotten over it."""
     leases = LeaseStore(MemoryRegister())
     lock = Lock.take(records.config)
     assert lock is not None
     agent = Agent(records, leases, lock, until_idle=True)
-    agent.met = set()
+    agent.seen = set()
     agent.held[SESSION] = first = take(records, leases)
     leases.park(first, "c2")
     second = take(records, leases)

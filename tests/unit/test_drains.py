@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.drain.drain_options import Wanted
-from cmdop_migrate.drain.runner import Evacuation
+from cmdop_migrate.drain.drain import DrainOptions
+from cmdop_migrate.drain.runner import DrainRunner
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.host import draining, move_journal
+from cmdop_migrate.host import drain_journal, move_journal
 from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Moves
@@ -22,7 +22,7 @@ from cmdop_migrate.util.signals import Stop
 from tests.support.host import until
 
 
-def test_what_went_where_is_remembered(tmp_path: Path) -> None:
+def test_journal_remembers_where_each_session_went(tmp_path: Path) -> None:
     drains = Drains(tmp_path)
     assert drains.last() is None and drains.find("") is None
     made = drains.begin("host-a")
@@ -33,7 +33,7 @@ def test_what_went_where_is_remembered(tmp_path: Path) -> None:
     assert made.of("moved")[0].to_json() == {"session": "a" * 24, "name": "w", "to": "host-b", "token": 2}
 
 
-def test_what_cannot_be_read_is_passed_over_and_old_ones_go(tmp_path: Path) -> None:
+def test_journal_skips_unreadable_drains_and_deletes_old_ones(tmp_path: Path) -> None:
     drains = Drains(tmp_path)
     for _ in range(KEPT + 3):
         last = drains.begin("host-a")
@@ -44,7 +44,7 @@ def test_what_cannot_be_read_is_passed_over_and_old_ones_go(tmp_path: Path) -> N
     assert isinstance(drains.last(), Drain)
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_second_drain_is_refused(tmp_path: Path) -> None:
     drains = Drains(tmp_path)
     with drains.alone(), pytest.raises(Blocked, match="already, by process"), Drains(tmp_path).alone():
         pass
@@ -53,19 +53,19 @@ def test_one_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"drain": "x", "since": 1}', "{", "", '{"drain": 1}', "[]"])
-def test_a_flag_that_cannot_be_read_still_keeps_sessions_out(tmp_path: Path, text: str) -> None:
-    draining.refuse(tmp_path, "host-a")
-    assert draining.read(tmp_path) is None
-    (tmp_path / draining.NAME).write_text(text)
-    assert draining.read(tmp_path) is not None
+def test_unreadable_drain_flag_still_refuses_sessions(tmp_path: Path, text: str) -> None:
+    drain_journal.check_not_draining(tmp_path, "host-a")
+    assert drain_journal.read_flag(tmp_path) is None
+    (tmp_path / drain_journal.FLAG).write_text(text)
+    assert drain_journal.read_flag(tmp_path) is not None
     with pytest.raises(Blocked, match="host-a is being drained"):
-        draining.refuse(tmp_path, "host-a")
-    draining.clear(tmp_path)
-    draining.clear(tmp_path)
-    draining.refuse(tmp_path, "host-a")
+        drain_journal.check_not_draining(tmp_path, "host-a")
+    drain_journal.clear_flag(tmp_path)
+    drain_journal.clear_flag(tmp_path)
+    drain_journal.check_not_draining(tmp_path, "host-a")
 
 
-def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Path) -> None:
+def test_worker_without_an_answer_is_reported_as_failed(tmp_path: Path) -> None:
     flags = ("--state-dir", str(tmp_path / "s"), "--run-dir", str(tmp_path / "r"))
     worker = Worker(flags, ("migrate", "x", "--to", "y"))
     ended = until(worker.ended, 20)
@@ -76,7 +76,7 @@ def test_a_command_that_does_not_answer_is_a_failure_like_any_other(tmp_path: Pa
     assert ended is not None and not ended.ok and "killed by signal 9" in ended.message
 
 
-def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_path: Path) -> None:
+def test_session_counts_as_moved_before_its_migration_journal_ends(tmp_path: Path) -> None:
     """Left over from a drain that was killed, it ends by itself: first the copy here goes, then the journal says so."""
     found = config.load(environ={"CMDOP_MIGRATE_STATE_DIR": str(tmp_path), "CMDOP_MIGRATE_CONFIG": os.devnull})
     records, drains = LocalHost(found), Drains(tmp_path)
@@ -87,6 +87,6 @@ def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_p
     records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
     Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
     made = drains.begin("host-a")
-    run = Evacuation(records, drains, made, Wanted(), (), Stop(), lambda _: None, [])
-    run._look(Entry(session, "w", "going", "b"))
-    assert [(one.state, one.to) for one in run.made.entries] == [("moved", "b")]
+    run = DrainRunner(records, drains, made, DrainOptions().limits(), (), Stop(), lambda _: None, [])
+    run._find_out(Entry(session, "w", "going", "b"))
+    assert [(one.state, one.to) for one in run.journal.entries] == [("moved", "b")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Usage
-from cmdop_migrate.host import hook_process, hooks
+from cmdop_migrate.host import hooks
 from cmdop_migrate.model import Spec
 from cmdop_migrate.util import trusted_file
 
@@ -31,11 +31,11 @@ def hook(tmp_path: Path) -> Callable[[str], str]:
     return make
 
 
-def run(path: str, timeout: float = 10.0, **facts: object) -> hook_process.Outcome:
-    return hook_process.run("token", path, facts, timeout, {"EXTRA": "1"})
+def run(path: str, timeout: float = 10.0, **facts: object) -> hooks.HookOutcome:
+    return hooks.execute("token", path, facts, timeout, {"EXTRA": "1"})
 
 
-def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str]) -> None:
+def test_hook_writable_by_others_is_refused(hook: Callable[[str], str]) -> None:
     path = Path(hook("exit 0"))
     assert trusted_file.refusal(str(path)) == ""
     for mode in (0o644, 0o655):
@@ -68,7 +68,7 @@ def test_who_may_write_it_is_root_so_nobody_else_may(hook: Callable[[str], str])
     assert run(str(link)).problem == "not run: No such file or directory"
 
 
-def test_facts_environment_and_what_it_said(hook: Callable[[str], str]) -> None:
+def test_hook_gets_facts_and_environment_and_its_output_is_kept(hook: Callable[[str], str]) -> None:
     done = run(
         hook('cat; echo "$EXTRA $CMDOP_MIGRATE_HOOK $PWD"; env | wc -l; ls /proc/self/fd'), session="x", big="y" * 1000
     )
@@ -78,7 +78,7 @@ def test_facts_environment_and_what_it_said(hook: Callable[[str], str]) -> None:
     assert (second, count, fds) == ("1 token /", "6", ["0", "1", "2", "3"])
 
 
-def test_a_hook_that_does_not_read(hook: Callable[[str], str]) -> None:
+def test_hook_that_does_not_read_its_input(hook: Callable[[str], str]) -> None:
     assert run(hook("exit 0"), big="y" * (1 << 20)).ok
 
 
@@ -92,26 +92,26 @@ def test_a_hook_that_does_not_read(hook: Callable[[str], str]) -> None:
         ("#!/no/such/interpreter", "not run: No such file or directory"),
     ],
 )
-def test_what_is_told_of_one_that_fails(hook: Callable[[str], str], text: str, problem: str) -> None:
+def test_failed_hook_reports_status_and_last_line(hook: Callable[[str], str], text: str, problem: str) -> None:
     done = run(hook(text))
     assert not done.ok and done.problem == problem
 
 
-def test_endless_output_and_time(hook: Callable[[str], str]) -> None:
+def test_hook_is_killed_at_its_timeout_and_its_output_is_bounded(hook: Callable[[str], str]) -> None:
     began = time.monotonic()
     done = run(hook("yes"), timeout=0.3)
-    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hook_process.TAIL
+    assert done.problem.startswith("not done after 0.3 s, and killed") and len(done.output) == hooks.OUTPUT_KEPT
     assert done.seconds >= 0.3 and time.monotonic() - began < 5
 
 
-def test_one_that_leaves_a_process_behind_is_over(hook: Callable[[str], str]) -> None:
+def test_hook_that_leaves_a_process_behind_is_done(hook: Callable[[str], str]) -> None:
     began = time.monotonic()
     done = run(hook("sleep 1000 & echo $!"))
     assert done.ok and time.monotonic() - began < 5
     os.kill(int(done.output), 9)
 
 
-def test_one_that_closes_its_output_is_waited_for(hook: Callable[[str], str]) -> None:
+def test_hook_that_closes_its_output_is_waited_for(hook: Callable[[str], str]) -> None:
     done = run(hook("exec >&- 2>&-; sleep 0.3; exit 4"))
     assert done.problem == "exited 4" and done.seconds >= 0.3
 
@@ -123,7 +123,7 @@ def test_hooks_of_a_session() -> None:
 
 
 @pytest.mark.parametrize("text", ["pre-freeze", "before=/bin/true", "pre-freeze=", "pre-freeze=true", "token=/no/such"])
-def test_bad_hooks_are_refused_at_once(text: str) -> None:
+def test_invalid_hooks_are_refused_by_run(text: str) -> None:
     with pytest.raises(Usage) as caught:
         hooks.parse(text)
     assert caught.value.hint

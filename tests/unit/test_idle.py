@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cmdop_migrate.drain import reap
 from cmdop_migrate.holder import cgroup, idle
+from cmdop_migrate.host.listing import SessionRow
 
 
 class World:
@@ -74,8 +78,8 @@ def test_what_a_dump_uses_is_not_the_sessions(world: World) -> None:
         ],
     ],
 )
-def test_only_a_running_session_without_clients_is_idle(change: dict[str, object], expected: bool) -> None:
-    row = {"state": "running", "clients": 0, "idle_s": 10.0, **change}
+def test_only_a_running_session_without_clients_is_idle(change: dict[str, Any], expected: bool) -> None:
+    row = replace(SessionRow("a" * 24, "w", "host-a", "running", 1, clients=0, idle_s=10.0), **change)
     assert reap.is_idle(row, 10.0) is expected
 
 

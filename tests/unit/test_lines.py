@@ -5,43 +5,43 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from cmdop_migrate.agent.holder_connections import Lines
+from cmdop_migrate.agent.holder_connections import HolderConnections
 from cmdop_migrate.holder import protocol
 
 
-def test_how_long_it_has_been_idle_is_kept_and_nonsense_costs_only_the_connection(tmp_path: Path) -> None:
+def test_idle_time_is_kept_and_a_protocol_error_only_reconnects(tmp_path: Path) -> None:
     listener = protocol.listen(str(tmp_path / "s"))
     with listener:
-        lines = Lines(lambda session: tmp_path / session)
-        assert lines.say("s", op="fresh") and lines.idle == {}
+        lines = HolderConnections(lambda session: tmp_path / session)
+        assert lines.send("s", op="fresh") and lines.idle == {}
         holder, _ = listener.accept()
         answer = protocol.control({"re": "fresh", "idle": 12.5})
         holder.sendall(protocol.control({"re": "fresh"}) + answer[:7])
-        assert lines.say("s", op="fresh") and lines.idle == {}, "half an answer is none yet"
+        assert lines.send("s", op="fresh") and lines.idle == {}, "half an answer is none yet"
         holder.sendall(answer[7:] + protocol.control({"re": "fresh", "idle": "long"}))
-        assert lines.say("s", op="fresh") and lines.idle == {"s": 12.5}
+        assert lines.send("s", op="fresh") and lines.idle == {"s": 12.5}
         holder.sendall(b"\xff" * 64)
-        assert lines.say("s", op="fresh") and lines.idle == {}, "said again over a new connection"
+        assert lines.send("s", op="fresh") and lines.idle == {}, "said again over a new connection"
         again, _ = listener.accept()
         assert _kinds(again) == ["fresh"]
         holder.close()
         again.close()
-        assert lines.say("s", op="fresh")  # it hung up: a third one
+        assert lines.send("s", op="fresh")  # it hung up: a third one
         lines.drop("s")
-        assert not Lines(lambda _: tmp_path / "nobody").say("s", op="fresh")
+        assert not HolderConnections(lambda _: tmp_path / "nobody").send("s", op="fresh")
 
 
-def test_of_those_that_are_gone_nothing_is_kept(tmp_path: Path) -> None:
+def test_keep_only_forgets_sessions_that_are_gone(tmp_path: Path) -> None:
     with protocol.listen(str(tmp_path / "s")) as listener, protocol.listen(str(tmp_path / "t")) as other:
-        lines = Lines(lambda session: tmp_path / session)
+        lines = HolderConnections(lambda session: tmp_path / session)
         for session, one, idle in (("s", listener, 12.5), ("t", other, 1.0)):
-            lines.say(session, op="fresh")
+            lines.send(session, op="fresh")
             holder, _ = one.accept()
             with holder:
                 holder.sendall(protocol.control({"re": "fresh", "idle": idle}))
-                lines.say(session, op="fresh")
+                lines.send(session, op="fresh")
         assert lines.idle == {"s": 12.5, "t": 1.0}
-        lines.keep({"t": None})
+        lines.keep_only({"t": None})
         assert lines.idle == {"t": 1.0}
 
 

@@ -131,10 +131,10 @@ def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyP
             listener.bind(str(tmp_path / name))
             listener.listen()
             listener.settimeout(5)
-        watch = pause_watchdog.Vigil(lambda name: tmp_path / name, lambda: ["one", "gone", "two"])
+        watch = pause_watchdog.PauseWatchdog(lambda name: tmp_path / name, lambda: ["one", "gone", "two"])
         watch.start()
         try:
-            time.sleep(5 * pause_watchdog.LOOK_EVERY)
+            time.sleep(5 * pause_watchdog.CHECK_EVERY)
             assert not watch.found
             board(clock, 60)
             for listener in (first, second):
@@ -145,7 +145,7 @@ def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyP
                     ] == [{"op": "doubt"}]
             until(lambda: watch.found, 5, "a reason to renew")
             watch.renewing()
-            time.sleep(5 * pause_watchdog.LOOK_EVERY)
+            time.sleep(5 * pause_watchdog.CHECK_EVERY)
             assert not watch.found
         finally:
             watch.stop()
@@ -153,7 +153,7 @@ def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_nothing_to_keep_vigil_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(tmp_path / "none")))
-    watch = pause_watchdog.Vigil(lambda name: tmp_path / name, lambda: ["one"])
+    watch = pause_watchdog.PauseWatchdog(lambda name: tmp_path / name, lambda: ["one"])
     watch.start()
     assert not watch.found
     watch.stop()

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.drain import schedule
-from cmdop_migrate.drain.schedule import Budget, Busy, Load, Planned, Target
+from cmdop_migrate.drain.schedule import Budget, Busy, DrainTarget, Load, Planned
 
 MIB = 1 << 20
 ANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,7 +35,8 @@ def some_loads(draw: st.DrawFn) -> list[Load]:
 
 
 some_targets = st.lists(
-    st.builds(Target, st.sampled_from(["host-b", "host-c", "host-d"]), sizes, sizes), unique_by=lambda one: one.name
+    st.builds(DrainTarget, st.sampled_from(["host-b", "host-c", "host-d"]), sizes, sizes),
+    unique_by=lambda one: one.name,
 )
 some_budgets = st.builds(
     Budget,
@@ -50,8 +51,8 @@ some_busy = st.lists(st.builds(Busy, sizes, st.floats(0.1, 20), st.none() | st.j
 
 @ANY
 @given(some_loads(), some_targets, some_budgets, some_times, some_busy)
-def test_never_over_budget(
-    loads: list[Load], targets: list[Target], budget: Budget, time_s: float, busy: list[Busy]
+def test_schedule_never_exceeds_the_budget(
+    loads: list[Load], targets: list[DrainTarget], budget: Budget, time_s: float, busy: list[Busy]
 ) -> None:
     busy = busy[: budget.parallel]
     planned = schedule.schedule(loads, targets, budget, time_s, busy)
@@ -70,8 +71,8 @@ def test_never_over_budget(
 
 @ANY
 @given(some_loads(), some_targets, some_budgets, some_times)
-def test_each_is_moved_parked_or_left_with_its_reason(
-    loads: list[Load], targets: list[Target], budget: Budget, time_s: float
+def test_every_session_is_moved_parked_or_left_with_a_reason(
+    loads: list[Load], targets: list[DrainTarget], budget: Budget, time_s: float
 ) -> None:
     planned = schedule.schedule(loads, targets, budget, time_s)
     room = {one.name: one for one in targets}
@@ -89,7 +90,7 @@ def test_each_is_moved_parked_or_left_with_its_reason(
 
 @ANY
 @given(some_loads(), some_targets, some_budgets)
-def test_cheap_ones_go_first(loads: list[Load], targets: list[Target], budget: Budget) -> None:
+def test_cheap_sessions_go_first(loads: list[Load], targets: list[DrainTarget], budget: Budget) -> None:
     moved = [one for one in schedule.schedule(loads, targets, budget) if one.how == "move"]
     costs = [schedule.move_seconds(one.load, budget) for one in moved]
     assert costs == sorted(costs)
@@ -97,11 +98,11 @@ def test_cheap_ones_go_first(loads: list[Load], targets: list[Target], budget: B
 
 @ANY
 @given(some_loads(), some_targets, some_budgets, st.floats(0.1, 300))
-def test_when_time_is_short_the_dear_ones_are_parked(
-    loads: list[Load], targets: list[Target], budget: Budget, time_s: float
+def test_costliest_sessions_are_parked_when_time_is_short(
+    loads: list[Load], targets: list[DrainTarget], budget: Budget, time_s: float
 ) -> None:
     free = [Load(one.session, one.name, one.memory, one.files, one.send, one.work_s) for one in loads]
-    wide = [Target(one.name, 1 << 50, 1 << 50) for one in targets]
+    wide = [DrainTarget(one.name, 1 << 50, 1 << 50) for one in targets]
     planned = schedule.schedule(free, wide, budget, time_s)
     moved = [schedule.move_seconds(one.load, budget) for one in planned if one.how == "move"]
     no_time = [schedule.move_seconds(one.load, budget) for one in planned if one.why == "no time to move it"]
@@ -116,20 +117,22 @@ def _load(name: str, mib: int = 10, work_s: float = 1.0, **more: object) -> Load
     return Load(name * 24, name, mib * MIB, 0, mib * MIB // 4, work_s, **more)  # type: ignore[arg-type]
 
 
-def test_they_are_spread_by_room() -> None:
+def test_sessions_are_spread_by_free_memory() -> None:
     loads = [_load(name) for name in "abcdef"]
-    planned = schedule.schedule(loads, [Target("b", 4 << 30, 1 << 40), Target("c", 2 << 30, 1 << 40)], Budget())
+    planned = schedule.schedule(
+        loads, [DrainTarget("b", 4 << 30, 1 << 40), DrainTarget("c", 2 << 30, 1 << 40)], Budget()
+    )
     assert sorted(one.target or "" for one in planned) == ["b"] * 4 + ["c"] * 2
 
 
-def test_what_no_host_has_room_for_is_parked() -> None:
-    planned = schedule.schedule([_load("a", 500), _load("b")], [Target("b", 100 * MIB, 1 << 40)], Budget())
+def test_session_without_a_host_that_has_room_is_parked() -> None:
+    planned = schedule.schedule([_load("a", 500), _load("b")], [DrainTarget("b", 100 * MIB, 1 << 40)], Budget())
     assert _named(planned) == {"b": ("move", "b", ""), "a": ("park", None, "no host has room for it")}
     assert _named(schedule.schedule([_load("a")], [], Budget())) == {"a": ("park", None, "no host to move it to")}
 
 
-def test_no_time_no_move_no_park() -> None:
-    target = [Target("b", 1 << 40, 1 << 40)]
+def test_without_time_sessions_are_left() -> None:
+    target = [DrainTarget("b", 1 << 40, 1 << 40)]
     loads = [_load("a"), _load("b", work_s=30.0), _load("c", work_s=60.0)]
     quick, slow, slower = (schedule.move_seconds(one, Budget(1)) for one in loads)
     parks = [schedule.park_seconds(one, Budget(1)) for one in loads]
@@ -143,14 +146,14 @@ def test_no_time_no_move_no_park() -> None:
     assert _named(planned)["b"] == ("park", None, "no time to move it")  # it may be quicker than we think
 
 
-def test_one_larger_than_the_budget_goes_alone() -> None:
+def test_session_larger_than_the_budget_goes_alone() -> None:
     loads = [_load("a"), _load("b"), _load("c", 1000)]
     planned = schedule.schedule(loads, [], Budget(3, None, 100 * MIB))
     large = next(one for one in planned if one.load.name == "c")
     assert large.begin_s >= max(one.end_s for one in planned if one is not large)
 
 
-def test_no_more_than_four_calls_at_once_to_one_host() -> None:
+def test_at_most_four_simultaneous_moves_to_one_host() -> None:
     loads = [_load(name) for name in "abcdef"]
-    planned = schedule.schedule(loads, [Target("b", 1 << 40, 1 << 40)], Budget(6))
+    planned = schedule.schedule(loads, [DrainTarget("b", 1 << 40, 1 << 40)], Budget(6))
     assert [one.begin_s == 0.0 for one in planned] == [True] * 4 + [False] * 2

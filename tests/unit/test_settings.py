@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from cmdop_migrate import config, errors, units
 from cmdop_migrate.errors import BadConfig, CmdopError, Usage
 from cmdop_migrate.events import Events
-from cmdop_migrate.host.run import Wish, private_paths, specify
+from cmdop_migrate.host.holder_order import private_paths
+from cmdop_migrate.host.run import RunOptions, specify
 from cmdop_migrate.lease import margins
 from cmdop_migrate.model import Exit, Link, Record, Spec, new_session_id, session_name
 
@@ -184,7 +185,7 @@ def test_private_paths_are_named_once(tmp_path: Path) -> None:
 
 
 def test_environment_of_a_session() -> None:
-    wish = Wish(("x",), env=("A=1", "B=", "C"), cwd="/")
+    wish = RunOptions(("x",), env=("A=1", "B=", "C"), cwd="/")
     spec = dict(
         specify(wish, {"C": "3", "SECRET": "s", "LANG": "C", "LC_TIME": "x", "TERM": "dumb", "PATH": "/bin"}).env
     )
@@ -192,7 +193,12 @@ def test_environment_of_a_session() -> None:
         "A": "1", "B": "", "C": "3", "LANG": "C", "LC_TIME": "x", "TERM": "xterm-256color", "PATH": "/bin",
     }  # fmt: skip
     assert "SECRET" not in spec and "DEFAULT" not in spec
-    for bad in (Wish(()), Wish(("x",), env=("=1",)), Wish(("x",), env=("NOT_THERE",)), Wish(("x" * (128 << 10),))):
+    for bad in (
+        RunOptions(()),
+        RunOptions(("x",), env=("=1",)),
+        RunOptions(("x",), env=("NOT_THERE",)),
+        RunOptions(("x" * (128 << 10),)),
+    ):
         with pytest.raises(Usage):
             specify(bad, {})
 

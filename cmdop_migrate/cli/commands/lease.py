@@ -14,7 +14,7 @@ from cmdop_migrate.agent import daemon as agent_flow
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
-from cmdop_migrate.host import discard, leases, references
+from cmdop_migrate.host import kill, leases, references
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Seen
@@ -97,11 +97,11 @@ def break_lease(app: App, session: str, yes: bool) -> None:
     this_host = app.this_host()
     store = leases.open_store(app.config)
     try:
-        ident, seen = _seen(this_host, session, discard.SURE)
+        ident, seen = _seen(this_host, session, kill.ID_DIGITS_TO_DISCARD)
     except LeaseNewer:
         raise
     except LeaseUnreadable as error:
-        ident, before = _ident(this_host, session, discard.SURE), None
+        ident, before = _ident(this_host, session, kill.ID_DIGITS_TO_DISCARD), None
         _confirm(app, yes, [error.message, "A new lease will be written. If a host runs it, two copies may run."])
         after = leases.write_anew(store, this_host, ident, references.manifests(this_host, ident))
     else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 import click
 
 from cmdop_migrate import units
@@ -31,35 +34,35 @@ def reap(app: App, idle: float, destroy: bool, dry_run: bool) -> int | None:
         raise Usage("--idle must be more than nothing", "For example 24h. To park all sessions, checkpoint each.")
     with render.progress(app.json) as show:
         result = reap_flow.reap(app.this_host(), idle, destroy, dry_run, show)
-    error = _partial(result["failed"])
+    error = _partial(result.failed)
     if app.json:
-        render.answer({**result, **({"error": render.error_facts(error)} if error else {})})
+        render.answer({**asdict(result), **({"error": render.error_facts(error)} if error else {})})
         return error.exit if error else None
-    if not result["reaped"] and not error:
+    if not result.reaped and not error:
         render.note(f"No session has been idle for {units.show_duration(idle)}.")
-    if result["reaped"]:
+    if result.reaped:
         render.table(
             ("NAME", "SESSION", "IDLE", "WOULD BE" if dry_run else "IS NOW", "CHECKPOINT"),
             (
                 (
-                    one["name"],
-                    one["session"][:12],
-                    units.show_duration(one["idle_s"]),
-                    one["how"],
-                    (one["checkpoint"] or "-")[:12],
+                    reaped.name,
+                    reaped.session[:12],
+                    units.show_duration(reaped.idle_s),
+                    reaped.how,
+                    (reaped.checkpoint or "-")[:12],
                 )
-                for one in result["reaped"]
+                for reaped in result.reaped
             ),
         )
-    for one in result["left"]:
-        render.note(f"{one['name']}: no longer idle here; left alone")
+    for left in result.left:
+        render.note(f"{left.name}: no longer idle here; left alone")
     if error:
         raise error
     return None
 
 
-def _partial(failed: list[reap_flow.Row]) -> Partial | None:
+def _partial(failed: Sequence[reap_flow.FailedSession]) -> Partial | None:
     if not failed:
         return None
-    words = "; ".join(f"{one['name']} ({one['error']})" for one in failed)
+    words = "; ".join(f"{one.name} ({one.error})" for one in failed)
     return Partial(f"{len(failed)} idle sessions could not be reaped: {words}", "They run on. Try one: checkpoint NAME")

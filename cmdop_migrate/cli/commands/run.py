@@ -15,7 +15,7 @@ from cmdop_migrate import units
 from cmdop_migrate.cli import relay_options, render
 from cmdop_migrate.cli.app import App, actor_name, command
 from cmdop_migrate.errors import Usage
-from cmdop_migrate.host import draining, talk
+from cmdop_migrate.host import drain_journal, listing
 from cmdop_migrate.host import kill as host_kill
 from cmdop_migrate.host import run as run_flow
 from cmdop_migrate.session import attach
@@ -63,7 +63,7 @@ def run(app: App, name: str | None, detach: bool, argv: tuple[str, ...], **optio
         raise Usage("no terminal to attach to", "Start it in the background with: run -d")
     this_host = app.this_host()
     rows, cols = attach.size_of(sys.stdout.fileno())
-    wish = run_flow.Wish(command=argv, name=name, rows=rows, cols=cols, **options)
+    wish = run_flow.RunOptions(command=argv, name=name, rows=rows, cols=cols, **options)
     record, told = run_flow.run(app.config, wish)
     answers = [one.to_json() for one in told]
     render.hooks(app.json, answers)
@@ -99,17 +99,12 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
     if where is not None:
         _list_afar(app, where)
         return
-    if all_hosts:
-        from cmdop_migrate.host import (
-            all_hosts as host_all_hosts,  # brings stores and keys along, which a plain ls does not need
-        )
-
-        found = host_all_hosts.list_all(app.this_host())
-    else:
-        found = talk.list_all(app.this_host())
-    drained = draining.read(app.config.state_dir)
+    found = listing.list_everywhere(app.this_host()) if all_hosts else listing.list_here(app.this_host())
+    drained = drain_journal.read_flag(app.config.state_dir)
     if app.json:
-        render.answer({"sessions": found, **({"draining": asdict(drained)} if drained else {})})
+        render.answer(
+            {"sessions": [asdict(row) for row in found], **({"draining": asdict(drained)} if drained else {})}
+        )
         return
     if drained:
         render.note("This host is being drained; no session begins here until: cmdop-migrate undrain")
@@ -120,16 +115,16 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
         ("NAME", "SESSION", *(["HOST"] if all_hosts else []), "STATE", "CLIENTS", "IDLE", "MEMORY", "COMMAND"),
         (
             (
-                one["name"],
-                one["session"][:12],
-                *([one["host"]] if all_hosts else []),
-                _state(one),
-                "-" if one["clients"] is None else str(one["clients"]),
-                units.show_duration(one["idle_s"]) if one["idle_s"] is not None else "-",
-                units.show_size(one["rss"]) if one["rss"] else "-",
-                shlex.join(one["command"]),
+                row.name,
+                row.session[:12],
+                *([row.host] if all_hosts else []),
+                _state(row.state, row.note),
+                "-" if row.clients is None else str(row.clients),
+                units.show_duration(row.idle_s) if row.idle_s is not None else "-",
+                units.show_size(row.rss) if row.rss else "-",
+                shlex.join(row.command),
             )
-            for one in found
+            for row in found
         ),
     )
 
@@ -161,11 +156,11 @@ def show(app: App, session: str) -> None:
       cmdop-migrate show work
       cmdop-migrate show work --json | jq -r '.files[].path'
     """
-    facts = talk.show(app.this_host(), session)
+    facts = listing.show(app.this_host(), session)
     if app.json:
         render.answer(facts)
         return
-    render.line(f"{facts['name']}  {facts['session']}  {_state(facts)}")
+    render.line(f"{facts['name']}  {facts['session']}  {_state(facts['state'], facts['note'])}")
     render.line(f"  command   {shlex.join(facts['command'])}")
     render.line(f"  user      {facts['user']}   cwd {facts['cwd']}")
     render.line(f"  host      {facts['host']}   token {facts['token']}   clients {facts['clients']}")
@@ -233,18 +228,27 @@ def kill(app: App, session: str, name: str, grace: float) -> None:
         raise Usage(f"no such signal: {name}", "For example TERM, INT, HUP or KILL.") from None
     result = host_kill.kill(app.this_host(), session, number, grace)
     if app.json:
-        render.answer(result)
-    elif result.get("removed"):
+        render.answer(_kill_json(result))
+    elif result.outcome == "removed":
         render.line(f"{session}: had ended; removed")
-    elif result.get("discarded"):
+    elif result.outcome == "discarded":
         render.line(f"{session}: was parked; discarded. Its checkpoints stay until: cmdop-migrate checkpoints prune")
     else:
-        render.line(f"{session}: {result.get('reason') or 'ended'}")
+        render.line(f"{session}: {result.reason or 'ended'}")
 
 
-def _state(facts: dict[str, Any]) -> str:
+def _kill_json(result: host_kill.KillResult) -> dict[str, Any]:
+    facts: dict[str, Any] = {"session": result.session, "exit": result.exit}
+    if result.outcome == "removed":
+        return {**facts, "removed": True}
+    facts["reason"] = result.reason
+    if result.outcome == "discarded":
+        facts |= {"discarded": True, "checkpoint": result.checkpoint, "token": result.token}
+    return facts
+
+
+def _state(state: str, note: str) -> str:
     """`running`, `exited 0`, `exited (its holder died)`."""
-    state, note = str(facts["state"]), str(facts["note"])
     if not note or note.startswith(state):
         return note or state
     return f"{state} ({note})"

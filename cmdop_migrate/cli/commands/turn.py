@@ -51,9 +51,11 @@ def turn(
     if where is not None:
         from cmdop_migrate.gateway import client
 
-        result = client.turn(where, session, host_turn.Asked(do, where.credential.claims.name, wait=wait, **options))
+        result = client.turn(
+            where, session, host_turn.TurnOptions(do, where.credential.claims.name, wait=wait, **options)
+        )
     else:
-        asked = host_turn.Asked(do, actor_name(actor), wait=wait, **options)
+        asked = host_turn.TurnOptions(do, actor_name(actor), wait=wait, **options)
         result = host_turn.turn(app.this_host(), session, asked)
     if app.json:
         render.answer(result)

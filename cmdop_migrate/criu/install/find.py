@@ -9,14 +9,13 @@ PREFIX/work-*/           a fetch under way, or what a killed one left; never loo
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +23,7 @@ from typing import Literal
 from cmdop_migrate.criu.install import apt
 from cmdop_migrate.criu.install.probe_cache import Verdict, Verdicts
 from cmdop_migrate.errors import Blocked, Unreachable
+from cmdop_migrate.util import locks
 
 Source = Literal["configured", "system", "private"]
 Say = Callable[[str], None]
@@ -206,15 +206,8 @@ def _working_private(prefix: Path) -> Criu | None:
     return None
 
 
-@contextlib.contextmanager
-def _locked(prefix: Path, say: Say) -> Iterator[None]:
-    with open(prefix / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another fetch of CRIU to end")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+def _locked(prefix: Path, say: Say) -> contextlib.AbstractContextManager[None]:
+    return locks.held(prefix / "lock", lambda: say("waiting for another fetch of CRIU to end"))
 
 
 def _system() -> list[Candidate]:

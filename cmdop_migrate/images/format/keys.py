@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import secrets
@@ -28,6 +27,7 @@ from cmdop_migrate.clock import walltime
 from cmdop_migrate.errors import BadConfig, ImageRefused, Usage
 from cmdop_migrate.images.format.layout import FINGERPRINT_BYTES
 from cmdop_migrate.log import Secret
+from cmdop_migrate.util import locks
 
 MASTER_BYTES = 32
 FILE_FORMAT = 1
@@ -244,13 +244,9 @@ def _changing(path: Path) -> Iterator[None]:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Changes to one key file happen one after the other: a lost update would lose a key."""
-    fd = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locks.held(path.with_name(f".{path.name}.lock")):
         _sweep(path)
         yield
-    finally:
-        os.close(fd)
 
 
 def _sweep(path: Path) -> None:

@@ -21,7 +21,7 @@ from cmdop_migrate import log
 from cmdop_migrate.criu.guard import ptrace, put_back
 from cmdop_migrate.criu.image import signal_masks
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.host.run import HOLDERS
+from cmdop_migrate.host.holder_order import HOLDERS
 from cmdop_migrate.session.holder_client import Channel
 
 ANSWERS_WITHIN = 10.0

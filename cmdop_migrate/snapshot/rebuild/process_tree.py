@@ -24,8 +24,8 @@ from cmdop_migrate.criu.terminal import controlling_tty
 from cmdop_migrate.errors import CriuFailed
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import resources
+from cmdop_migrate.host.holder_order import holder_order
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.host.run import holder_order
 from cmdop_migrate.images.files import file_table, stat_cache, unpack
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.model import Link, Record

@@ -20,7 +20,7 @@ from cmdop_migrate.criu.lazy.pager import Filler, Pager
 from cmdop_migrate.errors import CmdopError, Unexpected
 from cmdop_migrate.holder import cgroup, start
 from cmdop_migrate.host import hooks, leases, talk
-from cmdop_migrate.host.hook_process import Outcome
+from cmdop_migrate.host.hooks import HookOutcome
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.lease.rules import Lost
@@ -84,7 +84,7 @@ class Incarnation(Remake):
         self.outside = [one.to_json() for one in image_checks.outside(image)]
         self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
         self.lost: BaseException | None = None
-        self.told: list[Outcome] = []
+        self.told: list[HookOutcome] = []
 
     def run(self) -> None:
         lazy = self._is_lazy()
