@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from cmdop_migrate.errors import Usage
 
@@ -13,6 +13,9 @@ State = Literal["running", "frozen", "fenced", "checkpointing", "parked", "resto
 # handing: it stands still here while another host restores it; only the lease says which of the two goes on.
 Phase = Literal["starting", "live", "handing", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
+ExitKind = Literal[
+    "exited", "killed", "moved", "superseded", "holder_died", "parking_unknown", "not_parked", "kill_pending"
+]
 
 RECORD_VERSION = 1
 PROTOCOL = 1
@@ -67,11 +70,62 @@ class Link:
 
 @dataclass(frozen=True)
 class Exit:
-    """How a session ended. `reason` is for people; `code` as a shell would say it (128 + signal)."""
+    """Describe how a session ended on this host. Programs compare `kind`; `reason` is shown to people and never parsed.
+
+    exited           by itself; `code` is its exit status
+    killed           by a signal; `code` is 128 + the signal's number, as a shell reports it
+    moved            it runs on the host `to` under the fencing token `token`: this host migrated it there
+    superseded       another incarnation took over: on the host `to`, under the fencing token `token`
+    holder_died      its holder process died, and the session with it
+    parking_unknown  its processes were killed while a checkpoint was committed: only its lease says if it is parked
+    not_parked       the same, after its lease said that it is not parked
+    kill_pending     a user killed it while a checkpoint was committed: its lease is still to be ended
+    """
 
     code: int | None
     reason: str
     at: float
+    kind: ExitKind
+    to: str | None = None
+    token: int | None = None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Exit:
+        """Return the Exit in `data`, also if a version without `kind` wrote it. Raise TypeError or ValueError if
+        `data` holds none."""
+        if "kind" not in data:
+            kind, to, token = _kind_of_old_reason(str(data["reason"]))
+            return cls(**data, kind=kind, to=to, token=token)
+        if data["kind"] not in get_args(ExitKind):
+            raise ValueError(f"unknown kind of exit: {data['kind']!r}")
+        return cls(**data)
+
+
+def exit_kind(message: dict[str, Any]) -> ExitKind:
+    """Return the kind of end that a holder's `exit` event tells, also if an older version started the holder."""
+    kind: ExitKind = message.get("kind") or _kind_of_old_reason(str(message.get("reason", "")))[0]
+    return kind
+
+
+# The reasons that versions without Exit.kind wrote. They are on disks: do not change them with the texts of today.
+_OLD_REASONS: dict[str, ExitKind] = {
+    "its holder died": "holder_died",
+    "it ended while it was being parked": "parking_unknown",
+    "it ended before it was parked": "not_parked",
+    "killed; its lease has not heard of it yet": "kill_pending",
+}
+_OLD_MOVED = re.compile(r"moved to (?P<to>\S+)(?: \(token (?P<token>\d+)\))?")
+_OLD_SUPERSEDED = re.compile(r"superseded by token (?P<token>\d+) on (?P<to>\S+)")
+
+
+def _kind_of_old_reason(reason: str) -> tuple[ExitKind, str | None, int | None]:
+    if match := _OLD_MOVED.match(reason):
+        return "moved", match["to"], int(match["token"]) if match["token"] else None
+    if match := _OLD_SUPERSEDED.match(reason):
+        return "superseded", match["to"], int(match["token"])
+    if reason in _OLD_REASONS:
+        return _OLD_REASONS[reason], None, None
+    return "killed" if reason.startswith("killed") else "exited", None, None
 
 
 @dataclass(frozen=True)
@@ -118,6 +172,6 @@ class Record:
                 "layers": tuple(data["layers"]),
                 "binds": tuple(data["binds"]),
                 "link": Link(**data["link"]) if data["link"] else None,
-                "exit": Exit(**data["exit"]) if data["exit"] else None,
+                "exit": Exit.from_json(data["exit"]) if data["exit"] else None,
             }
         )

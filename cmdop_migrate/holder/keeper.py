@@ -67,7 +67,7 @@ class Keeper(ABC):
         self.first_output: float | None = None  # CLOCK_BOOTTIME; of this incarnation
         self.parked: str | None = None
         self.why = ""
-        self.superseded = ""
+        self.left: Message | None = None  # this copy must not run: why, and where the session is (model.Exit)
         self.pager: holder_start.Pager | None = None
         until = order.get("fresh_until")
         self.deadman = DeadMan(self.cgroup, None if until is None else float(str(until)), self.on_fence)
@@ -192,7 +192,7 @@ class Keeper(ABC):
     @property
     def is_left(self) -> bool:
         """This copy is of no more use."""
-        return self.parked is not None or bool(self.superseded)
+        return self.parked is not None or self.left is not None
 
     def feed_terminal(self) -> None:
         if self.stands_still:
@@ -280,24 +280,27 @@ class Keeper(ABC):
         status = self.exit_status
         assert status is not None
         code = os.waitstatus_to_exitcode(status)
-        reason = f"exited {code}" if code >= 0 else f"killed by {syscalls.signal_name(-code)}"
-        code = code if code >= 0 else 128 - code
-        ended: Message = {"code": code, "reason": reason, "at": time.time()}
-        if self.handing is not None and not self.superseded:
+        ended: Message = {"code": code, "kind": "exited", "reason": protocol.exit_reason("exited", code=code)}
+        if code < 0:
+            reason = protocol.exit_reason("killed", signal=syscalls.signal_name(-code))
+            ended = {"code": 128 - code, "kind": "killed", "reason": reason}
+        ended["at"] = time.time()
+        code = int(str(ended["code"]))
+        if self.handing is not None and self.left is None:
             self.parked = self.handing  # whoever ended it: that checkpoint is all there is of it here
         if self.parked is not None:
             ended = {"code": None, "reason": self.why or "parked in the store", "checkpoint": self.parked}
             self.record.update(phase="parked", exit=None, pid=None, checkpoint=self.parked)
         else:
             if self.committing:
-                ended.update(reason=protocol.UNSURE, code=None)
+                ended.update(kind="parking_unknown", reason=protocol.exit_reason("parking_unknown"), code=None)
             if self.unwanted:
-                ended.update(reason=protocol.UNWANTED)
-            if self.superseded:
-                ended.update(reason=self.superseded, code=None if self.handing else code)
+                ended.update(kind="kill_pending", reason=protocol.exit_reason("kill_pending"))
+            if self.left is not None:
+                ended.update(self.left, code=None if self.handing else code)
             self.record.update(phase="exited", exit=ended, pid=None)
         self.keep_record(ended)
-        if self.parked is not None or self.superseded:
+        if self.parked is not None or self.left is not None:
             holder_start.remove_files(self.dir)
         self.clients.farewell({"event": "exit", **ended}, FAREWELL)
 

@@ -63,7 +63,9 @@ class Holder(Keeper):
         """Another incarnation took over: this one must not take another step."""
         if int(str(message["token"])) <= int(str(self.record["token"])):
             return {"re": "superseded", "error": "token"}
-        self.superseded = f"superseded by token {message['token']} on {message['host']}"
+        to, token = str(message["host"]), int(str(message["token"]))
+        reason = protocol.exit_reason("superseded", to=to, token=token)
+        self.left = {"kind": "superseded", "to": to, "token": token, "reason": reason}
         cgroup.kill(self.cgroup)
         return {"re": "superseded"}
 
@@ -318,7 +320,8 @@ class Holder(Keeper):
         """It goes on elsewhere: this copy is of no more use."""
         if self.handing is None:
             return {"re": "moved", "error": "it is not being handed over"}
-        self.superseded = str(message["why"])
+        to, token = message.get("to"), message.get("token")  # absent from a client of an older version
+        self.left = {"kind": "moved", "to": to, "token": token, "reason": str(message["why"])}
         cgroup.kill(self.cgroup)
         self.typed.refuse_held()
         return {"re": "moved"}

@@ -17,17 +17,34 @@ import os
 import socket
 import struct
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cmdop_migrate.model import ExitKind
+
 PROTOCOL = 1
 CONTROL, OUTPUT, INPUT = 0, 1, 2
 MAX_PAYLOAD = 1 << 20
 MAX_ANSWER = 4 << 20  # in JSON a byte takes up to six
 OUTPUT_STEP = 32 << 10
-UNSURE = "it ended while it was being parked"  # its holder does not know whether it is
-UNWANTED = "killed; its lease has not heard of it yet"  # by a person; nobody is to bring it back, parked or not
 _HEADER = struct.Struct(">BI")
 _SEQ = struct.Struct(">Q")
 _TIMEVAL = struct.Struct("ll")
 _NEVER = 1e12  # seconds
+
+
+def exit_reason(kind: ExitKind, *, code: int = 0, signal: str = "", to: object = None, token: object = None) -> str:
+    """Return the sentence that tells people how a session ended (`model.Exit.reason`). Programs compare the kind."""
+    if kind == "killed":
+        return f"killed by {signal}" if signal else "killed"
+    return {
+        "exited": f"exited {code}",
+        "moved": f"moved to {to} (token {token})",
+        "superseded": f"superseded by token {token} on {to}",
+        "holder_died": "its holder died",
+        "parking_unknown": "it ended while it was being parked",
+        "not_parked": "it ended before it was parked",
+        "kill_pending": "killed; its lease is still to be ended",
+    }[kind]
 
 
 class ProtocolError(Exception):

@@ -202,13 +202,6 @@ def read(path: Path) -> Move | None:
         return None
 
 
-MOVED = "moved to "
-
-
-def moved_to(host: str, token: int) -> str:
-    return f"{MOVED}{host} (token {token})"
-
-
 def has_moved(record: Record | None) -> bool:
     """By its record, which says so before the journal of its move does."""
-    return record is not None and record.exit is not None and record.exit.reason.startswith(MOVED)
+    return record is not None and record.exit is not None and record.exit.kind == "moved"

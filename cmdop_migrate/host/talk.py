@@ -126,7 +126,7 @@ def open_channel(this_host: Host, reference: str) -> tuple[Record, Channel]:
     """A connection to a live session, or the error that says why there is none."""
     record = this_host.find(reference)
     if record.phase == "exited" and record.exit:
-        raise exited(record.name, record.exit.reason)
+        raise exited(record.name, record.exit)
     if record.phase in ("handing", "parked"):
         raise over(record)
     if record.phase != "live":
@@ -169,7 +169,7 @@ def over(record: Record) -> CmdopError:
             f"session {record.name!r} is parked in the store",
             f"Bring it back with: cmdop-migrate restore {record.name}",
         )
-    return exited(record.name, record.exit.reason if record.exit else "it was removed")
+    return exited(record.name, record.exit)
 
 
 def send(this_host: Host, reference: str, data: bytes, actor: str) -> dict[str, Any]:

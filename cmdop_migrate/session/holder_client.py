@@ -11,6 +11,7 @@ from typing import Any
 
 from cmdop_migrate.errors import SessionExited, TimedOut, Unexpected
 from cmdop_migrate.holder import protocol
+from cmdop_migrate.model import Exit
 
 ANSWER_TIMEOUT = 10.0
 
@@ -135,7 +136,10 @@ def _silent(timeout: float) -> TimedOut:
     return TimedOut(f"the session's holder did not answer within {timeout:.0f} s", hint)
 
 
-def exited(name: str, reason: str) -> SessionExited:
-    if reason.startswith("moved to "):
-        return SessionExited(f"session {name!r} has {reason}", "Use it there; its output up to then: output " + name)
+def exited(name: str, end: Exit | None, otherwise: str = "it was removed") -> SessionExited:
+    """Return the error for a session that ended as `end` tells; `otherwise` is the reason if its record has no end."""
+    if end is not None and end.kind == "moved":
+        hint = "Use it there; its output up to then: output " + name
+        return SessionExited(f"session {name!r} has {end.reason}", hint)
+    reason = end.reason if end is not None else otherwise
     return SessionExited(f"session {name!r} is over: {reason}", "Its last output is kept: cmdop-migrate output " + name)

@@ -12,7 +12,7 @@ from cmdop_migrate import config
 from cmdop_migrate.drain.drain_options import Wanted
 from cmdop_migrate.drain.runner import Evacuation
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.host import draining, move_journal
+from cmdop_migrate.host import draining
 from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Moves
@@ -83,7 +83,7 @@ def test_what_went_is_moved_though_its_command_has_not_written_its_end_yet(tmp_p
     session = "a" * 24
     records.directory(session).mkdir(parents=True)
     spec = Spec(("true",), "/", "root", ())
-    ended = Exit(None, move_journal.moved_to("host-b", 2), 1.0)
+    ended = Exit(None, "", 1.0, "moved", "host-b", 2)
     records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
     Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
     made = drains.begin("host-a")
