@@ -25,8 +25,9 @@ WAIT = 0.01  # seconds, before one that cannot be let in is looked at again
 class Client:
     """One connection. `cursor` is None until it asks for output."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, number: int = 0) -> None:
         self.sock = sock
+        self.number = number  # of this connection: unlike `fd`, no later one gets it again
         self.fd = sock.fileno()  # stays readable after the socket is closed
         self.decoder = protocol.Decoder()
         self.unsent = bytearray()
@@ -45,12 +46,17 @@ class Clients:
         """`on_left` hears of each that was attached and is no more, whoever hung up."""
         self._epoll, self._ring, self._on_left = epoll, ring, on_left
         self._all: dict[int, Client] = {}
+        self._accepted = 0
         self.left = 0.0  # when the last one that was attached went
         # Descriptors are kept back for the holder's own work: running out of them must never end a session.
         self._most = max(1, min(MAX_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64))
 
     def get(self, fd: int) -> Client | None:
         return self._all.get(fd)
+
+    def find(self, number: int) -> Client | None:
+        """Return the client with this number; None: its connection has closed."""
+        return next((client for client in self._all.values() if client.number == number), None)
 
     def attached(self) -> int:
         return sum(client.attached for client in self._all.values())
@@ -71,7 +77,8 @@ class Clients:
         except OSError:  # of what is watched there is a most, for a user and in all
             sock.close()
             return
-        self._all[sock.fileno()] = Client(sock)
+        self._accepted += 1
+        self._all[sock.fileno()] = Client(sock, self._accepted)
 
     def read(self, client: Client) -> list[tuple[int, bytes]]:
         """Whole frames that have arrived; drops the client at its end or on nonsense."""

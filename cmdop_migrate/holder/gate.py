@@ -30,10 +30,11 @@ _CALL = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.holder.
 
 
 class Gate:
-    """`answer` hears (allowed, why) once for each `ask` that is not cancelled; never from within `ask`."""
+    """Ask one question at a time. `answer` is called with (allowed, why, failed) once for each `ask` that is not
+    cancelled, and never from within `ask`; `failed`: the gate gave no answer, and `on_error` decided."""
 
     def __init__(
-        self, order: dict[str, object], group: str, epoll: select.epoll, answer: Callable[[bool, str], None]
+        self, order: dict[str, object], group: str, epoll: select.epoll, answer: Callable[[bool, str, bool], None]
     ) -> None:
         self.address = str(order["address"])
         self._timeout, self._allow = float(str(order["timeout"])), order["on_error"] == "allow"
@@ -120,11 +121,11 @@ class Gate:
             cgroup.kill(self._group)
 
     def _fail(self, problem: str) -> None:
-        self._finish(self._allow, f"the gate failed: {problem}")
+        self._finish(self._allow, f"the gate failed: {problem}", failed=True)
 
-    def _finish(self, allowed: bool, why: str) -> None:
+    def _finish(self, allowed: bool, why: str, failed: bool = False) -> None:
         self.cancel()
-        self._answer(allowed, why)
+        self._answer(allowed, why, failed)
 
     def _hang_up(self) -> None:
         if self._pipe >= 0:

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from cmdop_migrate.holder import cgroup, syscalls
 from cmdop_migrate.holder.vm_pause import Pauses
 
-LOOK_AGAIN = 0.05
+RECHECK_AFTER = 0.05
 
 
 def _now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class DeadMan:
+class LeaseWatchdog:
     """One session's switch. `fileno` is to be polled; `on_timer` called when it is readable."""
 
     def __init__(self, group: str, until: float | None, on_change: Callable[[bool], None]) -> None:
@@ -71,7 +71,7 @@ class DeadMan:
                 if self._until is not None and _now() >= self._until:
                     cgroup.order_freeze(self._group)
             if came:
-                time.sleep(LOOK_AGAIN)
+                time.sleep(RECHECK_AFTER)
 
     def _look_for_pause(self) -> None:
         """Nobody knows how long it was, and a renewal that began before it says nothing. Who did not look himself hears

@@ -12,14 +12,39 @@ import socket
 import time
 from collections.abc import Callable
 
-from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.holder import cgroup, protocol, syscalls
 from cmdop_migrate.util import trash
 
-Order = dict[str, object]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+Message = dict[str, object]
 KEPT = "images.before"  # CRIU's images of a move's last round
 PASSING = ("image", "images", "dump", KEPT)  # a restore's and a checkpoint's: images, some of them in the clear
 OWN = ("layers", "root", "host")
 FILES = (*OWN, *PASSING)  # of a session that is, or was about to be, here
+
+
+class Order:
+    """Hold what the starter asked for, as far as the holder itself uses it. Only the holder writes `record` to disk."""
+
+    def __init__(self, message: Message) -> None:
+        fields = protocol.Fields(message)
+        record, gate, carried = message["record"], message.get("gate"), message.get("carried")
+        assert isinstance(record, dict)
+        self.record: Final[Message] = record
+        self.token: Final = protocol.Fields(record).integer("token")
+        self.directory: Final = fields.text("dir")
+        self.cgroup: Final = fields.text("cgroup")
+        self.holders: Final = fields.text("holders")
+        self.socket: Final = fields.text("socket")
+        self.ring_size: Final = fields.integer("ring")
+        self.fresh_until: Final = fields.optional_seconds("fresh_until")
+        self.size: Final = protocol.Size(fields) if "rows" in message else None
+        self.gate: Final[Message | None] = gate if isinstance(gate, dict) else None
+        self.carried: Final[Message | None] = carried if isinstance(carried, dict) else None
+        self.is_restore: Final = fields.text("mode") == "restore"
 
 
 class StartFailed(Exception):
@@ -68,7 +93,7 @@ class Restored:
         self.staged, self.streams = typed["staged"], typed["streams"]
 
 
-def start(order: Order, control: socket.socket) -> tuple[int, int]:
+def start(order: Message, control: socket.socket) -> tuple[int, int]:
     """-> (pid of the session's init, as we count; its terminal's master)."""
     cgroup.create(str(order["cgroup"]))
     ours, theirs = socket.socketpair()
@@ -94,7 +119,7 @@ def start(order: Order, control: socket.socket) -> tuple[int, int]:
     return pid, fds[0]
 
 
-def restore(order: Order, control: socket.socket, begin: Callable[[float], None]) -> Restored:
+def restore(order: Message, control: socket.socket, begin: Callable[[float], None]) -> Restored:
     """Runs CRIU's worker as our child, in a mount namespace with the session's files; the starter talks to it.
 
     The starter hands the session over when it stands ready, and only after our yes does it let it run. `begin` hears
@@ -190,7 +215,7 @@ def tell(control: socket.socket, message: dict[str, object]) -> None:
         return
 
 
-def give_up(order: Order, control: socket.socket, error: Exception) -> None:
+def give_up(order: Message, control: socket.socket, error: Exception) -> None:
     """Leaves nothing of a session that never began, then says why."""
     import shutil
     import traceback

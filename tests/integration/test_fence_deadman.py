@@ -196,7 +196,7 @@ FENCE = (
 def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
     """The second thread: nobody polls the timer here."""
     from cmdop_migrate.holder import cgroup
-    from cmdop_migrate.holder.lease_watchdog import DeadMan
+    from cmdop_migrate.holder.lease_watchdog import LeaseWatchdog
 
     mount = cgroup.mount_point()
     assert mount is not None
@@ -209,7 +209,7 @@ def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> No
     try:
         cgroup.join(group, child)
         changes: list[bool] = []
-        switch = DeadMan(group, boottime() + 0.3, changes.append)
+        switch = LeaseWatchdog(group, boottime() + 0.3, changes.append)
         switch.watch()
         assert not cgroup.is_frozen(group)
         until(lambda: cgroup.is_frozen(group), 3, "frozen by the guard")
