@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cmdop_migrate import log
 from cmdop_migrate.agent.holder_connections import Lines
-from cmdop_migrate.holder.vm_pause import Pauses
+from cmdop_migrate.util.vm_pause import Pauses
 
 LOOK_EVERY = 0.02
 _log = log.get("agent")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from cmdop_migrate.holder import cgroup, syscalls
-from cmdop_migrate.holder.vm_pause import Pauses
+from cmdop_migrate.util.vm_pause import Pauses
 
 RECHECK_AFTER = 0.05
 

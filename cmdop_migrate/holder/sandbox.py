@@ -17,9 +17,11 @@ import socket
 import stat
 import struct
 import termios
+from collections.abc import Iterable
 
-from cmdop_migrate.holder import cgroup, syscalls, whiteouts
+from cmdop_migrate.holder import cgroup, syscalls
 from cmdop_migrate.holder.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, mount
+from cmdop_migrate.util.paths import RESOLV, SPECIAL, is_under
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
@@ -116,9 +118,49 @@ def mount_files(order: dict[str, object]) -> None:
     # On a tmpfs of this namespace's own: a lower layer may not lie inside another, and nothing of it should stay.
     mount("tmpfs", f"{base}/host", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     points = [layer["point"] for layer in overlays]
-    above = whiteouts.make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
+    above = make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
     for layer in overlays:
         _overlay(base, root, layer, above.get(layer["point"]))
+
+
+def make_host_layer(top: str, points: Iterable[str], hidden: Iterable[str], resolv: str | None) -> dict[str, str]:
+    """Fill `top` with a layer between the host's files and the session's: whiteouts over what is private to this
+    toolkit (keys, other sessions), and a resolv.conf that works from a private network. Return the directory under
+    `top` of each mount point that needs one."""
+    order = sorted(points, key=len, reverse=True)
+    made: dict[str, str] = {}
+
+    def place(path: str) -> str:
+        point = next(mount for mount in order if is_under(path, mount))
+        if point not in made:
+            made[point] = f"{top}/{len(made)}"
+            _make_like(point, made[point])
+        here, there = made[point], point
+        for part in os.path.relpath(os.path.dirname(path), point).split("/"):
+            here, there = f"{here}/{part}", f"{there}/{part}"
+            if not os.path.lexists(here):
+                _make_like(there, here)
+        return f"{here}/{os.path.basename(path)}"
+
+    for path in hidden:
+        # Also what does not exist yet: it must not appear in a running session when it is created.
+        if os.path.isdir(os.path.dirname(path)) and not any(is_under(path, special) for special in SPECIAL):
+            os.mknod(place(path), stat.S_IFCHR, os.makedev(0, 0))
+    if resolv is not None:
+        target = place(RESOLV)
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(resolv)
+        os.chmod(target, 0o644)
+    return made
+
+
+def _make_like(there: str, here: str) -> None:
+    """Make a directory `here` with the owner, mode and times of `there`, because those of the top layer are seen."""
+    info = os.stat(there)
+    os.mkdir(here)
+    os.chown(here, info.st_uid, info.st_gid)
+    os.chmod(here, info.st_mode & 0o7777)
+    os.utime(here, ns=(info.st_atime_ns, info.st_mtime_ns))
 
 
 def build_root(order: dict[str, object]) -> None:

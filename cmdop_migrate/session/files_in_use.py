@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import is_under
 from cmdop_migrate.session import inotify_watches, overlay_redirects
+from cmdop_migrate.util.paths import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
 _DELETED = " (deleted)"

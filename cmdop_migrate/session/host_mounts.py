@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import RESOLV, SPECIAL, is_under
+from cmdop_migrate.util.paths import RESOLV, SPECIAL, is_under
 
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3")
 _OTHER = ("overlay", "tmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs")

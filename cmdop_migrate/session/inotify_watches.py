@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import is_under
+from cmdop_migrate.util.paths import is_under
 
 _USUAL = ("etc", "tmp", "home", "root", "srv", "run", "dev/shm", "var/log", "var/spool", "var/lib", "usr/share", "opt")
 _SKIPPED = frozenset({"proc", "sys"})  # at the root: CRIU finds what is watched there by its handle

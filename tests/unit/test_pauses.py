@@ -10,7 +10,8 @@ import pytest
 
 from cmdop_migrate.agent import pause_watchdog
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.holder import lease_watchdog, protocol, vm_pause
+from cmdop_migrate.holder import lease_watchdog, protocol
+from cmdop_migrate.util import vm_pause
 from tests.support.host import until
 
 REAL = vm_pause.is_virtual
