@@ -1,4 +1,4 @@
-"""The values that move between layers. Frozen; plain data in, plain data out."""
+"""Define the frozen values that move between layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from cmdop_migrate.errors import Usage
 
 State = Literal["running", "frozen", "fenced", "checkpointing", "parked", "restoring", "exited"]
-# handing: it stands still here while another host restores it; only the lease says which of the two goes on.
+# handing: it is frozen here while another host restores it; only the lease says which of the two copies may run.
 Phase = Literal["starting", "live", "handing", "parked", "restoring", "exited"]
 NetMode = Literal["private", "host"]
 ExitKind = Literal[
@@ -19,13 +19,13 @@ ExitKind = Literal[
 
 RECORD_VERSION = 1
 PROTOCOL = 1
-"""What two hosts must agree on: grows when what one host says to another, or is told by it, changes its meaning."""
+# What two hosts must agree on: it grows when the meaning of what hosts say to each other changes.
 _ID = re.compile(r"[0-9a-f]{24}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def session_name(text: str) -> str:
-    """The name itself, or Usage: names end up in paths and on screens."""
+    """Return the name. Raise Usage if it is not valid: names end up in paths and on screens."""
     if not _NAME.fullmatch(text):
         shown = text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
         raise Usage(
@@ -36,17 +36,18 @@ def session_name(text: str) -> str:
 
 
 def new_session_id() -> str:
-    """Identity of a session, for ever: 96 random bits, so no two hosts ever make the same."""
+    """Return a new, permanent session id: 96 random bits, so that no two hosts ever make the same one."""
     return os.urandom(12).hex()
 
 
 def is_session_id(text: str) -> bool:
+    """Return whether `text` has the form of a session id."""
     return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a session was asked to be."""
+    """Describe what a user asked a session to be."""
 
     command: tuple[str, ...]
     cwd: str
@@ -54,13 +55,13 @@ class Spec:
     env: tuple[tuple[str, str], ...]
     net: NetMode = "private"
     shares: tuple[str, ...] = ()
-    hooks: tuple[tuple[str, str], ...] = ()  # (event, executable on whatever host it is on)
-    gate: str | None = None  # who is asked before a line is committed, instead of the host's own
+    hooks: tuple[tuple[str, str], ...] = ()  # (event, executable on the host that the session is on)
+    gate: str | None = None  # the gate asked before a line is committed, instead of the host's own
 
 
 @dataclass(frozen=True)
 class Link:
-    """A private network's two ends: `address` inside, `gateway` on the host's veth."""
+    """Name the two ends of a private network: `address` inside, `gateway` on the host's veth."""
 
     veth: str
     address: str
@@ -130,7 +131,8 @@ def _kind_of_old_reason(reason: str) -> tuple[ExitKind, str | None, int | None]:
 
 @dataclass(frozen=True)
 class Record:
-    """One session on one host, as kept in its directory. The holder's lock says whether it lives."""
+    """Describe one session on one host, as its directory keeps it. The holder's lock, not the record, says whether it
+    lives."""
 
     session: str
     name: str
@@ -153,7 +155,7 @@ class Record:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Record:
-        """Raises KeyError, TypeError or ValueError on anything that is not a record of this version."""
+        """Return the record in `data`. Raise KeyError, TypeError or ValueError if that is no record of this version."""
         if data["version"] != RECORD_VERSION:
             raise ValueError(f"record version {data['version']}, this program knows {RECORD_VERSION}")
         spec = dict(data["spec"])

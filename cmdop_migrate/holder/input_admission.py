@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         def note(self, event: str, **facts: object) -> None: ...
 
 
-# Seconds: a client that keeps typing without the turn is told once, and after a pause again, with the total since then.
+# Seconds: a client that keeps typing without the turn gets one refusal; after a pause another, with the total.
 REFUSAL_BURST = 1.0
 NOTES = 100  # events that one session may add to the host's log in a minute
 BEHIND = 64 << 10  # bytes not read yet: such a client has no use for the turns in between

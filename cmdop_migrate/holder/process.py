@@ -385,7 +385,7 @@ def main() -> None:
             holder.adopt(*start.start(message, control))
             start.write_token(holder.pid, holder.token)
         start.tell(control, {"ok": True, "pid": holder.pid, "holder": os.getpid()})
-    except Exception as error:  # noqa: BLE001 - a supervisor: every error is told to the starter, and nothing stays
+    except Exception as error:  # noqa: BLE001 - a supervisor: the starter gets every error, and nothing stays
         start.give_up(message, control, error)
         sys.exit(1)
     if holder.pager is None:

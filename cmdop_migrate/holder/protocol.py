@@ -64,7 +64,7 @@ def parse_output(payload: bytes) -> tuple[int, bytes]:
 
 
 def parse_control(payload: bytes) -> dict[str, object]:
-    """Return the JSON object in a CONTROL frame. Raise ProtocolError if there is none."""
+    """Return the JSON object in a CONTROL frame. Raise ProtocolError if it holds another value."""
     try:
         message = json.loads(payload)
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SPECIAL = ("/proc", "/sys", "/dev", "/run")  # of the kernel, or made anew for each session
+SPECIAL = ("/proc", "/sys", "/dev", "/run")  # of the kernel, or mounted for each session
 RESOLV = "/etc/resolv.conf"
 
 

@@ -90,12 +90,12 @@ def test_clients_are_told_why(quick: Host) -> None:
     with Pty([*quick.prefix, *ATTACH], quick.env()) as early:
         early.expect(b"n 5")
         with fenced_sessions.halted(agent):
-            early.expect(b"it stands still: its lease was not renewed in time", 10)
+            early.expect(b"frozen: its lease was not renewed in time", 10)
             assert quick.sessions()[0]["state"] == "fenced"
             with Pty([*quick.prefix, *ATTACH], quick.env()) as late:
-                late.expect(b"it stands still: its lease was not renewed in time", 10)
+                late.expect(b"frozen: its lease was not renewed in time", 10)
                 quick.ok("send", session, "x")
-        early.expect(b"it goes on: its lease is renewed", 10)
+        early.expect(b"resumed: its lease is renewed", 10)
 
 
 ATTACH = [*CM, "attach", "w"]
