@@ -1,7 +1,7 @@
-"""Time, read in one place so that tests can give another.
+"""Read the time in one place, so that tests can replace it.
 
-Deadlines are on CLOCK_BOOTTIME: it never jumps, and it goes on counting while
-the machine is suspended, which is exactly when a lease must run out.
+Deadlines are on CLOCK_BOOTTIME: it never jumps, and it continues while the
+machine is suspended, which is when a lease must run out.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 
 
 def boottime() -> float:
-    """Seconds since boot, suspended time included."""
+    """Return the seconds since boot, suspended time included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def walltime() -> float:
-    """Seconds since the epoch. For people and records only; never compared between hosts."""
+    """Return the seconds since the epoch. For people and records only; never compared between hosts."""
     return time.time()

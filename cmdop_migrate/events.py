@@ -1,7 +1,7 @@
-"""The record: one JSON line per thing that happened to a session, kept on its host.
+"""Keep a host's event log: one JSON line for each thing that happened to a session.
 
-Guarantees are checked from here, so a line is written before the act is
-reported as done. One write per line to an O_APPEND file: lines of several
+Guarantees are checked against this log, so a line is written before the act is
+reported as done. Each line is one write to an O_APPEND file: lines of several
 processes never mix.
 """
 
@@ -14,7 +14,7 @@ import os
 from cmdop_migrate.clock import walltime
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the holder loads this module: it pays for no more than it needs
+if TYPE_CHECKING:  # the holder imports this module, and must stay small
     from collections.abc import Callable, Iterator
     from os import PathLike
 
@@ -22,7 +22,7 @@ ROTATE_AT = 8 << 20
 
 
 class Events:
-    """Appends to STATE_DIR/events.jsonl; the file before it is kept as events.jsonl.1."""
+    """Append to STATE_DIR/events.jsonl, and read it; the file before it is kept as events.jsonl.1."""
 
     def __init__(self, state_dir: str | PathLike[str], host: str) -> None:
         self.path = os.path.join(state_dir, "events.jsonl")
@@ -46,7 +46,7 @@ class Events:
             os.close(fd)
 
     def _rotate(self, fd: int) -> None:
-        """Once, by whoever comes first: a second rotation would throw the older file away."""
+        """Rotate the file unless another process has done so: a second rotation would discard the older file."""
         fcntl.flock(fd, fcntl.LOCK_EX)
         try:
             if os.path.samestat(os.fstat(fd), os.stat(self.path)):
@@ -55,18 +55,19 @@ class Events:
             return
 
     def read(self, session: str | None = None) -> Iterator[dict[str, object]]:
-        """All kept lines, oldest first; a line cut short by a crash is passed over."""
+        """Yield all kept lines, oldest first; a line cut short by a crash is skipped."""
         return self._read_on({}, session)
 
     def follow(self, session: str | None, pause: Callable[[], None]) -> Iterator[dict[str, object]]:
-        """All kept lines, then new ones as they come, each once, also across a rotation; `pause` is called between."""
+        """Yield all kept lines, then new ones as they are written, each once, also across a rotation. Call `pause` in
+        between."""
         places: dict[int, int] = {}
         while True:
             yield from self._read_on(places, session)
             pause()
 
     def _read_on(self, places: dict[int, int], session: str | None) -> Iterator[dict[str, object]]:
-        """What lies behind `places`: by inode, the byte up to which a file was read. They move along."""
+        """Yield the lines after `places`, which has, by inode, the byte up to which a file was read, and is updated."""
         for path in (self.path + ".1", self.path):
             try:
                 file = open(path, "rb")  # noqa: SIM115 - closed below

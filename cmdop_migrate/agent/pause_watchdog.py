@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cmdop_migrate import log
 from cmdop_migrate.agent.holder_connections import HolderConnections
-from cmdop_migrate.holder.vm_pause import Pauses
+from cmdop_migrate.util.vm_pause import Pauses
 
 CHECK_EVERY = 0.02  # seconds
 _log = log.get("agent")

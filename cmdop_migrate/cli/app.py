@@ -15,8 +15,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
-from cmdop_migrate.holder.protocol import UNSURE, UNWANTED
-from cmdop_migrate.host.host import DIED, Host
+from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import prefetch_directory
 from cmdop_migrate.model import Record
 
@@ -27,13 +26,13 @@ def _needs_agent(record: Record) -> bool:
     """It lives here, or its lease is yet to be asked whether it is parked, or told that it has ended."""
     if record.exit is None:
         return record.phase in ("live", "handing")
-    return record.exit.reason in (UNSURE, UNWANTED)
+    return record.exit.kind in ("parking_unknown", "kill_pending")
 
 
 def _has_just_died(record: Record) -> bool:
     """Its holder noted nothing: it may be parked, and an agent asks its lease as soon as it starts."""
     exited = record.exit
-    return exited is not None and exited.reason == DIED and clock.walltime() - exited.at < RECENT
+    return exited is not None and exited.kind == "holder_died" and clock.walltime() - exited.at < RECENT
 
 
 class App:

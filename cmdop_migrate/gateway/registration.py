@@ -4,7 +4,7 @@
     live, under this token                          REGISTER
     live, but under another token than registered   REGISTER anew
     handing over to another host                    LEAVE moving, to that host
-    exited: "moved to host-b", superseded           LEAVE moving
+    exited: moved or superseded                     LEAVE moving
     parked, or died with its holder                 LEAVE parked: from its last checkpoint, if any, it may come back
     exited, or gone                                 LEAVE exited
 
@@ -14,7 +14,6 @@ Reading is kept apart from judging: `changes` is pure.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,14 @@ from typing import Literal
 
 from cmdop_migrate import clock
 from cmdop_migrate.host import move_journal
-from cmdop_migrate.host.host import DIED, Host
-from cmdop_migrate.model import Phase, Record
+from cmdop_migrate.host.host import Host
+from cmdop_migrate.model import Exit, Phase, Record
 from cmdop_migrate.util.inotify import Watch
 
 RECENT = 5.0
 Stamp = tuple[int, int, int]
 State = Literal["moving", "parked", "exited"]
 SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session stands still here
-# As handover.note_moved and the holder's on_superseded write it down.
-_MOVED = re.compile(r"(?:moved to|superseded by token \d+ on) (?P<to>\S+)")
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Standing:
     name: str
     phase: Phase | Literal["gone"]
     to: str | None = None
-    reason: str = ""
+    exit: Exit | None = None
 
 
 @dataclass(frozen=True)
@@ -72,10 +69,11 @@ def _state(one: Standing | None) -> tuple[State, str | None]:
         return "moving", one.to
     if one.phase == "parked":
         return "parked", None
-    if one.reason == DIED:
+    if one.exit is not None and one.exit.kind == "holder_died":
         return "parked", None
-    found = _MOVED.match(one.reason)
-    return ("moving", found["to"]) if found else ("exited", None)
+    if one.exit is not None and one.exit.kind in ("moved", "superseded"):
+        return "moving", one.exit.to
+    return "exited", None
 
 
 class Lookout:
@@ -99,9 +97,8 @@ class Lookout:
             record = self._record(session)
             if record is not None:
                 move = open_moves.get(session)
-                reason = record.exit.reason if record.exit else ""
                 to = move.target if move else None
-                found[session] = Standing(session, record.token, record.name, record.phase, to, reason)
+                found[session] = Standing(session, record.token, record.name, record.phase, to, record.exit)
         return found
 
     def is_moving(self, told: Container[str]) -> bool:

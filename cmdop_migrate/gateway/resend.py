@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cmdop_migrate.holder import protocol
+from cmdop_migrate.model import exit_kind
 
 KEPT = 64 << 10  # typed bytes that are not known to be applied; then the keyboard is not read
 TYPE_STEP = 4096
@@ -230,10 +231,9 @@ class Bridge:
 
     def _exit(self, message: Message) -> list[Act]:
         """It is over, or only here."""
-        reason = str(message.get("reason", ""))
         if message.get("checkpoint") is not None:
             return self.whereabouts({"event": "parked"})
-        if message.get("code") is None or reason.startswith("superseded"):
+        if message.get("code") is None or exit_kind(message) == "superseded":
             return self.whereabouts({"event": "moving", "to": None})
         return [*self._goes_on(), ToClient(protocol.control(message)), Over()]
 

@@ -1,7 +1,4 @@
-"""One cgroup v2 group per session: freezing, counting and ending the whole tree at once.
-
-Stdlib only: the holder loads this.
-"""
+"""Freeze, count and kill all processes of a session through its cgroup v2 group."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ import errno
 import os
 import time
 
-# Of a group that is removed just now; of one of threads, whose processes the group above it lists.
+# The errors for a group that is being removed; and for a threaded one, whose processes the group above it lists.
 _GONE = (errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
 
 
 def mount_point() -> str | None:
-    """Where cgroup v2 is mounted: /sys/fs/cgroup, or a sub-mount on machines that mix v1 and v2."""
+    """Return where cgroup v2 is mounted: /sys/fs/cgroup, or a sub-mount on machines that mix v1 and v2. None:
+    nowhere."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         for line in mounts:
             fields = line.split(" ")
@@ -25,6 +23,7 @@ def mount_point() -> str | None:
 
 
 def path_of(mount: str, host_id: str, session: str) -> str:
+    """Return the directory of a session's group."""
     return f"{mount}/cmdop-migrate/{host_id}/{session}"
 
 
@@ -33,33 +32,33 @@ def create(path: str) -> None:
 
 
 def join(path: str, pid: int = 0) -> None:
-    """Moves a process (0: the caller) in. Before its first fork, or CRIU meets a half-frozen tree."""
+    """Move a process (0: the caller) into the group. Do so before its first fork, or CRIU meets a half-frozen tree."""
     _write(f"{path}/cgroup.procs", str(pid))
 
 
 def pids(path: str) -> list[int]:
-    """Every process of the group and of those below it, as this pid namespace counts them; empty when the group is
-    gone."""
+    """Return every process of the group and of the groups below it, by its number in this pid namespace; nothing if the
+    group is gone."""
     try:
         with open(f"{path}/cgroup.procs", encoding="ascii") as procs:
-            found = [int(line) for line in procs if line.strip() != "0"]
+            own = [int(line) for line in procs if line.strip() != "0"]
         inner = inner_groups(path)
     except OSError as error:
         if error.errno in _GONE:
             return []
         raise
-    return found + [pid for name in inner for pid in pids(f"{path}/{name}")]
+    return own + [pid for name in inner for pid in pids(f"{path}/{name}")]
 
 
 def inner_groups(path: str) -> list[str]:
-    """Names of the groups that were made directly below it."""
-    if os.stat(path).st_nlink <= 2:  # a directory has one more for each in it
+    """Return the names of the groups directly below this one."""
+    if os.stat(path).st_nlink <= 2:  # a directory has one link more for each directory in it
         return []
     return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
 
 
 def freeze(path: str, timeout: float = 10.0) -> bool:
-    """Stops every process and waits until all stand still. False when that takes longer than `timeout`."""
+    """Freeze every process and wait until all are frozen. Return False if that takes longer than `timeout`."""
     _write(f"{path}/cgroup.freeze", "1")
     until = time.monotonic() + timeout
     while not is_frozen(path):
@@ -70,7 +69,7 @@ def freeze(path: str, timeout: float = 10.0) -> bool:
 
 
 def order_freeze(path: str) -> None:
-    """Stops every process, without waiting until all have: each does at its next return to user space."""
+    """Order the freeze without waiting for it: each process stops at its next return to user space."""
     try:
         _write(f"{path}/cgroup.freeze", "1")
     except FileNotFoundError:
@@ -82,7 +81,7 @@ def thaw(path: str) -> None:
 
 
 def cpu_seconds(path: str) -> float:
-    """Processor time its processes have used so far; 0 when the group is gone."""
+    """Return the processor time that its processes have used so far; 0 if the group is gone."""
     try:
         with open(f"{path}/cpu.stat", encoding="ascii") as stats:
             for line in stats:
@@ -95,7 +94,8 @@ def cpu_seconds(path: str) -> float:
 
 
 class Grip:
-    """This group, and not one that is made later at the same path. FileNotFoundError when there is none."""
+    """Hold on to this group, and not to one that is made later at the same path. Raise FileNotFoundError if there is
+    none."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,18 +122,19 @@ class Grip:
         try:
             os.write(fd, b"1")
         except OSError as error:
-            if error.errno != errno.ENODEV:  # went between the two
+            if error.errno != errno.ENODEV:  # it was removed between open and write
                 raise
         finally:
             os.close(fd)
 
 
 def is_frozen(path: str) -> bool:
+    """Return whether every process is frozen by now."""
     return _event(path, "frozen")
 
 
 def is_to_freeze(path: str) -> bool:
-    """That the order to is in force, whether or not all stand still by now."""
+    """Return whether the order to freeze is in force, whether or not all processes are frozen by now."""
     try:
         with open(f"{path}/cgroup.freeze", encoding="ascii") as order:
             return order.read().strip() == "1"
@@ -146,11 +147,11 @@ def is_populated(path: str) -> bool:
 
 
 def is_traced(path: str) -> bool:
-    """That somebody traces every single thread of it: none takes a step of its own."""
+    """Return whether every single thread is traced by another process: then none runs its own code."""
     try:
         with open(f"{path}/cgroup.threads", encoding="ascii") as threads:
             return all(_tracer(int(line)) for line in threads)
-    except OSError:  # one of them has just ended: it was not stopped
+    except OSError:  # one of them has just ended, so it was not stopped
         return False
 
 
@@ -160,8 +161,8 @@ def _tracer(thread: int) -> int:
 
 
 class _Dumpers:
-    """The CRIU, if any, that has its processes in its hands. It must end with them: waiting for the first of them,
-    which waits for the others, which wait for CRIU to be looked at, it would wait for ever."""
+    """Kill the CRIU that dumps these processes, if there is one. It must end with them: else it waits for the first of
+    them, which waits for the others, which wait for CRIU to resume them."""
 
     def __init__(self, threads: str) -> None:
         self._pids = set()
@@ -197,7 +198,8 @@ def _threads(path: str, dir_fd: int | None = None) -> str:
 
 
 def kill(path: str) -> None:
-    """SIGKILL to all at once, forks in flight included. No error when the group is gone or empty."""
+    """Send SIGKILL to all processes simultaneously, forks in progress included. Do nothing if the group is gone or
+    empty."""
     dumpers = _Dumpers(_threads(f"{path}/cgroup.threads"))
     try:
         _write(f"{path}/cgroup.kill", "1")
@@ -208,18 +210,19 @@ def kill(path: str) -> None:
             except ProcessLookupError:
                 continue
     except OSError as error:
-        if error.errno != errno.ENODEV:  # it went between being opened and being written to
+        if error.errno != errno.ENODEV:  # it was removed between open and write
             raise
     dumpers.kill()
 
 
 def gate(path: str) -> str:
-    """The group of whoever is asked about this session's inputs: so that it ends whole, and with the session."""
+    """Return the group of the process that is asked about this session's input: it ends as a whole, and with the
+    session."""
     return f"{path}.gate"
 
 
 def remove(path: str, timeout: float = 5.0) -> bool:
-    """Kills what is left and removes the group, with those made below it. False if it is still busy after
+    """Kill what is left and remove the group with all groups below it. Return False if it is still busy after
     `timeout`."""
     _remove(gate(path), timeout)
     return _remove(path, timeout)

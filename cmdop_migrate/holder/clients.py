@@ -1,8 +1,8 @@
-"""The holder's side of its clients: each reads the output at its own pace, from its own position.
+"""Serve the holder's clients: each reads the output at its own pace, from its own position.
 
-No client has a buffer that grows: a cursor into the ring is all a slow one
-costs, and when the ring has moved on it is told how much it missed. Stdlib
-only: the holder loads this.
+No client has a buffer that grows: a slow one costs no more than a cursor into
+the ring. When the ring has evicted bytes that a client has not read, the client
+learns how many it missed.
 """
 
 from __future__ import annotations
@@ -18,49 +18,59 @@ from cmdop_migrate.holder.output_ring import Ring
 
 MAX_CLIENTS = 512
 MAX_UNSENT = 4 << 20
-READ_SIZE = 8 << 10  # in one go: input of one may be work, and others wait meanwhile
-WAIT = 0.01  # seconds, before one that cannot be let in is looked at again
+READ_SIZE = 8 << 10  # per read: handling one client's input takes time, in which the others wait
+ACCEPT_PAUSE = 0.01  # seconds, after a connection that could not be accepted
 
 
 class Client:
-    """One connection. `cursor` is None until it asks for output."""
+    """Hold the state of one connection. `cursor` is None until the client asks for output."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, number: int = 0) -> None:
         self.sock = sock
+        self.number = number  # of this connection: unlike `fd`, no later one gets it again
         self.fd = sock.fileno()  # stays readable after the socket is closed
         self.decoder = protocol.Decoder()
         self.unsent = bytearray()
         self.cursor: int | None = None
         self.actor = ""
-        self.stream: str | None = None  # what it types is numbered, and may come twice
+        self.stream: str | None = None  # its input is numbered, and may arrive twice
         self.read_only = False
         self.attached = False
         self.blocked = False
-        self.lost = 0  # bytes that were no longer kept when it was ready for them
-        self.refused, self.refused_at = 0, 0.0  # bytes that were refused and not yet said; when it was last
+        self.lost = 0  # bytes that the ring had evicted before it read them
+        self.refused, self.refused_at = 0, 0.0  # bytes refused and not reported yet; time of the last refusal
 
 
 class Clients:
+    """Hold all connections of one holder."""
+
     def __init__(self, epoll: select.epoll, ring: Ring, on_left: Callable[[Client], None] = lambda _: None) -> None:
-        """`on_left` hears of each that was attached and is no more, whoever hung up."""
+        """Call `on_left` for each attached client whose connection closes, by either side."""
         self._epoll, self._ring, self._on_left = epoll, ring, on_left
         self._all: dict[int, Client] = {}
-        self.left = 0.0  # when the last one that was attached went
-        # Descriptors are kept back for the holder's own work: running out of them must never end a session.
+        self._accepted = 0
+        self.left = 0.0  # when the last attached terminal left
+        # Some descriptors are reserved for the holder's own work: running out of them must never end a session.
         self._most = max(1, min(MAX_CLIENTS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 64))
 
     def get(self, fd: int) -> Client | None:
+        """Return the client with this descriptor, or None."""
         return self._all.get(fd)
 
+    def find(self, number: int) -> Client | None:
+        """Return the client with this number; None: its connection has closed."""
+        return next((client for client in self._all.values() if client.number == number), None)
+
     def attached(self) -> int:
+        """Return how many terminals are attached."""
         return sum(client.attached for client in self._all.values())
 
     def accept(self, listener: socket.socket) -> None:
-        """One more, if the machine has what it takes: that it has not must never end a session either."""
+        """Accept one connection, if the machine has the resources: running out of them must never end a session."""
         try:
             sock, _ = listener.accept()
-        except OSError:  # no memory, or no descriptors in all of the machine: it stays in line
-            time.sleep(WAIT)
+        except OSError:  # out of memory or descriptors on this machine: the connection waits in the listener's queue
+            time.sleep(ACCEPT_PAUSE)
             return
         if len(self._all) >= self._most:
             sock.close()
@@ -68,13 +78,15 @@ class Clients:
         try:
             sock.setblocking(False)
             self._epoll.register(sock.fileno(), select.EPOLLIN)
-        except OSError:  # of what is watched there is a most, for a user and in all
+        except OSError:  # the kernel limits how many descriptors epoll watches, per user
             sock.close()
             return
-        self._all[sock.fileno()] = Client(sock)
+        self._accepted += 1
+        self._all[sock.fileno()] = Client(sock, self._accepted)
 
     def read(self, client: Client) -> list[tuple[int, bytes]]:
-        """Whole frames that have arrived; drops the client at its end or on nonsense."""
+        """Return the whole frames that have arrived. Drop the client at the end of its stream, and if it sends no
+        frames."""
         try:
             data = client.sock.recv(READ_SIZE)
             if data:
@@ -87,22 +99,24 @@ class Clients:
         return []
 
     def say(self, client: Client, message: dict[str, object]) -> None:
+        """Send a message to one client."""
         client.unsent += protocol.control(message)
         self.pump(client)
 
     def tell_all(self, message: dict[str, object], most: int = MAX_UNSENT) -> None:
-        """To everyone who follows the output, and has not got more than `most` bytes to read already."""
+        """Send a message to all clients that follow the output and have at most `most` bytes still to read."""
         for client in list(self._all.values()):
             if client.cursor is not None and len(client.unsent) <= most:
                 self.say(client, message)
 
     def pump_all(self) -> None:
+        """Send new output to all clients that follow it."""
         for client in list(self._all.values()):
             if client.cursor is not None:
                 self.pump(client)
 
     def pump(self, client: Client) -> None:
-        """Sends what the client takes now and no more; asks to be woken for the rest."""
+        """Send what the client has room for now; poll for the rest."""
         try:
             while self._refill(client):
                 sent = client.sock.send(client.unsent)
@@ -113,7 +127,7 @@ class Clients:
             self.drop(client)
             return
         if len(client.unsent) > MAX_UNSENT:
-            self.drop(client)  # asks and asks, and never reads an answer
+            self.drop(client)  # it sends requests and never reads an answer
             return
         self._watch(client)
 
@@ -137,17 +151,19 @@ class Clients:
         self._epoll.modify(client.sock.fileno(), events)
 
     def block(self, client: Client) -> None:
-        """Stops reading a client that types faster than the session reads; the socket holds the rest."""
+        """Stop reading from a client that types faster than the session reads; its socket buffers the rest."""
         client.blocked = True
         self._watch(client)
 
     def unblock(self) -> None:
+        """Read from all clients again."""
         for client in self._all.values():
             if client.blocked:
                 client.blocked = False
                 self._watch(client)
 
     def drop(self, client: Client) -> None:
+        """Close a connection."""
         if self._all.pop(client.sock.fileno(), None) is not None:
             self._epoll.unregister(client.sock.fileno())
             client.sock.close()
@@ -156,22 +172,25 @@ class Clients:
                 self._on_left(client)
 
     def farewell(self, message: dict[str, object], seconds: float) -> None:
-        """The last output and this message to everyone who reads within `seconds`."""
+        """Send the last output and then this message to all clients that read within `seconds`; close all
+        connections."""
         until = time.monotonic() + seconds
         waiting = list(self._all.values())
         while waiting and time.monotonic() < until:
             for client in waiting:
                 client.sock.setblocking(False)
                 self.pump(client)
-            waiting = [one for one in waiting if one.sock.fileno() >= 0 and (one.unsent or not self._caught_up(one))]
+            waiting = [
+                slow for slow in waiting if slow.sock.fileno() >= 0 and (slow.unsent or not self._caught_up(slow))
+            ]
             if waiting:
-                select.select([], [one.sock for one in waiting], [], 0.05)
+                select.select([], [slow.sock for slow in waiting], [], 0.05)
         for client in list(self._all.values()):
-            # One that has not read all hears no farewell: to take it for the end would hide what it missed.
+            # A client that has not read all output gets no exit event: it would take it for the end, and miss the rest.
             if not client.unsent and self._caught_up(client):
                 client.unsent += protocol.control(message)
                 self.pump(client)
-            client.attached = False  # the session leaves it, not it the session
+            client.attached = False  # it did not leave: the session ended
             self.drop(client)
 
     def _caught_up(self, client: Client) -> bool:

@@ -1,7 +1,7 @@
-"""Asks a gate that has an address: POST of the question, answered with {"allow": true|false, "why": …}.
+"""Ask a gate that has an HTTP address: POST the question, read {"allow": true|false, "why": …}.
 
-A process of its own, so that the holder never waits for a network. Its exit
-status is the answer, as an executable's is.
+This runs as a process of its own, so that the holder never waits for a network.
+Its exit status is the answer, as with a gate that is an executable.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ FAILED = 2
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """What was typed goes to the address that was set, and to no other."""
+    """Refuse redirects: what was typed is sent to the configured address and to no other."""
 
     def redirect_request(self, *_: object) -> None:
         return None
 
 
 def call(address: str, question: bytes, timeout: float) -> tuple[int, str]:
-    """-> (exit status, words)."""
-    # No proxy either: nothing of this process's surroundings decides who reads what was typed.
+    """Return the exit status and the reason."""
+    # No proxy either: the environment must not decide which server reads what was typed.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     try:
         request = urllib.request.Request(address, question, {"Content-Type": "application/json"})
@@ -47,6 +47,7 @@ def call(address: str, question: bytes, timeout: float) -> tuple[int, str]:
 
 
 def main() -> None:
+    """Ask the address in argv[2] the question on standard input; print the reason and exit with the answer."""
     status, words = call(sys.argv[2], sys.stdin.buffer.read(), float(sys.argv[3]))
     os.write(1, words[:1000].encode("utf-8", "replace"))
     sys.exit(status)

@@ -1,7 +1,7 @@
-"""Since when nothing happens in a session: no output, no input, no client that left, no work done.
+"""Tell how long a session has been idle: no output, no input, no client that left, no processor time used.
 
-On CLOCK_MONOTONIC: a wall clock that jumps makes nobody idle, nor does a
-machine that sleeps. Stdlib only: the holder loads this.
+Measured on CLOCK_MONOTONIC: neither a wall clock that jumps nor a suspended
+machine makes a session idle.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import time
 
 from cmdop_migrate.holder import cgroup
 
-BUSY = 0.01  # of one processor: what timers and idle loops of a quiet program stay below
-LOOK_EVERY = 1.0  # seconds; over less, a single wake-up would count
+BUSY = 0.01  # share of one processor: timers and idle loops of a quiet program use less
+MEASURE_OVER = 1.0  # seconds at least: in a shorter time a single wake-up would count as work
 
 
 class Idle:
-    """`touch` on every sign of life; `look` now and then, for work nobody sees."""
+    """Measure idleness. Call `touch` for each sign of life, and `look` now and then, for processor time used."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -23,12 +23,13 @@ class Idle:
         self._used = cgroup.cpu_seconds(group)
 
     def touch(self) -> None:
+        """Note a sign of life."""
         self.last = time.monotonic()
 
     def look(self) -> None:
-        """Whether its processes have worked since the last look."""
+        """Check whether the processes have used processor time since the last look."""
         now = time.monotonic()
-        if now - self._looked < LOOK_EVERY:
+        if now - self._looked < MEASURE_OVER:
             return
         used = cgroup.cpu_seconds(self._group)
         if used - self._used > BUSY * (now - self._looked):
@@ -36,8 +37,9 @@ class Idle:
         self._looked, self._used = now, used
 
     def pass_over(self) -> None:
-        """What was used since the last look was not the session's own doing: it was dumped."""
+        """Ignore the processor time used since the last look: CRIU used it for a dump, not the session."""
         self._looked, self._used = time.monotonic(), cgroup.cpu_seconds(self._group)
 
     def seconds(self) -> float:
+        """Return the seconds since the last sign of life."""
         return max(0.0, time.monotonic() - self.last)

@@ -1,9 +1,8 @@
-"""The record of what went into a session: one JSON line each, in order, each bound to the one before it.
+"""Write the input journal of a session: one JSON line per input, in order, each bound to the one before it.
 
-A line carries `prev`, the digest of the line before, so that none can be
-changed, removed or put in without breaking the chain. The file moves with the
-session, and so does the digest of its last line. Stdlib only: the holder
-loads this.
+A line carries `prev`, the digest of the line before, so that no line can be
+changed, removed or inserted without breaking the chain. The file moves with the
+session, and so does the digest of its last line.
 """
 
 from __future__ import annotations
@@ -18,17 +17,18 @@ _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 def digest(line: bytes) -> str:
-    """Of one line, without its end."""
+    """Return the digest of one line, without its newline."""
     return blake2b(line, digest_size=16).hexdigest()
 
 
 class Journal:
-    """Append-only JSON lines in the session's directory. Numbers go on where the file ends, or the one before it."""
+    """Append JSON lines to a file in the session's directory. Numbering continues where the file, or the one before it,
+    ends."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = os.open(path, _FLAGS, 0o600)
-        self._cut = b""  # what must come first, so that the next line stands alone
+        self._cut = b""  # written before the next line, so that it is a line of its own
         tail = _tail(self._fd)
         if tail and not tail.endswith(b"\n"):
             self._cut = b"\n"  # a line cut by a crash is ended before the next one
@@ -47,8 +47,8 @@ class Journal:
             os.close(fd)
 
     def write(self, line: dict[str, object]) -> int:
-        """Its number. On a full disk the line is lost and the number with it, a gap that tells, and a chain that is
-        broken there: a session must not end, nor its user be locked out, because its record cannot be kept."""
+        """Append a line and return its number. On a full disk the line is lost; the missing number and the broken chain
+        show that. A session must not end, nor its user be locked out, because its journal cannot be written."""
         seq, self.next = self.next, self.next + 1
         text = json.dumps({"seq": seq, **line, "prev": self.head}, separators=(",", ":")).encode()
         self.head = digest(text)
@@ -63,7 +63,7 @@ class Journal:
         return seq
 
     def _rotate(self) -> None:
-        """A new file, and this one in place of the one before it. If that cannot be, we go on with this one."""
+        """Begin a new file and keep this one as the old one. If that fails, continue with this one."""
         try:
             fd = os.open(self.path + ".new", _FLAGS | os.O_TRUNC, 0o600)
         except OSError:
@@ -79,7 +79,7 @@ class Journal:
 
 
 def _tail(fd: int) -> bytes:
-    """The end of the file, with at least one whole line in it if there is one at all."""
+    """Return the end of the file, with at least one whole line in it if the file has any."""
     size, step = os.fstat(fd).st_size, 64 << 10
     while True:
         tail = os.pread(fd, step, max(0, size - step))
@@ -89,7 +89,7 @@ def _tail(fd: int) -> bytes:
 
 
 def _last(tail: bytes) -> bytes:
-    """The last whole line; empty when there is none."""
+    """Return the last whole line; empty if no line is whole."""
     for line in reversed(tail.split(b"\n")):
         try:
             if int(json.loads(line)["seq"]) >= 0:

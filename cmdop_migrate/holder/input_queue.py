@@ -1,9 +1,9 @@
-"""What goes into a session: one order of attributed inputs, journalled as they reach the terminal.
+"""Queue the input of a session: one order of attributed bytes, journalled as they reach the terminal.
 
-Bytes are staged with their author until someone commits them by Enter (or an
-interrupt); the journal line then names who committed and everyone whose bytes
-are in it. Where there is a gate, the committing byte waits for its answer, and
-everything behind it too: the order is kept. Stdlib only: the holder loads this.
+Bytes are staged with their author until an actor commits them by Enter (or an
+interrupt); the journal line then names the actor that committed, and every
+author. Where there is a gate, the committing byte waits for its answer, and
+everything behind it too: the order is kept.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ COMMIT = b"\r\n\x03\x04\x1a\x1c"  # Enter, ^C, ^D, ^Z, ^\
 LINE_LIMIT = 4096
 QUEUE_LIMIT = 256 << 10
 STEP = 4096
-STEPS = 4  # at a time: whoever seizes the turn meanwhile must not wait for a paste
+STEPS = 4  # per call: an admin that seizes the turn must not wait for a long paste
 ALLOWED = "allowed"
 _LINES = b"\r\n"
 _CTRL_C, _CTRL_D, _CTRL_O, _CTRL_U = 3, 4, 15, 21
-_RAW_KILL = b"\x15\x05\x15"  # first for a pending quote or prefix key; then from the end of the line
+_RAW_KILL = b"\x15\x05\x15"  # the first one for a pending quote or prefix key; then from the end of the line
 
 
 class Modes:
-    """How the terminal takes input just now."""
+    """Read how the terminal takes input now."""
 
     def __init__(self, master: int) -> None:
         try:
@@ -38,38 +38,37 @@ class Modes:
             return
         local = found[3]
         self.canonical, self.signals = bool(local & termios.ICANON), bool(local & termios.ISIG)
-        # A line mode terminal that does not echo is asking for a password: its bytes are not written down.
+        # A terminal in line mode that does not echo asks for a password: its bytes are not journalled.
         self.secret = self.canonical and not local & termios.ECHO
-        self.kill = found[6][termios.VKILL] * 2 if self.canonical else _RAW_KILL  # twice: one may be quoted by ^V
+        self.kill = found[6][termios.VKILL] * 2 if self.canonical else _RAW_KILL  # twice: the first may be quoted by ^V
 
 
 def at(byte: int, staged: int, modes: Modes, gated: bool) -> tuple[bool, bool]:
-    """Pure: whether the gate is asked before this byte, and whether it ends the line, with so much staged before it.
-
-    A gate must see a line whole: so where there is one, only what surely ends a line in the program does here.
-    """
+    """Return whether the gate is asked before this byte, and whether it ends the line, given the bytes staged before
+    it. Pure. A gate must see a whole line: with one, only bytes that surely end a line in the program do so here."""
     full = staged + 1 >= LINE_LIMIT
     if not gated:
         return False, full or byte in COMMIT
     if byte in _LINES or full:
         return True, True
     if byte == _CTRL_D and staged:
-        return modes.canonical, False  # hands half a line to the program, or deletes a letter
+        return modes.canonical, False  # gives half a line to the program, or deletes a character
     if byte == _CTRL_O:
-        return True, False  # readline runs the line on it
+        return True, False  # readline executes the line on it
     return False, byte == _CTRL_D or (byte == _CTRL_C and modes.signals)
 
 
 class Piece:
-    """One actor's bytes on their way to the terminal. `settle`, if given, hears once what became of them: "" when they
-    are all in, else a code and why; `data` is then what went nowhere."""
+    """Hold one actor's bytes on their way to the terminal. `settle`, if given, is called once with the result: "" when
+    all are written, else an error code and the reason; `data` then holds the bytes that were not written."""
 
     def __init__(self, actor: str | None, data: bytes, secret: bool, settle: Settle | None = None) -> None:
-        self.actor = actor  # None: was journalled before a checkpoint
+        self.actor = actor  # None: it was journalled before a checkpoint
         self.data, self.secret, self.settle = bytearray(data), secret, settle
-        self.seq = 0  # of the last line these bytes committed
+        self.seq = 0  # journal number of the last line these bytes committed
 
     def done(self, error: str = "", why: str = "") -> None:
+        """Report the result, once."""
         if self.settle is not None:
             settle, self.settle = self.settle, None
             settle(self, error, why)
@@ -79,23 +78,23 @@ Settle = Callable[[Piece, str, str], None]
 
 
 class Inputs:
-    """Orders, stages, journals and feeds the terminal without ever blocking on it."""
+    """Order, stage and journal input, and write it to the terminal without ever blocking on it."""
 
     def __init__(self, journal: Journal, token: int) -> None:
         self.journal = journal
         self.token = token
-        self.ask: Callable[[dict[str, object]], None] | None = None  # where there is a gate
-        self.asked: Piece | None = None  # whose next byte waits for the gate's answer
-        self._passed = ""  # the gate's answer to it was yes; in which words
+        self.ask: Callable[[dict[str, object]], None] | None = None  # set if there is a gate
+        self.asked: Piece | None = None  # its next byte waits for the gate's answer
+        self._passed = ""  # the gate allowed it; its words
         self._queue: deque[Piece] = deque()
-        self.count = 0  # bytes in it
+        self.count = 0  # bytes in the queue
         self._staged = bytearray()
         self._authors: list[str] = []
-        self._secret = False  # some of what is staged was typed where a password was asked for
+        self._secret = False  # some of what is staged was typed at a password prompt
 
     @property
     def waiting(self) -> int:
-        """Bytes that wait for room in the terminal: not those that wait for a gate."""
+        """Return how many bytes wait for room in the terminal, not counting those that wait for a gate."""
         return 0 if self.asked is not None else self.count
 
     @property
@@ -103,10 +102,11 @@ class Inputs:
         return not self._queue
 
     def has_room(self, count: int) -> bool:
+        """Return whether `count` more bytes fit."""
         return self.count + count <= QUEUE_LIMIT
 
     def add(self, actor: str, data: bytes, master: int, settle: Settle | None = None) -> int:
-        """Takes one actor's bytes; returns the number under which they are, or will be, journalled."""
+        """Queue one actor's bytes. Return the number under which they are, or will be, journalled."""
         piece = Piece(actor, data, Modes(master).secret, settle)
         self._push(piece)
         self.flush(master)
@@ -120,29 +120,30 @@ class Inputs:
             piece.done()
 
     def queued(self) -> list[list[object]]:
-        """What the terminal had no room for yet, or a gate has not let pass: for the incarnation after this one."""
-        return [[one.actor, one.data.decode("latin-1"), one.secret] for one in self._queue]
+        """Return the bytes that wait for the terminal or a gate, for the next incarnation."""
+        return [[piece.actor, piece.data.decode("latin-1"), piece.secret] for piece in self._queue]
 
     def queue(self, data: bytes, actor: str | None = None, secret: bool = False) -> None:
-        """Input that waited when a checkpoint was made. Without an actor it was journalled then."""
+        """Queue input that waited when a checkpoint was made. Without an actor it was journalled then."""
         self._push(Piece(actor, data, secret))
 
     def staged(self) -> dict[str, object]:
-        """What is typed but not committed, and by whom: for the incarnation after this one. Of a secret, how long."""
+        """Return what is typed but not committed, and its authors, for the next incarnation. Of a secret, only the
+        length."""
         data = b"\0" * len(self._staged) if self._secret else bytes(self._staged)
         return {"data": data.decode("latin-1"), "authors": list(self._authors), "secret": self._secret}
 
     def stage(self, staged: object) -> None:
-        """What was `staged` before a checkpoint: the terminal has it, the journal does not yet."""
+        """Take over what was `staged` in a checkpoint: the terminal has it, the journal does not yet."""
         assert isinstance(staged, dict)
         authors = staged["authors"]
         assert isinstance(authors, list)
         self._staged[:] = str(staged["data"]).encode("latin-1")
-        self._authors[:] = [str(one) for one in authors]
+        self._authors[:] = [str(author) for author in authors]
         self._secret = bool(staged["secret"])
 
     def flush(self, master: int) -> None:
-        """Writes what the terminal takes now, up to a bound; the rest waits, in order."""
+        """Write what the terminal has room for now, up to a limit; the rest waits, in order."""
         steps = STEPS
         while self._queue and self.asked is None and steps:
             steps -= 1
@@ -161,13 +162,13 @@ class Inputs:
             except BlockingIOError:
                 return
             except OSError:
-                self.drop(lambda _: True, "gone")  # nobody will ever read it: the slave side is gone
+                self.drop(lambda _: True, "gone")  # it can never be read: the slave side is closed
                 return
             self._wrote(piece, data[:written], modes)
 
     def decide(self, allowed: bool, why: str, master: int) -> None:
-        """The gate's answer about what is `asked`. Refused, the line is erased, and what the same actor had typed ahead
-        goes nowhere: it was meant to follow that line."""
+        """Take the gate's answer about what is `asked`. If it is refused, erase the line and drop what the same actor
+        has typed after it: that was meant to follow the line."""
         piece, self.asked = self.asked, None
         assert piece is not None and piece.actor is not None
         if allowed:
@@ -176,32 +177,33 @@ class Inputs:
             before, modes = self.staged(), Modes(master)
             self._stage(piece, piece.data[:1], modes)
             self._commit(piece.actor, "refused", why)
-            self.drop(lambda one: one.actor == piece.actor, "gate", why)
+            self.drop(lambda other: other.actor == piece.actor, "gate", why)
             if modes.kill.strip(b"\0"):
                 self._queue.appendleft(Piece(None, modes.kill, False))
                 self.count += len(modes.kill)
             else:
-                self.stage(before)  # this terminal cannot erase: the next Enter will bring all of it before the gate
+                self.stage(before)  # this terminal cannot erase: the next Enter brings all of it before the gate again
         self.flush(master)
 
     def cancel(self) -> None:
-        """The gate is asked again, later: the session stands still."""
+        """Withdraw the question to the gate, because the session is captured: it is asked again later."""
         self.asked, self._passed = None, ""
 
     def drop(self, which: Callable[[Piece], bool], error: str, why: str = "") -> int:
-        """Forgets what waits -> how many bytes. What the terminal has stays there, staged with its authors."""
-        gone = [one for one in self._queue if which(one)]
+        """Drop queued input and return how many bytes. Bytes that the terminal has stay there, staged with their
+        authors."""
+        gone = [piece for piece in self._queue if which(piece)]
         if gone and gone[0] is self._queue[0]:
-            self.cancel()  # the answer was, or will be, about what is gone
-        self._queue = deque(one for one in self._queue if one not in gone)
-        dropped = sum(len(one.data) for one in gone)
+            self.cancel()  # the answer was, or will be, about a dropped piece
+        self._queue = deque(piece for piece in self._queue if piece not in gone)
+        dropped = sum(len(piece.data) for piece in gone)
         self.count -= dropped
-        for one in gone:
-            one.done(error, why)
+        for piece in gone:
+            piece.done(error, why)
         return dropped
 
     def _ungated(self, data: bytes, modes: Modes) -> bytes:
-        """The beginning of it that no gate need see."""
+        """Return the beginning of `data` about which no gate need be asked."""
         staged = len(self._staged)
         for index, byte in enumerate(data):
             asks, ends = at(byte, staged, modes, gated=True)
@@ -232,7 +234,7 @@ class Inputs:
         )
 
     def _wrote(self, piece: Piece, data: bytes, modes: Modes) -> None:
-        """The terminal has these bytes of it now."""
+        """Note that the terminal has these bytes of the piece."""
         del piece.data[: len(data)]
         self.count -= len(data)
         if piece.actor is not None:

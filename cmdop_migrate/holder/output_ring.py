@@ -1,7 +1,7 @@
-"""What a session printed: the last bytes of it, under absolute sequence numbers.
+"""Keep the last bytes that a session printed, under absolute sequence numbers.
 
-Byte N of the output keeps number N for ever, across clients, restarts and
-hosts. Stdlib only: the holder loads this.
+Byte N of the output keeps the number N permanently, across clients, restarts and
+hosts.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import struct
 _SAVED = struct.Struct(">8sQQ")
 _MAGIC = b"cmdring1"
 _CHANGE = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])|\x1bc")
-# Those that change what a terminal shows or sends; others are left alone, so no session can make this grow.
+# Modes that change what a terminal shows or sends. Others are ignored, so that no session can make this grow.
 TRACKED = frozenset({1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004})
-AT_START = frozenset({7, 25})  # a terminal starts wrapping, cursor shown
-_CARRY = 48  # longest mode sequence that may be cut by an eviction
+AT_START = frozenset({7, 25})  # a terminal starts with wrapping on and the cursor shown
+_CARRY = 48  # bytes of the longest mode sequence that an eviction may cut
 
 
 class Modes:
-    """Which DEC private modes (alternate screen, mouse, bracketed paste …) were on at the ring's start.
+    """Track which DEC private modes (alternate screen, mouse, bracketed paste …) were on at the ring's start.
 
-    Without it a client that attaches after the bytes that switched them on were
+    Without them a client that attaches after the bytes that switched them on were
     evicted would replay a full-screen program onto the wrong screen.
     """
 
@@ -30,6 +30,7 @@ class Modes:
         self._carry = b""
 
     def feed(self, evicted: bytes) -> None:
+        """Note the mode changes in evicted output."""
         data = self._carry + evicted
         for numbers, action in _CHANGE.findall(data):
             if not action:
@@ -41,24 +42,26 @@ class Modes:
         self._carry = data[escape:] if escape >= 0 else b""
 
     def on(self) -> list[int]:
+        """Return the numbers of the modes that are on."""
         return sorted(self._on)
 
 
 class Ring:
-    """Holds [start, end) of the output, at most `size` bytes of it."""
+    """Hold [start, end) of the output, at most `size` bytes of it."""
 
     def __init__(self, size: int, start: int = 0, data: bytes = b"", modes: Modes | None = None) -> None:
         self.size = size
         self.start = start
         self.modes = modes or Modes()
         self._data = bytearray(data)
-        self._head = 0  # bytes of _data already evicted: compacted only now and then
+        self._head = 0  # bytes of _data already evicted: compacted only from time to time
 
     @property
     def end(self) -> int:
         return self.start + len(self._data) - self._head
 
     def append(self, data: bytes) -> None:
+        """Add output, and evict the oldest bytes if there are more than `size`."""
         self._data += data
         over = self.end - self.start - self.size
         if over > 0:
@@ -70,18 +73,19 @@ class Ring:
                 self._head = 0
 
     def read(self, seq: int, limit: int) -> bytes:
-        """At most `limit` bytes from `seq`, which must lie within [start, end]."""
+        """Return at most `limit` bytes from `seq`, which must lie within [start, end]."""
         offset = self._head + seq - self.start
         return bytes(self._data[offset : offset + limit])
 
     def save(self) -> bytes:
+        """Return the ring as bytes."""
         body = bytes(self._data[self._head :])
         modes = ",".join(map(str, self.modes.on())).encode()
         return _SAVED.pack(_MAGIC, self.start, len(modes)) + modes + body
 
     @classmethod
     def load(cls, saved: bytes, size: int) -> Ring:
-        """Raises ValueError on anything `save` did not write."""
+        """Return the ring that `save` has written. Raise ValueError on anything else."""
         if len(saved) < _SAVED.size:
             raise ValueError("saved output is too short")
         magic, start, length = _SAVED.unpack_from(saved)

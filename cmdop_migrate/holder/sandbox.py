@@ -1,8 +1,8 @@
-"""The inside of a session, built by its own first process before it becomes init.
+"""Build the inside of a session, in its own first process before that becomes init.
 
-Runs in a fork of the holder that is already pid 1 of its pid namespace. All
+This runs in a fork of the holder that is already pid 1 of its pid namespace. All
 mounts are made in the session's own mount namespace: when the session ends, or
-this process is killed half-way, the kernel takes every one of them down.
+this process is killed half-way, the kernel removes every one of them.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ import socket
 import stat
 import struct
 import termios
+from collections.abc import Iterable
 
-from cmdop_migrate.holder import cgroup, syscalls, whiteouts
+from cmdop_migrate.holder import cgroup, syscalls
 from cmdop_migrate.holder.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, mount
+from cmdop_migrate.util.paths import RESOLV, SPECIAL, is_under
 
 TIOCGPTN, TIOCSPTLCK = 0x80045430, 0x40045431
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
-# redirect_dir: without it a directory of the host cannot be renamed (EXDEV). Sessions from before were mounted with
-# "off"; an upper layer of theirs has no redirects, and is the same with either.
+# redirect_dir: without it a directory of the host cannot be renamed (EXDEV). Sessions of older versions were mounted
+# with "off"; their upper layers have no redirects, and are the same with either.
 OVERLAY_OPTIONS = "redirect_dir=on,metacopy=off,index=off"
-# One device number for all files of a view, whatever layer they are on: else CRIU never finds what is watched. Where
-# the kernel lacks it, watches on files are refused at a checkpoint.
+# One device number for all files of a view, on any layer: otherwise CRIU never finds what is watched. Where the kernel
+# lacks it, watches on files are refused at a checkpoint.
 ONE_DEVICE = ",xino=on"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 LINKS = {"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
 
 
 class Refused(Exception):
-    """The session cannot start as asked; (code, message, hint) travel to the person who asked."""
+    """Report that the session cannot start as asked; code, message and hint travel to the user."""
 
     def __init__(self, code: str, message: str, hint: str) -> None:
         super().__init__(message)
@@ -42,7 +44,8 @@ class Refused(Exception):
 
 
 def become(order: dict[str, object], control: socket.socket, master_to: socket.socket) -> None:
-    """Never returns: execs init, or raises. `control` is the starter's, `master_to` the holder's end."""
+    """Build the sandbox and exec init in it; never return. Raise Refused or OSError if that fails. `control` is the
+    starter's end, `master_to` the holder's."""
     record = order["record"]
     assert isinstance(record, dict)
     spec = record["spec"]
@@ -67,7 +70,7 @@ def become(order: dict[str, object], control: socket.socket, master_to: socket.s
     for fd in range(3):
         os.dup2(slave, fd)
     init = str(order["init"])
-    # -p: when the holder dies the session dies with it: nothing may run without its dead-man switch.
+    # -p: when the holder dies, the session dies with it: nothing may run without its lease watchdog.
     arguments = [init, "-p", "SIGKILL", "--", *command]
     try:
         os.execve(init, arguments, environment)
@@ -76,10 +79,8 @@ def become(order: dict[str, object], control: socket.socket, master_to: socket.s
 
 
 def work(order: dict[str, object]) -> None:
-    """Never returns: execs CRIU's worker where a session is to be made anew, with its files in place.
-
-    CRIU itself mounts the kernel's file systems, as they were.
-    """
+    """Exec CRIU's worker with the session's files in place, to restore a session; never return. CRIU itself mounts the
+    kernel's file systems, as they were."""
     _reset_signals()
     cgroup.join(str(order["cgroup"]))
     syscalls.unshare(syscalls.NEWNS)
@@ -108,21 +109,61 @@ def _leave_network() -> None:
 
 
 def mount_files(order: dict[str, object]) -> None:
-    """Mounts the copy-on-write views of the host's file systems under order['root']."""
+    """Mount the copy-on-write views of the host's file systems under order['root']."""
     root, base = str(order["root"]), str(order["dir"])
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     overlays, hidden, resolv = order["overlays"], order["hidden"], order["resolv"]
     assert isinstance(overlays, list) and isinstance(hidden, list)
-    # On a tmpfs of this namespace's own: a lower layer may not lie inside another, and nothing of it should stay.
+    # On a tmpfs of this namespace: a lower layer may not lie inside another, and nothing of it should remain.
     mount("tmpfs", f"{base}/host", "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
     points = [layer["point"] for layer in overlays]
-    above = whiteouts.make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
+    above = make_host_layer(f"{base}/host", points, hidden, None if resolv is None else str(resolv))
     for layer in overlays:
         _overlay(base, root, layer, above.get(layer["point"]))
 
 
+def make_host_layer(top: str, points: Iterable[str], hidden: Iterable[str], resolv: str | None) -> dict[str, str]:
+    """Fill `top` with a layer between the host's files and the session's: whiteouts over what is private to this
+    toolkit (keys, other sessions), and a resolv.conf that works from a private network. Return the directory under
+    `top` of each mount point that needs one."""
+    order = sorted(points, key=len, reverse=True)
+    made: dict[str, str] = {}
+
+    def place(path: str) -> str:
+        point = next(mount for mount in order if is_under(path, mount))
+        if point not in made:
+            made[point] = f"{top}/{len(made)}"
+            _make_like(point, made[point])
+        here, there = made[point], point
+        for part in os.path.relpath(os.path.dirname(path), point).split("/"):
+            here, there = f"{here}/{part}", f"{there}/{part}"
+            if not os.path.lexists(here):
+                _make_like(there, here)
+        return f"{here}/{os.path.basename(path)}"
+
+    for path in hidden:
+        # Also what does not exist yet: it must not appear in a running session when it is created.
+        if os.path.isdir(os.path.dirname(path)) and not any(is_under(path, special) for special in SPECIAL):
+            os.mknod(place(path), stat.S_IFCHR, os.makedev(0, 0))
+    if resolv is not None:
+        target = place(RESOLV)
+        with open(target, "w", encoding="utf-8") as file:
+            file.write(resolv)
+        os.chmod(target, 0o644)
+    return made
+
+
+def _make_like(there: str, here: str) -> None:
+    """Make a directory `here` with the owner, mode and times of `there`, because those of the top layer are seen."""
+    info = os.stat(there)
+    os.mkdir(here)
+    os.chown(here, info.st_uid, info.st_gid)
+    os.chmod(here, info.st_mode & 0o7777)
+    os.utime(here, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
 def build_root(order: dict[str, object]) -> None:
-    """All that a fresh session finds under its root."""
+    """Mount all that a new session finds under its root."""
     root, binds = str(order["root"]), order["binds"]
     assert isinstance(binds, list)
     mount_files(order)
@@ -137,11 +178,11 @@ def build_root(order: dict[str, object]) -> None:
 
 
 def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> None:
-    """One copy-on-write view: of the host's root first, then of its other file systems inside it."""
+    """Mount one copy-on-write view: of the host's root first, then of its other file systems inside it."""
     point, store = layer["point"], f"{base}/{layer['store']}"
     target = root if point == "/" else f"{root}{point}"
     if not os.path.isdir(point):
-        point = f"{base}/host/nothing"  # the host the session came from had a file system here; this one has not
+        point = f"{base}/host/nothing"  # the host that the session came from had a file system here; this one has none
         os.makedirs(point, exist_ok=True)
         os.makedirs(target, exist_ok=True)
     lower = ":".join(_escaped(path) for path in (above, point) if path)
@@ -156,7 +197,7 @@ def _overlay(base: str, root: str, layer: dict[str, str], above: str | None) -> 
     try:
         _mount_overlay(target, data)
     except OSError:
-        # Some file systems (vfat, most FUSE ones) cannot be under an overlay: visible, then, but not writable.
+        # Some file systems (vfat, most FUSE ones) cannot be under an overlay: make them visible, but not writable.
         _bind(point, target, read_only=True)
 
 
@@ -190,15 +231,16 @@ def _populate_dev(dev: str) -> None:
         os.symlink(target, f"{dev}/{name}")
     for name in ("pts", "shm", "mqueue"):
         os.mkdir(f"{dev}/{name}")
-    # A devpts of its own: CRIU makes it anew, and the terminal keeps its number.
+    # A devpts instance of its own: CRIU creates it again, and the terminal keeps its number.
     mount("devpts", f"{dev}/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5")
     mount("shm", f"{dev}/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
     mount("mqueue", f"{dev}/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def enter_root(root: str) -> None:
+    """Make `root` the root directory, and remove the old one."""
     os.chdir(root)
-    # The new root is stacked on itself, so no directory for the old one is left in the session's files.
+    # The new root is stacked on itself, so that no directory for the old one remains in the session's files.
     syscalls.pivot_root(".", ".")
     syscalls.umount(".", syscalls.MNT_DETACH)
     os.chdir("/")
@@ -210,7 +252,7 @@ def _open_terminal(master_to: socket.socket) -> int:
     index = struct.unpack("i", fcntl.ioctl(master, TIOCGPTN, b"\0" * 4))[0]
     slave = os.open(f"/dev/pts/{index}", os.O_RDWR | os.O_CLOEXEC)
     fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-    # The master leaves the tree: the holder keeps it, so CRIU sees an orphan slave.
+    # The master leaves the process tree: the holder keeps it, so CRIU sees a slave without a master.
     socket.send_fds(master_to, [b"M"], [master])
     os.close(master)
     return slave
@@ -244,7 +286,7 @@ def _change_dir(wanted: str, given: bool, home: str) -> None:
 
 
 def _check_command(name: str, path: str) -> None:
-    """Says now, in words, what exec could only say to a terminal nobody looks at yet."""
+    """Raise Refused if exec of the command would fail: exec could only tell a terminal that is not attached yet."""
     places = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
     found = [place for place in places if name and os.path.exists(place)]
     if not found:
@@ -259,7 +301,7 @@ def _check_command(name: str, path: str) -> None:
         with open(usable[0], "rb") as file:
             first = file.readline(256)
     except PermissionError:
-        return  # executable but not readable: a program, then, not a script
+        return  # executable but not readable: a program, not a script
     if first.startswith(b"#!") and first.strip() != b"#!":
         interpreter = os.fsdecode(first[2:].split()[0])
         if not os.path.exists(interpreter):

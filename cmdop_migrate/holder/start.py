@@ -1,7 +1,4 @@
-"""How a holder brings its session into being, fresh or from a checkpoint, and how it undoes a start that failed.
-
-Stdlib only: the holder loads this.
-"""
+"""Start or restore the session in the holder, and undo a start that failed."""
 
 from __future__ import annotations
 
@@ -12,33 +9,58 @@ import socket
 import time
 from collections.abc import Callable
 
-from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.holder import cgroup, protocol, syscalls
 from cmdop_migrate.util import trash
 
-Order = dict[str, object]
-KEPT = "images.before"  # CRIU's images of a move's last round
-PASSING = ("image", "images", "dump", KEPT)  # a restore's and a checkpoint's: images, some of them in the clear
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Final
+
+Message = dict[str, object]
+KEPT = "images.before"  # CRIU's images of a migration's last round
+PASSING = ("image", "images", "dump", KEPT)  # of a restore or a checkpoint: images, some of them unencrypted
 OWN = ("layers", "root", "host")
-FILES = (*OWN, *PASSING)  # of a session that is, or was about to be, here
+FILES = (*OWN, *PASSING)  # of a session that is here, or was about to be
+
+
+class Order:
+    """Hold what the starter asked for, as far as the holder itself uses it. Only the holder writes `record` to disk."""
+
+    def __init__(self, message: Message) -> None:
+        fields = protocol.Fields(message)
+        record, gate, carried = message["record"], message.get("gate"), message.get("carried")
+        assert isinstance(record, dict)
+        self.record: Final[Message] = record
+        self.token: Final = protocol.Fields(record).integer("token")
+        self.directory: Final = fields.text("dir")
+        self.cgroup: Final = fields.text("cgroup")
+        self.holders: Final = fields.text("holders")
+        self.socket: Final = fields.text("socket")
+        self.ring_size: Final = fields.integer("ring")
+        self.fresh_until: Final = fields.optional_seconds("fresh_until")
+        self.size: Final = protocol.Size(fields) if "rows" in message else None
+        self.gate: Final[Message | None] = gate if isinstance(gate, dict) else None
+        self.carried: Final[Message | None] = carried if isinstance(carried, dict) else None
+        self.is_restore: Final = fields.text("mode") == "restore"
 
 
 class StartFailed(Exception):
-    """The child said why it could not become the session."""
+    """Report why the child could not become the session."""
 
     def __init__(self, why: dict[str, object]) -> None:
         super().__init__(str(why.get("message")))
         self.why = why
 
 
-_LATE = "its lease ran out before its holder had taken it over"
+_LATE = "its lease ran out before its holder had taken charge of it"
 _GIVEN_UP = StartFailed({"code": "unexpected", "message": "the restore was given up", "hint": ""})
 
 
 class Pager:
-    """The restorer while it still brings memory, and our copy of the socket it serves pages on.
+    """Hold the restorer's connection while it still loads memory, and our copy of the socket it serves pages on.
 
-    Should the restorer be killed, that copy keeps CRIU's daemon waiting instead of ending, and so the
-    session's missing pages missing instead of zero, until the session is gone.
+    If the restorer is killed, that copy keeps page requests waiting instead of failing, and so
+    the session's missing pages missing instead of zero, until the session is gone.
     """
 
     def __init__(self, control: socket.socket, pages: int) -> None:
@@ -48,6 +70,7 @@ class Pager:
         return self._control.fileno()
 
     def is_complete(self) -> bool:
+        """Return whether the restorer said that all memory is in place."""
         try:
             return self._control.recv(64) == b"complete"
         except OSError:
@@ -59,24 +82,24 @@ class Pager:
 
 
 class Restored:
-    """A session made anew by CRIU, not running yet."""
+    """Hold a session that CRIU has restored and that does not run yet."""
 
     def __init__(self, pid: int, master: int, typed: dict[str, object], pager: Pager | None) -> None:
-        """`typed`: what had been typed when it was captured, and how far it had got."""
+        """Take what CRIU restored; `typed`: the input at the time of the checkpoint, and how far it had got."""
         self.pid, self.master, self.pager = pid, master, pager
         self.unwritten = str(typed["unwritten"]).encode("latin-1")
         self.staged, self.streams = typed["staged"], typed["streams"]
 
 
-def start(order: Order, control: socket.socket) -> tuple[int, int]:
-    """-> (pid of the session's init, as we count; its terminal's master)."""
+def start(order: Message, control: socket.socket) -> tuple[int, int]:
+    """Start the session. Return the pid of its init, as this process counts, and the master of its terminal."""
     cgroup.create(str(order["cgroup"]))
     ours, theirs = socket.socketpair()
     here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     syscalls.unshare(syscalls.NEWPID)  # for children only
 
     def become() -> None:
-        from cmdop_migrate.holder import sandbox  # here, so that the holder itself never pays for it
+        from cmdop_migrate.holder import sandbox  # here, so that the holder itself never loads it
 
         sandbox.become(order, control, theirs)
 
@@ -94,14 +117,14 @@ def start(order: Order, control: socket.socket) -> tuple[int, int]:
     return pid, fds[0]
 
 
-def restore(order: Order, control: socket.socket, begin: Callable[[float], None]) -> Restored:
-    """Runs CRIU's worker as our child, in a mount namespace with the session's files; the starter talks to it.
+def restore(order: Message, control: socket.socket, begin: Callable[[float], None]) -> Restored:
+    """Restore a session: run CRIU's worker as our child, in a mount namespace with the session's files.
 
-    The starter hands the session over when it stands ready, and only after our yes does it let it run. `begin` hears
-    before that until when it may.
+    The starter talks to the worker. It passes the session when it is ready, and lets it run only after we agree.
+    `begin` is called first, with the deadline until which it may run.
     """
     cgroup.create(str(order["cgroup"]))
-    syscalls.adopt_orphans()  # the session's first process, when CRIU's worker is done
+    syscalls.adopt_orphans()  # the session's first process, when CRIU's worker has ended
 
     def work() -> None:
         from cmdop_migrate.holder import sandbox
@@ -110,33 +133,33 @@ def restore(order: Order, control: socket.socket, begin: Callable[[float], None]
 
     worker, status = _fork(work)
     os.close(int(str(order["worker_fd"])))
-    os.read(status, 1)  # end of file: CRIU runs; anything else it will say itself, by not answering
+    os.read(status, 1)  # end of file: CRIU runs; a failure shows by its not answering
     os.close(status)
     tell(control, {"stage": "worker", "pid": worker})
     data, fds, _, _ = socket.recv_fds(control, 1 << 20, 4, socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise _GIVEN_UP
-    said = json.loads(data)
+    passed = json.loads(data)
     pager = Pager(control, fds[1]) if len(fds) > 1 else None
-    write_token(said["pid"], said["token"])
-    give_back(said["pid"], fds[0], said["unread"].encode("latin-1"))
-    begin(said["fresh_until"])
-    if time.clock_gettime(time.CLOCK_BOOTTIME) >= said["fresh_until"]:
+    write_token(passed["pid"], passed["token"])
+    give_back(passed["pid"], fds[0], passed["unread"].encode("latin-1"))
+    begin(passed["fresh_until"])
+    if time.clock_gettime(time.CLOCK_BOOTTIME) >= passed["fresh_until"]:
         raise StartFailed({"code": "timed_out", "message": _LATE, "hint": "It is parked as before: restore it again."})
-    # From here on the tree may run. Should the starter be killed now we end it, should we be killed the starter does.
+    # From here on the processes may run. If the starter is killed now, we end them; if we are killed, the starter does.
     cgroup.join(str(order["holders"]), worker)
     tell(control, {"stage": "adopted"})
     if control.recv(64) != b"resumed":
         raise _GIVEN_UP
-    return Restored(said["pid"], fds[0], said, pager)
+    return Restored(passed["pid"], fds[0], passed, pager)
 
 
 INSIDE_DIR = "run/cmdop-migrate"
 
 
 def write_token(pid: int, token: object) -> None:
-    """Where programs in the session, and through them the resources they use, find the current token. A file, not
-    a variable: it changes with every restore."""
+    """Write the current fencing token where programs in the session, and through them the resources they use, find it.
+    A file, not a variable: it changes with every restore."""
     folder = f"/proc/{pid}/root/{INSIDE_DIR}"
     try:
         os.makedirs(folder, mode=0o755, exist_ok=True)
@@ -147,11 +170,12 @@ def write_token(pid: int, token: object) -> None:
             os.fchmod(fd, 0o644)
         os.replace(f"{folder}/token.new", f"{folder}/token")
     except OSError as error:
-        # The session may have put something else there, or ended already: its own affair.
+        # The session may have put something else there, or has ended: that is not an error of ours.
         os.write(2, f"token file: {error}\n".encode())
 
 
 def give_back(pid: int, master: int, unread: bytes) -> None:
+    """Put unread input back into the terminal."""
     if unread:
         from cmdop_migrate.holder import typeahead  # rarely needed: not loaded by every holder
 
@@ -159,7 +183,7 @@ def give_back(pid: int, master: int, unread: bytes) -> None:
 
 
 def _fork(run: Callable[[], None]) -> tuple[int, int]:
-    """-> (pid, a pipe that ends when the child has exec'ed, and says why when it could not)."""
+    """Return a pid, and a pipe that is closed when the child has exec'ed and holds the reason if it could not."""
     status, status_in = os.pipe()  # both close-on-exec
     pid = os.fork()
     if pid:
@@ -167,31 +191,31 @@ def _fork(run: Callable[[], None]) -> tuple[int, int]:
         return pid, status
     try:
         run()
-    except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
-        # Nothing may be imported here: as another user, in another root, the library may be out of reach.
+    except BaseException as error:  # noqa: BLE001 - a forked child must never continue in its parent's code
+        # Nothing may be imported here: as another user, in another root, the library may not be readable.
         os.write(status_in, json.dumps(_described(error)).encode())
     finally:
         os._exit(1)
 
 
 def _until_exec(pid: int, status: int) -> None:
-    with os.fdopen(status, "rb") as said:
-        why = said.read()
+    with os.fdopen(status, "rb") as pipe:
+        why = pipe.read()
     if why:
         os.waitpid(pid, 0)
         raise StartFailed(json.loads(why))
 
 
 def tell(control: socket.socket, message: dict[str, object]) -> None:
-    """To the starter, who may be gone."""
+    """Send a message to the starter, which may be gone."""
     try:
         control.send(json.dumps(message).encode())
     except OSError:
         return
 
 
-def give_up(order: Order, control: socket.socket, error: Exception) -> None:
-    """Leaves nothing of a session that never began, then says why."""
+def give_up(order: Message, control: socket.socket, error: Exception) -> None:
+    """Remove all of a session that never began, then tell the starter why."""
     import shutil
     import traceback
 
@@ -203,7 +227,7 @@ def give_up(order: Order, control: socket.socket, error: Exception) -> None:
     directory = str(order["dir"])
     remove_files(directory)
     if order["mode"] != "restore" or not os.path.exists(f"{directory}/session.json"):
-        shutil.rmtree(directory, ignore_errors=True)  # else it is parked, as its record says, and stays so
+        shutil.rmtree(directory, ignore_errors=True)  # otherwise it is parked, as its record says, and stays so
     why = (
         error.why if isinstance(error, StartFailed) else {**_described(error), "trace": traceback.format_exc()[-1500:]}
     )
@@ -211,7 +235,7 @@ def give_up(order: Order, control: socket.socket, error: Exception) -> None:
 
 
 def _described(error: BaseException) -> dict[str, object]:
-    """What the person who asked is told; a full disk is no bug."""
+    """Return what the user learns about an error; a full disk is no bug."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return {"code": "blocked", "message": str(error), "hint": "Free some space where state_dir is."}
     code, hint = getattr(error, "code", "unexpected"), getattr(error, "hint", "")
@@ -219,8 +243,8 @@ def _described(error: BaseException) -> dict[str, object]:
 
 
 def cut_cable(link: object) -> None:
-    """Its network goes with its processes, but for connections that still wait for an answer: they would keep the
-    namespace, and so the host's end of the cable, for minutes."""
+    """Delete the session's network interface. It goes with the processes, unless a connection still waits for an
+    answer: that would keep the namespace, and so the host's end of the veth pair, for minutes."""
     if not isinstance(link, dict) or not os.path.exists(f"/sys/class/net/{link['veth']}"):
         return
     for ip in ("/usr/sbin/ip", "/sbin/ip", "/usr/bin/ip", "/bin/ip"):
@@ -230,14 +254,15 @@ def cut_cable(link: object) -> None:
 
 
 def remove_files(directory: str, names: tuple[str, ...] = FILES) -> None:
-    """What a session that lives elsewhere, or in the store, needs no copy of here."""
-    import shutil  # brings half the library along: not for a holder's whole life
+    """Remove the files of a session that runs elsewhere or is in the store."""
+    import shutil  # imports much of the library: not for a holder's whole life
 
     for name in names:
-        # What a session changed may be 100,000 files: removed later. Images are few, and may hold memory in the clear.
+        # What a session changed may be 100,000 files: removed later. Images are few, and may hold unencrypted memory.
         if name not in OWN or not trash.set_aside(trash.of_session(directory), f"{directory}/{name}"):
             shutil.rmtree(f"{directory}/{name}", ignore_errors=True)
 
 
 def has_files(directory: str, names: tuple[str, ...] = FILES) -> bool:
+    """Return whether one of these exists in a session's directory."""
     return any(os.path.exists(f"{directory}/{name}") for name in names)

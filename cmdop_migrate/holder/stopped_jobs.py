@@ -1,10 +1,9 @@
 """Put back the signals that jobs of a session were stopped by, after a dump has exchanged them.
 
 CRIU refuses a process that its terminal has stopped (SIGTTIN, SIGTTOU), so the
-dump stops such processes by SIGSTOP instead (`snapshot/capture/stop_signals.py`). What they
-were stopped by is written to a file first: the command puts the signals back,
-and if it is killed the session's holder does, before it thaws the session.
-Standard library only: the holder loads this.
+dump stops such processes by SIGSTOP instead (`snapshot/capture/stop_signals.py`). The signals
+they were stopped by are written to a file first: the command puts them back,
+and if the command is killed the session's holder does, before it thaws the session.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ NAME = "dump/stopped-jobs"  # in the session's directory; goes with the images o
 
 
 def write(directory: str, signals: Mapping[int, int]) -> None:
-    """Note what these processes are stopped by. Raises OSError when the disk is full."""
+    """Note what these processes are stopped by. Raise OSError when the disk is full."""
     jobs = [[pid, started, number] for pid, number in signals.items() if (started := _started(pid)) is not None]
     atomic.replace(f"{directory}/{NAME}", json.dumps(jobs).encode(), durable=False)
 
 
 def put_back(directory: str, group: str) -> None:
     """Stop the noted processes by their own signals again, once. The cgroup is ordered to freeze for that, and stays
-    so: else a process would run between the two signals. Does nothing when there is no note."""
+    so: otherwise a process would run between the two signals. Do nothing if there is no note."""
     path = f"{directory}/{NAME}"
     try:
         with open(path, "rb") as note:
@@ -56,7 +55,7 @@ def stop_by(pid: int, number: int) -> None:
 
 
 def _started(pid: int) -> int | None:
-    """-> when it was started, in the kernel's ticks; None when it has ended."""
+    """Return when the process was started, in the kernel's ticks; None when it has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return int(stat.read().rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""The kernel calls that Python 3.11 has no function for. Loaded by the holder: stdlib only."""
+"""Call the kernel where Python 3.11 has no function for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _check(result: int, what: str) -> None:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL, say. Of most real-time ones there is no more than a number."""
+    """Return SIGKILL, for example. Most real-time signals have no more than a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -31,36 +31,41 @@ def signal_name(number: int) -> str:
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the process that forked us ends. Holds until a change of user; init asks again after that."""
+    """Ask for SIGKILL when the process that forked us ends. That holds until a change of user; init asks again after
+    it."""
     _check(_libc.prctl(1, 9, 0, 0, 0), "prctl")
 
 
 def hear_of_parents_end(number: int) -> None:
-    """This signal when the thread that forked us ends."""
+    """Ask for this signal when the thread that forked us ends."""
     _check(_libc.prctl(1, number, 0, 0, 0), "prctl")
 
 
 def adopt_orphans() -> None:
-    """Children of our children come to us when those end, not to the machine's init."""
+    """Become the parent of our children's children when those end, instead of the machine's init."""
     _check(_libc.prctl(36, 1, 0, 0, 0), "prctl")
 
 
 def few_heaps(count: int) -> None:
-    """For threads that are started from now on. The C library gives each a heap of its own, and what one has freed the
-    others cannot use. Another C library than glibc has no such call."""
+    """Limit the heaps of threads started from now on. The C library gives each thread a heap, and memory that one has
+    freed the others cannot use. A C library other than glibc has no such call."""
     if hasattr(_libc, "mallopt"):
         _libc.mallopt(-8, count)  # M_ARENA_MAX
 
 
 def unshare(flags: int) -> None:
+    """Leave namespaces of these kinds for new ones. Raise OSError."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int) -> None:
+    """Enter the namespace that `fd` refers to. Raise OSError."""
     _check(_libc.setns(fd, kind), "setns")
 
 
 def mount(source: str | None, target: str, kind: str | None = None, flags: int = 0, data: str | None = None) -> None:
+    """Mount a file system. Raise OSError."""
+
     def encoded(text: str | None) -> bytes | None:
         return None if text is None else os.fsencode(text)
 
@@ -69,6 +74,7 @@ def mount(source: str | None, target: str, kind: str | None = None, flags: int =
 
 
 def umount(target: str, flags: int = 0) -> None:
+    """Unmount a file system. Raise OSError."""
     _check(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
 
 
@@ -82,7 +88,7 @@ class _Timer(ctypes.Structure):
 
 
 def boottime_timer() -> int:
-    """A descriptor that becomes readable at a time on CLOCK_BOOTTIME; Python 3.11 has none."""
+    """Return a descriptor that becomes readable at a time on CLOCK_BOOTTIME; Python 3.11 has no timerfd."""
     fd: int = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_CLOEXEC | os.O_NONBLOCK)
     if fd < 0:
         _check(fd, "timerfd_create")
@@ -90,12 +96,13 @@ def boottime_timer() -> int:
 
 
 def set_timer(fd: int, at: float) -> None:
-    """Absolute; one that has passed fires at once."""
+    """Set the timer to an absolute time; one that has passed fires immediately."""
     whole = max(0, int(at))
     timer = _Timer(0, 0, whole, max(1, int((at - whole) * 1e9)))
     _check(_libc.timerfd_settime(fd, 1, ctypes.byref(timer), None), "timerfd_settime")
 
 
 def pivot_root(new: str, old: str) -> None:
+    """Make `new` the root directory and move the old one to `old`. Raise OSError."""
     number = _SYS_PIVOT_ROOT[os.uname().machine]
     _check(_libc.syscall(number, os.fsencode(new), os.fsencode(old)), "pivot_root")

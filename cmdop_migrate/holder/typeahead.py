@@ -1,11 +1,11 @@
-"""Input a session has been given but has not read: CRIU does not see it, so we carry it.
+"""Carry input that a session was given but has not read: CRIU does not see it.
 
 It waits in the line discipline of the terminal's slave side, already edited (a
-return is a newline there, an erased letter is gone). Read while the session is
-frozen, as its reader would; put back before it runs again, untouched and
-without the echo it had.
+return is a newline there, an erased character is gone). It is read while the
+session is frozen, as its reader would, and written back before the session runs
+again, unedited and without echo.
 
-In what is carried an end of file (^D) stands as NUL e, and a NUL as two.
+In what is carried, an end of file (^D) is NUL followed by e, and a NUL is two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 _SLAVE = "/proc/{pid}/root/dev/pts/0"
 LIMIT = 256 << 10
-Attributes = list[Any]  # as termios has them
+Attributes = list[Any]  # as termios returns them
 _ESCAPE, _EOF = b"\x00", b"\x00e"
 _DISABLED = b"\0"
 _IN = termios.IGNBRK | termios.BRKINT | termios.PARMRK | termios.ISTRIP | termios.INLCR | termios.IGNCR
@@ -27,13 +27,13 @@ _LOCAL = termios.ISIG | termios.ECHO | termios.ECHOE | termios.ECHOK | termios.E
 
 
 def take(pid: int) -> bytes:
-    """What process `pid`'s session would read next from its terminal; it is gone from there afterwards."""
+    """Return and remove what the session of process `pid` would read next from its terminal."""
     slave = _open(pid)
     try:
         before = termios.tcgetattr(slave)
         data = b"".join(_lines(slave) if before[3] & termios.ICANON else _bytes(slave))
         if before[3] & termios.ICANON:
-            # NOW, not FLUSH: half a line counts too, and becomes readable when lines stop mattering.
+            # NOW, not FLUSH: half a line counts too, and becomes readable when line mode is off.
             termios.tcsetattr(slave, termios.TCSANOW, _with(before, local=before[3] & ~termios.ICANON))
             try:
                 data += b"".join(_bytes(slave))
@@ -49,7 +49,7 @@ def _open(pid: int) -> int:
 
 
 def _bytes(slave: int) -> list[bytes]:
-    """A read that finds nothing has first had the kernel pass on all that was on its way."""
+    """Read until nothing is left. A read that finds nothing has made the kernel pass on all that was in transit."""
     parts: list[bytes] = []
     while sum(map(len, parts)) < LIMIT:
         try:
@@ -74,7 +74,8 @@ def _lines(slave: int) -> list[bytes]:
 
 
 def give(pid: int, master: int, data: bytes) -> None:
-    """Types `data` again, unseen and unedited, and waits until the terminal has it, so that nothing overtakes it."""
+    """Type `data` again, without echo and unedited, and wait until the terminal has it, so that no other input
+    overtakes it."""
     if not data:
         return
     slave = _open(pid)
@@ -102,12 +103,12 @@ def _write(master: int, slave: int, data: bytes) -> None:
             data = data[os.write(master, data[:1024]) :]
         except BlockingIOError:
             time.sleep(0.001)
-        # Asked whether it can be read, a terminal first takes in all that was written to it.
+        # Polled for reading, a terminal first processes all that was written to it.
         select.select([slave], [], [], 0)
 
 
 def _unescaped(data: bytes) -> tuple[bytes, int]:
-    """-> what to write, and the byte in it that stands for the end of file: one that is not otherwise there."""
+    """Return what to write, and the byte in it that stands for the end of file: one that does not occur otherwise."""
     literal = data.replace(_ESCAPE * 2, b"")
     end = next((byte for byte in range(1, 256) if byte not in literal and byte != 0x0A), 4)
     raw, at = bytearray(), 0

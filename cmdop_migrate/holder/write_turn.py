@@ -1,7 +1,7 @@
-"""The write turn of a session: who alone may type, who waits for it, and until when.
+"""Manage the write turn of a session: which actor alone may type, which ones wait for it, and until when.
 
 Pure: no clock, no terminal; times are given, in seconds on a clock that only
-grows. Nobody has it: everybody may write. Stdlib only: the holder loads this.
+grows. While the turn is free, every actor may write.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Saved = dict[str, object]
 
 
 class Refused(Exception):
-    """What was asked is not this actor's to ask, or makes no sense now. `code` is for programs."""
+    """Report a request that this actor may not make, or that makes no sense now. `code` is for programs."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
@@ -21,9 +21,9 @@ class Refused(Exception):
 
 
 class Turn:
-    """At most one holder; those who wait are in order, each once, at most QUEUE_LIMIT; nobody waits for a free turn.
+    """Hold the turn: at most one holder, and up to QUEUE_LIMIT waiting actors, each once; a free turn has none.
 
-    `frozen`: who has it seized it and wants the session to stand still. That ends with the turn, whichever way.
+    `frozen`: the holder seized it and wants the session frozen. That ends with the turn, however it ends.
     """
 
     def __init__(self) -> None:
@@ -34,26 +34,30 @@ class Turn:
 
     @property
     def queue(self) -> list[str]:
+        """Return the waiting actors, in order."""
         return [actor for actor, _ in self._queue]
 
     def may_write(self, actor: str) -> bool:
+        """Return whether this actor may write."""
         return self.holder is None or self.holder == actor
 
     def touch(self, actor: str, now: float) -> None:
-        """Input of its holder: the time counts anew."""
+        """Restart the time limit if `actor`, who has just typed, holds the turn."""
         if actor == self.holder:
             self._until = now + self._timeout
 
     def deadline(self) -> float | None:
-        """When it lapses, if nothing is typed. None: never; nobody has it, or the session stands still for it."""
+        """Return when the turn lapses if nothing is typed. None: never, because it is free, or the session is frozen
+        for it."""
         return None if self.holder is None or self.frozen else self._until
 
     def left(self, now: float) -> float | None:
+        """Return the seconds until the turn lapses; None: it does not."""
         until = self.deadline()
         return None if until is None else max(0.0, until - now)
 
     def request(self, actor: str, timeout: float, now: float) -> bool:
-        """Whether it is theirs now; else they wait for it."""
+        """Give the turn to `actor` or add it to the queue. Return whether it has the turn."""
         _check(actor, timeout)
         if self.holder == actor:
             self._timeout = timeout
@@ -61,7 +65,7 @@ class Turn:
         elif self.holder is None:
             self._give(actor, timeout, now)
         elif actor in self.queue:
-            self._queue = [(one, timeout if one == actor else time) for one, time in self._queue]
+            self._queue = [(name, timeout if name == actor else time) for name, time in self._queue]
         elif len(self._queue) >= QUEUE_LIMIT:
             raise Refused("full", f"{QUEUE_LIMIT} others wait for it already")
         else:
@@ -69,32 +73,35 @@ class Turn:
         return self.holder == actor
 
     def withdraw(self, actor: str) -> None:
-        """They wait no longer."""
-        self._queue = [one for one in self._queue if one[0] != actor]
+        """Remove an actor from the queue."""
+        self._queue = [entry for entry in self._queue if entry[0] != actor]
 
     def grant(self, by: str, to: str | None, admin: bool, timeout: float, now: float) -> None:
-        """Gives it to `to`, or to who waits longest."""
+        """Give the turn to `to`, or to the actor that waits longest. Raise Refused."""
         if by != self.holder and not admin:
-            raise Refused("not_yours", f"{self.holder or 'nobody'} has it, and only they or an admin may grant it")
+            raise Refused(
+                "not_yours", f"{self.holder or 'no actor'} has it, and only its holder or an admin may grant it"
+            )
         if to is None:
             if not self._queue:
-                raise Refused("nobody", "nobody waits for it")
+                raise Refused("no_waiter", "no actor waits for it")
             self._next(now)
             return
         _check(to, timeout)
         self._give(to, timeout, now)
 
     def release(self, by: str, now: float) -> None:
-        """Their own turn, or their place in the queue, is over."""
+        """End the actor's own turn, or its place in the queue. Raise Refused."""
         if by in self.queue:
             self.withdraw(by)
         elif by != self.holder:
-            raise Refused("not_yours", f"{self.holder or 'nobody'} has it, not {by}")
+            raise Refused("not_yours", f"{self.holder or 'no actor'} has it, not {by}")
         else:
             self._next(now)
 
     def seize(self, by: str, admin: bool, timeout: float, freeze: bool, now: float) -> None:
-        """An admin's, at once, whoever has it. Those who wait keep their places; who had it does not get one."""
+        """Give the turn to an admin immediately, whichever actor has it. Waiting actors keep their places; the former
+        holder gets none. Raise Refused."""
         _check(by, timeout)
         if not admin:
             raise Refused("not_admin", "only an admin may seize it")
@@ -102,7 +109,7 @@ class Turn:
         self.frozen = freeze
 
     def lapse(self, now: float) -> bool:
-        """Whether its time was over; the next one has it then, or nobody."""
+        """End the turn if its time is over, and return whether it was; the next actor has it then, if there is one."""
         until = self.deadline()
         if until is None or now < until:
             return False
@@ -110,23 +117,23 @@ class Turn:
         return True
 
     def save(self, now: float) -> Saved:
-        """For the incarnation after this one. The time that passes in between does not count."""
+        """Return the turn for the next incarnation. The time in between does not count."""
         return {
             "holder": self.holder,
             "frozen": self.frozen,
             "timeout": self._timeout,
             "left": max(0.0, self._until - now) if self.holder else 0.0,
-            "queue": [list(one) for one in self._queue],
+            "queue": [list(entry) for entry in self._queue],
         }
 
     def load(self, saved: Saved, now: float) -> None:
-        """KeyError, TypeError or ValueError on what no turn is."""
+        """Take over what `save` returned. Raise KeyError, TypeError or ValueError on anything else."""
         holder, queue = saved["holder"], saved["queue"]
         if not isinstance(queue, list) or len(queue) > QUEUE_LIMIT:
             raise ValueError("not a queue")
         waiting = [(str(actor), float(timeout)) for actor, timeout in queue]
         if holder is None:
-            self.holder, self.frozen, self._queue = None, False, []  # nobody waits for a free turn
+            self.holder, self.frozen, self._queue = None, False, []  # no actor waits for a free turn
             return
         if not isinstance(holder, str):
             raise TypeError("not a name")
@@ -155,4 +162,4 @@ def _check(actor: str, timeout: float) -> None:
     if not 0 < len(actor) <= NAME_LIMIT or not actor.isprintable():
         raise Refused("name", f"not a name for an actor: {actor[:40]!r}")
     if not 0 < timeout <= LONGEST:
-        raise Refused("timeout", "a turn lasts more than nothing and at most a week without input")
+        raise Refused("timeout", "a turn lasts more than 0 seconds and at most a week without input")

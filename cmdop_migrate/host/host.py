@@ -26,13 +26,13 @@ from cmdop_migrate.config import Config
 from cmdop_migrate.errors import BadConfig, Blocked, Fenced, SessionNotFound, TimedOut, Unexpected, Usage
 from cmdop_migrate.events import Events
 from cmdop_migrate.holder import cgroup, start
+from cmdop_migrate.holder.protocol import exit_reason
 from cmdop_migrate.host import drain_journal, orphans
 from cmdop_migrate.model import RECORD_VERSION, Exit, Record, is_session_id
 from cmdop_migrate.util import atomic, locks, trash
 
 _log = log.get("session")
 LOCK_TIMEOUT = 20.0  # seconds to wait for the host's lock
-DIED = "its holder died"
 
 
 class Host:
@@ -300,7 +300,7 @@ class Host:
                 self._remove(session)
                 self.events.emit("start_undone", session)
                 return
-            ended = Exit(code=None, reason=DIED, at=clock.walltime())
+            ended = Exit(None, exit_reason("holder_died"), clock.walltime(), "holder_died")
             self._save_loss(record, replace(record, phase="exited", exit=ended, pid=None))
             _log.warning("session %s (%s): its holder died, and the session with it", record.name, session[:12])
         finally:

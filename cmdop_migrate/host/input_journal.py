@@ -44,7 +44,7 @@ def journal_lines(this_host: Host, record: Record) -> Iterator[bytes]:
                     yield line.rstrip(b"\n")
 
 
-def verify(this_host: Host, record: Record) -> input_journal_check.Verdict:
+def verify(this_host: Host, record: Record) -> input_journal_check.JournalCheck:
     """Check that the journal is as it was written; of a live session also that its last line is the newest."""
     head = None
     if record.phase == "live":
@@ -53,6 +53,6 @@ def verify(this_host: Host, record: Record) -> input_journal_check.Verdict:
     return input_journal_check.verify(journal_lines(this_host, record), head)
 
 
-def verdict_json(verdict: input_journal_check.Verdict) -> dict[str, Any]:
+def verdict_json(verdict: input_journal_check.JournalCheck) -> dict[str, Any]:
     """Return a verdict as `inputs verify` prints it."""
     return {**asdict(verdict), "ok": verdict.ok}

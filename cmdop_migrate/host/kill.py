@@ -114,7 +114,7 @@ def _ended(session: str, ended: Exit | None) -> KillResult:
 
 
 def _is_unwanted(record: Record) -> bool:
-    return record.exit is not None and record.exit.reason == protocol.UNWANTED
+    return record.exit is not None and record.exit.kind == "kill_pending"
 
 
 def _end_lease(this_host: Host, record: Record) -> None:
@@ -127,7 +127,8 @@ def _end_lease(this_host: Host, record: Record) -> None:
 
     try:
         if reconcile.is_doubtful(record):
-            wished = Exit(128 + signal.SIGKILL, protocol.UNWANTED, clock.walltime())
+            reason = protocol.exit_reason("kill_pending")
+            wished = Exit(128 + signal.SIGKILL, reason, clock.walltime(), "kill_pending")
             record = this_host.put_right(record, replace(record, exit=wished)) or record
         if _is_unwanted(record):
             reconcile.ask(this_host, leases.open_store(this_host.config), record)

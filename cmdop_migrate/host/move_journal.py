@@ -188,15 +188,7 @@ def read(path: Path) -> Move | None:
         return None
 
 
-MOVED = "moved to "
-
-
-def moved_to(host: str, token: int) -> str:
-    """Return the exit reason of a session that moved to another host."""
-    return f"{MOVED}{host} (token {token})"
-
-
 def has_moved(record: Record | None) -> bool:
     """Tell whether a session has moved to another host, by its record, which says so before the journal of its
     migration does."""
-    return record is not None and record.exit is not None and record.exit.reason.startswith(MOVED)
+    return record is not None and record.exit is not None and record.exit.kind == "moved"

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import CmdopError, Fenced
-from cmdop_migrate.holder.protocol import UNSURE, UNWANTED
+from cmdop_migrate.holder.protocol import exit_reason
 from cmdop_migrate.host import leases as host_leases
 from cmdop_migrate.host import move_journal
 from cmdop_migrate.host.host import Host
@@ -24,8 +24,6 @@ from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.model import Record
 
 _log = log.get("agent")
-NOT_PARKED = "it ended before it was parked"
-KILLED = "killed"
 END_TRIES = 4
 
 
@@ -37,12 +35,12 @@ def is_doubtful(record: Record) -> bool:
 
 def is_unsure(record: Record) -> bool:
     """Tell whether the holder was ended between commit and park, and recorded that much."""
-    return record.exit is not None and record.exit.reason == UNSURE
+    return record.exit is not None and record.exit.kind == "parking_unknown"
 
 
 def is_unwanted(record: Record) -> bool:
     """Tell whether a person killed the session while it was being parked."""
-    return record.exit is not None and record.exit.reason == UNWANTED
+    return record.exit is not None and record.exit.kind == "kill_pending"
 
 
 def ask(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
@@ -58,7 +56,8 @@ def ask(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
     if lease is not None and lease.state == "held" and lease.instance == this_host.instance():
         return None  # the command that was to park it may still do so, or the agent releases the lease
     if is_unsure(record) and record.exit is not None:
-        return this_host.put_right(record, replace(record, exit=replace(record.exit, reason=NOT_PARKED)))
+        end = replace(record.exit, kind="not_parked", reason=exit_reason("not_parked"))
+        return this_host.put_right(record, replace(record, exit=end))
     return record
 
 
@@ -72,10 +71,12 @@ def _end(this_host: Host, leases: LeaseStore, record: Record) -> Record | None:
         lease = _end_lease(this_host, leases, record)
     finally:
         os.close(lock)
-    has_gone_on = lease is not None and lease.state != "free"
-    reason = f"superseded by token {lease.token} on {lease.host}" if lease is not None and has_gone_on else KILLED
     assert record.exit is not None
-    return this_host.put_right(record, replace(record, exit=replace(record.exit, reason=reason)))
+    end = replace(record.exit, kind="killed", reason=exit_reason("killed"))
+    if lease is not None and lease.state != "free":
+        to, token = lease.host, lease.token
+        end = replace(end, kind="superseded", to=to, token=token, reason=exit_reason("superseded", to=to, token=token))
+    return this_host.put_right(record, replace(record, exit=end))
 
 
 def _end_lease(this_host: Host, leases: LeaseStore, record: Record) -> LeaseRecord | None:

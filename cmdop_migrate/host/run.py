@@ -13,7 +13,6 @@ from cmdop_migrate import clock
 from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import Blocked, Usage
-from cmdop_migrate.holder.whiteouts import SPECIAL, is_under
 from cmdop_migrate.host import agent_process, hooks, leases, name_lease
 from cmdop_migrate.host.holder_order import holder_order, private_paths
 from cmdop_migrate.host.hooks import HookOutcome
@@ -22,6 +21,7 @@ from cmdop_migrate.model import NetMode, Record, Spec, new_session_id, session_n
 from cmdop_migrate.session import host_mounts, network
 from cmdop_migrate.session.spawn_holder import Starter, make_stores
 from cmdop_migrate.util import trusted_file
+from cmdop_migrate.util.paths import SPECIAL, is_under
 from cmdop_migrate.util.timings import Phases
 
 INIT = "/usr/bin/tini-static"

@@ -57,7 +57,7 @@ def open_channel(this_host: Host, reference: str) -> tuple[Record, Channel]:
     """Connect to the holder of a live session. Raise the error that says why it cannot be reached."""
     record = this_host.find(reference)
     if record.phase == "exited" and record.exit:
-        raise exited(record.name, record.exit.reason)
+        raise exited(record.name, record.exit)
     if record.phase in ("handing", "parked"):
         raise over(record)
     if record.phase != "live":
@@ -103,7 +103,7 @@ def over(record: Record) -> CmdopError:
         return Blocked(
             f"session {record.name!r} is parked in the store", f"Restore it with: cmdop-migrate restore {record.name}"
         )
-    return exited(record.name, record.exit.reason if record.exit else "it was removed")
+    return exited(record.name, record.exit)
 
 
 def send(this_host: Host, reference: str, data: bytes, actor: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ _KINDS: dict[str, type[CmdopError]] = {
     "not_yours": NotAdmitted,
     "not_admin": NotAdmitted,
     "full": Blocked,
-    "nobody": Blocked,
+    "no_waiter": Blocked,
     "name": Usage,
     "timeout": Usage,
 }

@@ -24,7 +24,8 @@ from typing import Literal
 
 from cmdop_migrate import clock, log
 from cmdop_migrate.errors import CmdopError, Fenced, TimedOut
-from cmdop_migrate.host import hooks, move_journal
+from cmdop_migrate.holder.protocol import exit_reason
+from cmdop_migrate.host import hooks
 from cmdop_migrate.host import leases as host_leases
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Move
@@ -256,7 +257,8 @@ def forget(this_host: Host, session: str, host: str, token: int, timeout: float 
     """The copy here, which stands still, is killed; its record says where the session went."""
     try:
         with Channel(this_host.socket(session)) as channel:
-            channel.ask(op="moved", why=move_journal.moved_to(host, token), timeout=timeout)
+            why = exit_reason("moved", to=host, token=token)
+            channel.ask(op="moved", why=why, to=host, token=token, timeout=timeout)
             for _ in channel.follow(timeout=timeout):
                 pass
     except HolderGone:
@@ -271,5 +273,5 @@ def note_moved(this_host: Host, session: str, host: str, token: int) -> None:
     """On record, of a session that is parked as far as this host knows."""
     record = this_host.load(session)
     if record is not None and record.phase == "parked":
-        ended = Exit(code=None, reason=move_journal.moved_to(host, token), at=clock.walltime())
+        ended = Exit(None, exit_reason("moved", to=host, token=token), clock.walltime(), "moved", host, token)
         this_host.save(replace(record, phase="exited", exit=ended, pid=None))

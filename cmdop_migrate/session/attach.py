@@ -1,4 +1,4 @@
-"""`attach`: a person's terminal on a session, and that terminal given back sane whatever happens."""
+"""Attach a user's terminal to a session, and restore that terminal in every case."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from cmdop_migrate.session import screen
 from cmdop_migrate.session.holder_client import Channel, HolderGone
 
 ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-# What a session behind a relay may be up to, while nothing comes from it.
+# What happens to a session behind a relay while no output arrives.
 AWAY = {
     "moving": "moving to {to} …",
-    "parked": "parked in the store; it goes on when it is restored …",
+    "parked": "parked in the store; it continues when it is restored …",
     "waiting": "no host has it just now; waiting …",
     "away": "the relay does not answer; trying again …",
 }
-STEP = 4096
-MOST_UNTYPED = 1 << 20  # bytes that wait here for a session that does not read; then the keyboard waits
+STEP = 4096  # bytes of input in one frame
+MAX_UNSENT = 1 << 20  # bytes kept here for a session that does not read; above it the keyboard is not read
 UNDONE = (("output", "of output"), ("input", "you typed"))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attach ended; `seq` is where the next one may go on."""
+    """Say how an attach ended; `seq` is where the next one may continue."""
 
     kind: Literal["detached", "exited", "lost", "hangup"]
     seq: int
@@ -41,6 +41,7 @@ class Outcome:
 
 
 def size_of(fd: int) -> tuple[int, int]:
+    """Return rows and columns of a terminal; 24 and 80 if it has none."""
     try:
         size = os.get_terminal_size(fd)
     except OSError:
@@ -49,7 +50,7 @@ def size_of(fd: int) -> tuple[int, int]:
 
 
 def attach(channel: Channel, actor: str, read_only: bool, start: int | None, keyboard: int, display: int) -> Outcome:
-    """Joins terminal and session until detach, exit, or the end of either."""
+    """Connect terminal and session until detach, exit, or the end of either. Raise Usage."""
     if not os.isatty(keyboard) or not os.isatty(display):
         raise Usage("attach needs a terminal", "From a script, use: cmdop-migrate send / output / wait")
     rows, cols = size_of(display)
@@ -63,23 +64,23 @@ def attach(channel: Channel, actor: str, read_only: bool, start: int | None, key
 
 
 def refusal(message: dict[str, Any]) -> str:
-    """What to tell a person whose input went nowhere."""
+    """Return what to tell a user whose input was not applied."""
     if message.get("why") == "turn":
         return (
-            f"{message['holder']} has the write turn: {message['bytes']} bytes you typed went nowhere;"
+            f"{message['holder']} has the write turn: {message['bytes']} bytes you typed were discarded;"
             " ask for it with: cmdop-migrate turn SESSION request"
         )
     if message.get("why") == "gate":
         return f"the line was refused, and erased: {message['reason']}"
-    return f"{message['bytes']} bytes you typed came too late, and went nowhere"
+    return f"{message['bytes']} bytes you typed came too late, and were discarded"
 
 
 def turn_words(message: dict[str, Any], actor: str, seized: bool) -> str:
-    """What of a change of the turn concerns `actor`; `seized`: it stood still before."""
+    """Return what concerns `actor` in a change of the turn; `seized`: the session was frozen before it."""
     holder, before = message["holder"], message.get("before")
     if message["frozen"]:
-        return f"it stands still: {holder} seized it"
-    words = "it goes on; " if seized else ""
+        return f"frozen: {holder} seized the session"
+    words = "resumed; " if seized else ""
     if message["do"] == "show":
         return f"{holder} has the write turn" if holder != actor else ""
     if holder == actor != before:
@@ -90,6 +91,8 @@ def turn_words(message: dict[str, Any], actor: str, seized: bool) -> str:
 
 
 class _Attachment:
+    """Run one attach."""
+
     def __init__(
         self,
         channel: Channel,
@@ -106,8 +109,10 @@ class _Attachment:
         self.lost = 0
         self.replay: screen.Replay | None = screen.Replay()
         self.keys = screen.Keys()
-        self.untyped = bytearray()  # the session does not read: to wait for it would keep everything else waiting
-        self.resized = False  # … nor can it be told that this terminal has another size
+        self.untyped = (
+            bytearray()
+        )  # input that the session does not read yet: waiting for it would block everything else
+        self.resized = False  # it does not read that this terminal has another size either
         self.noticed = False
         if start is None:
             terminal.show(screen.set_modes(answer["modes"]))
@@ -115,7 +120,7 @@ class _Attachment:
     def run(self) -> Outcome:
         with _signals(signal.SIGWINCH, signal.SIGCONT, *ENDINGS) as wake:
             try:
-                self._resize()  # it may have changed between asking for the session and listening for changes
+                self._resize()  # the size may have changed before SIGWINCH was handled
                 self._maybe_live()
                 while True:
                     outcome = self._serve(wake)
@@ -127,13 +132,13 @@ class _Attachment:
                 return self._outcome("hangup")  # the terminal is gone: its window was closed
 
     def _serve(self, wake: int) -> Outcome | None:
-        """Waits for something to do, and does it."""
+        """Wait for something to do, and do it."""
         outcome = None
         sources = [self.channel.fileno(), wake]
-        if len(self.untyped) < MOST_UNTYPED:
+        if len(self.untyped) < MAX_UNSENT:
             sources.append(self.terminal.keyboard)
         full = [self.channel.fileno()] if self.untyped or self.resized else []
-        # What came along with the answer to `attach` is here already: nothing will turn readable for it.
+        # Frames that arrived with the answer to `attach` are here already: no socket becomes readable for them.
         waiting = self.channel.has_frames()
         ready: list[Any]
         ready, room, _ = select.select(sources, full, [], 0 if waiting else None)
@@ -141,10 +146,10 @@ class _Attachment:
             self._type()
         if wake in ready:
             numbers = os.read(wake, 64)
-            if any(one in numbers for one in ENDINGS):
+            if any(ending in numbers for ending in ENDINGS):
                 return self._outcome("hangup")
             if signal.SIGCONT in numbers:
-                self.terminal.make_raw()  # whoever stopped us has had the terminal meanwhile
+                self.terminal.make_raw()  # the process that stopped us has used the terminal meanwhile
             self._resize()
         if waiting or self.channel.fileno() in ready:
             outcome = self._from_session()
@@ -162,8 +167,8 @@ class _Attachment:
                 self.seq = message["from"] + message["bytes"]
                 self.terminal.show(b"\r\n[%d bytes of output were too much to keep]\r\n" % message["bytes"])
             elif message.get("event") in ("fenced", "unfenced"):
-                verb = "stands still" if message["event"] == "fenced" else "goes on"
-                self.terminal.show(f"\r\n[it {verb}: {message['why']}]\r\n".encode())
+                verb = "frozen" if message["event"] == "fenced" else "resumed"
+                self.terminal.show(f"\r\n[{verb}: {message['why']}]\r\n".encode())
             elif message.get("event") == "refused":
                 self._say(refusal(message))
             elif message.get("event") == "turn":
@@ -181,7 +186,7 @@ class _Attachment:
         return None
 
     def _notice(self, text: str | None) -> None:
-        """Shows where the session is, while it is not here; None: it is back."""
+        """Show where the session is while it is not here; None: it is here again."""
         full, (rows, cols) = screen.is_full_screen(self.terminal.modes), size_of(self.terminal.display)
         if self.noticed:
             self.terminal.show(screen.no_notice(full, rows))
@@ -198,7 +203,7 @@ class _Attachment:
 
     def _say(self, words: str) -> None:
         if words:
-            plain = "".join(char for char in words if char.isprintable())  # names are whatever somebody called himself
+            plain = "".join(char for char in words if char.isprintable())  # names are chosen by users
             self.terminal.show(f"\r\n[{plain}]\r\n".encode())
 
     def _show(self, seq: int, data: bytes) -> None:
@@ -218,7 +223,7 @@ class _Attachment:
                 self._repaint()
 
     def _repaint(self) -> None:
-        """A full-screen program paints itself anew when its window changes: change it, and back."""
+        """Make a full-screen program repaint: it does so when its window changes, so change the size, and back."""
         if not self.read_only:
             rows, cols = size_of(self.terminal.display)
             self.channel.resize(max(1, rows - 1), cols)
@@ -237,7 +242,7 @@ class _Attachment:
         return self._outcome("detached") if leave else None
 
     def _type(self) -> None:
-        """What there is room for."""
+        """Send as much of the input as there is room for."""
         if self.resized:
             self._resize()
         while self.untyped and self._has_room():
@@ -257,7 +262,8 @@ class _Attachment:
 
 
 class _Terminal:
-    """Raw while inside; as it was before afterwards, even when this process is killed: a guard puts it right then."""
+    """Make the terminal raw while inside; restore it afterwards. If this process is killed, a guard process restores
+    it."""
 
     def __init__(self, keyboard: int, display: int) -> None:
         self.keyboard, self.display = keyboard, display
@@ -273,7 +279,7 @@ class _Terminal:
             _guard(watched, (self._guard, ready), says, self.keyboard, self.display, self._before)
         os.close(watched)
         os.close(says)
-        os.read(ready, 1)  # before it is on guard the terminal stays as it is
+        os.read(ready, 1)  # until the guard is ready, the terminal stays as it is
         os.close(ready)
         self.make_raw()
         return self
@@ -286,7 +292,7 @@ class _Terminal:
             termios.tcsetattr(self.keyboard, termios.TCSADRAIN, self._before)
             self._write(screen.reset(self.modes) + b"\r\n")
         except (OSError, termios.error):
-            pass  # the terminal itself is gone, and nothing is left to put right
+            pass  # the terminal itself is gone: there is nothing to restore
         self._tell_guard(b"all is well\n")
         os.close(self._guard)
         os.waitpid(self._guard_pid, 0)
@@ -295,7 +301,7 @@ class _Terminal:
         try:
             os.write(self._guard, line)
         except BrokenPipeError:
-            return  # it was killed; we are alive, and put the terminal right ourselves
+            return  # it was killed; this process is alive, and restores the terminal itself
 
     def show(self, data: bytes) -> None:
         if not data:
@@ -311,17 +317,17 @@ class _Terminal:
         while view:
             try:
                 view = view[os.write(self.display, view) :]
-            except BlockingIOError:  # a program before us has left it so: it is full, not gone
+            except BlockingIOError:  # an earlier program made it non-blocking: it is full, not gone
                 select.select([], [self.display], [])
 
 
 def _guard(watched: int, theirs: tuple[int, ...], says: int, keyboard: int, display: int, before: list[Any]) -> None:
-    """A child that outlives a killed attach by an instant, to give the terminal back."""
+    """Outlive a killed attach by an instant, as a child process, to restore the terminal."""
     try:
-        os.setsid()  # `kill -9 %1` ends the whole job, and this must not be of it
+        os.setsid()  # `kill -9 %1` kills the whole job, and this process must not belong to it
         for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGTSTP):
             signal.signal(number, signal.SIG_IGN)
-        for fd in (*theirs, says):  # the last one tells that we are there
+        for fd in (*theirs, says):  # closing the last one tells that this process is ready
             os.close(fd)
         undo = b""
         with os.fdopen(watched, "rb") as lines:
@@ -330,7 +336,7 @@ def _guard(watched: int, theirs: tuple[int, ...], says: int, keyboard: int, disp
                     return
                 undo = bytes.fromhex(line.decode())
         raw = not termios.tcgetattr(keyboard)[3] & termios.ISIG
-        if raw:  # else someone, a shell with job control, was quicker
+        if raw:  # otherwise another process, a shell with job control, was quicker
             termios.tcsetattr(keyboard, termios.TCSANOW, before)
         os.write(display, undo + b"\r\n")
     finally:
@@ -339,7 +345,7 @@ def _guard(watched: int, theirs: tuple[int, ...], says: int, keyboard: int, disp
 
 @contextmanager
 def _signals(*numbers: signal.Signals) -> Iterator[int]:
-    """A descriptor from which the numbers of arriving signals are read."""
+    """Yield a descriptor from which the numbers of arriving signals are read."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     old = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

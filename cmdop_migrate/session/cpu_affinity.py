@@ -1,4 +1,4 @@
-"""On which processors a session's threads may run: CRIU does not carry it."""
+"""Read and set on which processors a session's threads may run: CRIU does not carry it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-Affinities = dict[str, list[int]]  # by the thread's innermost number, as JSON wants its keys
+Affinities = dict[str, list[int]]  # by the thread's innermost number, as text: JSON's keys are texts
 
 
 def read(pids: Iterable[int]) -> Affinities:
-    """Of the threads that may not run everywhere."""
+    """Return the processors of the threads that may not run on all of them."""
     found: Affinities = {}
     everywhere = os.sched_getaffinity(0)
     for inner, thread in threads(pids):
@@ -24,7 +24,7 @@ def read(pids: Iterable[int]) -> Affinities:
 
 
 def apply(pids: Iterable[int], wanted: Affinities) -> None:
-    """As far as this machine has those processors: a thread bound to others may run everywhere."""
+    """Bind threads to their processors, as far as this machine has those: a thread bound to others may run on all."""
     if not wanted:
         return
     here = os.sched_getaffinity(0)

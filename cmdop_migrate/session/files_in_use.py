@@ -1,7 +1,7 @@
-"""Which files a session's processes have mapped or open, and whose they are: its own, or this host's.
+"""Find the files that a session's processes have mapped or open, and whether they are its own or this host's.
 
-Its own (changed by it, so in an upper layer) travel with it. The host's must be
-the same where it is restored, or be carried along.
+Its own files (changed by it, so in an upper layer) travel with it. The host's
+must be the same where it is restored, or be carried along.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import is_under
 from cmdop_migrate.session import inotify_watches, overlay_redirects
+from cmdop_migrate.util.paths import is_under
 
 _NOT_FILES = ("/proc/", "/sys/", "/dev/", "/run/", "/memfd:", "/SYSV", "/[aio]", "/anon_hugepage")
 _DELETED = " (deleted)"
@@ -22,10 +22,9 @@ _DELETED = " (deleted)"
 
 @dataclass
 class Touched:
-    """`mapped`, `opened`: paths of the host; `renamed`: what the session calls those of them that are in a directory
-    it has renamed. `written`: (layer, path in its upper) of files a process may change
-    through memory, without any time stamp telling. `watched`: what processes watch, and what of it
-    CRIU cannot carry."""
+    """Hold the files in use. `mapped`, `opened`: paths of the host; `renamed`: the session's names of those that are in
+    a directory it has renamed. `written`: (layer, path in its upper) of files that a process may change through memory,
+    without a change of any time stamp. `watched`: what processes watch, and what of it CRIU cannot carry."""
 
     mapped: set[str] = field(default_factory=set)
     opened: set[str] = field(default_factory=set)
@@ -35,15 +34,15 @@ class Touched:
 
 
 class Layers:
-    """Resolves what /proc calls a file to the layer it lies in."""
+    """Find the layer that a file lies in, by the path that /proc shows."""
 
     def __init__(self, points: Iterable[str], uppers: Iterable[Path]) -> None:
         self.points, self.uppers = list(points), list(uppers)
         self._lower = [overlay_redirects.LowerNames(upper) for upper in self.uppers]
 
     def find(self, shown: str, inside: str | None = None) -> tuple[int, str] | None:
-        """-> (layer, path below its mount point). `inside` is the point of the mount it is on, when known; else the
-        first layer that has such a file is taken."""
+        """Return the layer and the path below its mount point. `inside` is the point of the mount the file is on, when
+        known; otherwise the first layer that has such a file is taken."""
         for number, below in self._ways(shown):
             point = self.points[number]
             if inside is not None and point != inside:
@@ -53,20 +52,22 @@ class Layers:
         return None
 
     def own(self, shown: str) -> set[tuple[int, str]]:
-        """Every file of the session's own that may be meant; an end of a line in a mapped one's name is shown as
-        \\012."""
+        """Return every file of the session's own that may be meant; /proc shows a newline in the name of a mapped file
+        as \\012."""
         names = {shown, shown.replace("\\012", "\n")}
         return {way for name in names for way in self._ways(name) if self.is_own(*way)}
 
     def _ways(self, shown: str) -> Iterator[tuple[int, str]]:
-        """Where it may lie. /proc shows a path from the session's root, some kernels below the mount it is on."""
+        """Yield where the file may lie. /proc shows a path from the session's root; some kernels show it below its
+        mount."""
         above = [(len(point), number) for number, point in enumerate(self.points) if is_under(shown, point)]
-        for _, number in sorted(above, reverse=True)[:1]:  # the innermost hides what is under its mount point
+        for _, number in sorted(above, reverse=True)[:1]:  # the innermost mount hides what is below its mount point
             yield number, os.path.relpath(shown, self.points[number])
         for number in range(len(self.points)):
             yield number, shown.lstrip("/")
 
     def is_own(self, number: int, below: str) -> bool:
+        """Return whether the session has changed this file."""
         return os.path.lexists(self.uppers[number] / below)
 
     def host_path(self, number: int, below: str) -> str:
@@ -75,8 +76,8 @@ class Layers:
 
 
 def look(pids: Iterable[int], layers: Layers, before: Touched | None = None) -> Touched:
-    """Everything the processes hold now. One that ends meanwhile is passed over. `before`: what an earlier look found;
-    with it, the search for watched files is short."""
+    """Return all files that the processes use now. A process that ends meanwhile is skipped. `before`: the result of an
+    earlier look; with it, the search for watched files is short."""
     pids = list(pids)
     touched = Touched()
     for pid in pids:
@@ -102,7 +103,7 @@ def _maps(pid: int, layers: Layers, touched: Touched) -> None:
             continue
         permissions, path = fields[1], fields[5]
         seen.add((permissions[1:4:2], path))
-        if permissions[1] == "w" and permissions[3] == "s":  # one too many is only read once more
+        if permissions[1] == "w" and permissions[3] == "s":  # a file that is listed without need is only read once more
             touched.written |= {(number, os.fsencode(below)) for number, below in layers.own(path)}
         found = layers.find(path) if _is_file(path) else None
         if found is not None and not layers.is_own(*found):
@@ -145,7 +146,7 @@ def _mounts(pid: int) -> dict[str, str]:
     try:
         text = Path(f"/proc/{pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
-        if error.errno == errno.EINVAL:  # it has left its namespaces already
+        if error.errno == errno.EINVAL:  # the process has left its namespaces already
             raise ProcessLookupError(pid) from None
         raise
     lines = [line.split(" ") for line in text.split("\n") if line]

@@ -1,4 +1,4 @@
-"""A client's connection to a session's holder."""
+"""Connect to a session's holder."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 
 from cmdop_migrate.errors import SessionExited, TimedOut, Unexpected
 from cmdop_migrate.holder import protocol
+from cmdop_migrate.model import Exit
 
 ANSWER_TIMEOUT = 10.0
 
 
 class HolderGone(Exception):
-    """The connection ended without a farewell: the session ended, or its holder did."""
+    """Report that the connection ended without an exit event: the session ended, or its holder did."""
 
 
 class Channel:
-    """Requests and output of one session. Use as a context manager."""
+    """Send requests to one session's holder and read its output. Use as a context manager."""
 
     def __init__(self, place: Path | socket.socket) -> None:
-        """`place`: where its holder listens, or a connection to it."""
+        """Connect to `place`, the path of the holder's socket; or use that connection. Raise HolderGone or TimedOut."""
         try:
             self.sock = place if isinstance(place, socket.socket) else protocol.connect(str(place), ANSWER_TIMEOUT)
         except (FileNotFoundError, ConnectionRefusedError) as error:
@@ -43,10 +44,8 @@ class Channel:
         return self.sock.fileno()
 
     def ask(self, *, timeout: float = ANSWER_TIMEOUT, **request: Any) -> dict[str, Any]:
-        """One answer to one request; only before following output on this channel.
-
-        HolderGone when the session ends before it is answered.
-        """
+        """Send a request and return its answer; only before following output on this channel. Raise HolderGone when the
+        session ends before it answers, TimedOut, Unexpected."""
         self._send(protocol.control(request))
         until = time.monotonic() + timeout
         while True:
@@ -66,9 +65,11 @@ class Channel:
                 )
 
     def type(self, data: bytes) -> None:
+        """Send input without numbers."""
         self._send(protocol.typed(data))
 
     def resize(self, rows: int, cols: int) -> None:
+        """Set the size of the session's terminal."""
         self._send(protocol.control({"op": "resize", "rows": rows, "cols": cols}))
 
     def _send(self, data: bytes) -> None:
@@ -80,7 +81,8 @@ class Channel:
             raise HolderGone from error
 
     def follow(self, timeout: float | None = None) -> Iterator[tuple[int, bytes] | dict[str, Any]]:
-        """(seq, bytes) of output and dicts of events, until exit (its event is the last) or `timeout` runs out."""
+        """Yield (seq, bytes) of output and dicts of events, until the exit event, which is the last, or until
+        `timeout`."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             frame = self._next(None if until is None else until - time.monotonic())
@@ -92,18 +94,20 @@ class Channel:
                 return
 
     def read(self, frame: tuple[int, bytes]) -> tuple[int, bytes] | dict[str, Any]:
+        """Parse a frame."""
         kind, payload = frame
         return protocol.parse_output(payload) if kind == protocol.OUTPUT else protocol.parse_control(payload)
 
     def pending(self) -> list[tuple[int, bytes]]:
-        """Frames that have come already, or that a readable socket brings now."""
+        """Return the frames that have arrived already, or that a readable socket has now."""
         if not self._frames:
             self._receive()
         frames, self._frames = self._frames, []
         return frames
 
     def has_frames(self) -> bool:
-        """Whether `pending` has something that came along with an answer: no socket turns readable for it."""
+        """Return whether `pending` has frames that arrived with an answer: the socket does not become readable for
+        them."""
         return bool(self._frames)
 
     def _next(self, timeout: float | None) -> tuple[int, bytes] | None:
@@ -135,7 +139,10 @@ def _silent(timeout: float) -> TimedOut:
     return TimedOut(f"the session's holder did not answer within {timeout:.0f} s", hint)
 
 
-def exited(name: str, reason: str) -> SessionExited:
-    if reason.startswith("moved to "):
-        return SessionExited(f"session {name!r} has {reason}", "Use it there; its output up to then: output " + name)
+def exited(name: str, end: Exit | None, otherwise: str = "it was removed") -> SessionExited:
+    """Return the error for a session that ended as `end` tells; `otherwise` is the reason if its record has no end."""
+    if end is not None and end.kind == "moved":
+        hint = "Use it there; its output up to then: output " + name
+        return SessionExited(f"session {name!r} has {end.reason}", hint)
+    reason = end.reason if end is not None else otherwise
     return SessionExited(f"session {name!r} is over: {reason}", "Its last output is kept: cmdop-migrate output " + name)

@@ -1,6 +1,6 @@
-"""Until when each holder lets its session run, as the kernel knows it: by the timer that the holder has set.
+"""Read until when each holder lets its session run, from the timer that the holder has set in the kernel.
 
-Nobody has to answer for that, least of all a holder that is stopped.
+No holder has to answer for that, least of all one that is stopped.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ TIMER = "anon_inode:[timerfd]"
 
 
 def read(holders: str) -> dict[str, float]:
-    """Session -> a time on CLOCK_BOOTTIME, now or earlier when it is over. `holders`: the group they are in. Those that
-    are just going are left out."""
+    """Return, by session, a time on CLOCK_BOOTTIME; one that has passed is now or earlier. `holders`: the cgroup that
+    the holders are in. Holders that are about to end are left out."""
     found = {}
     for pid in cgroup.pids(holders):
         links = _links(pid)
         kept = [os.path.dirname(link) for link in links.values() if os.path.basename(link) == LOCK]
         times = [_fires_at(pid, fd) for fd, link in links.items() if link == TIMER]
-        known = [one for one in times if one is not None]
+        known = [moment for moment in times if moment is not None]
         if kept and known:
             found[os.path.basename(kept[0])] = known[0]
     return found
 
 
 def _fires_at(pid: int, fd: str) -> float | None:
-    """None: it is gone, or of another clock."""
+    """Return when the timer fires; None: it is gone, or of another clock."""
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     try:
         with open(f"/proc/{pid}/fdinfo/{fd}", encoding="ascii") as info:
@@ -43,11 +43,11 @@ def _fires_at(pid: int, fd: str) -> float | None:
 
 
 def _links(pid: int) -> dict[str, str]:
-    """What its descriptors are of."""
+    """Return what the process's descriptors refer to."""
     found = {}
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):
             found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
-    except OSError:  # it, or one of them, is gone: whoever looks again sees the rest
+    except OSError:  # the process or a descriptor is gone: the next look sees the rest
         return found
     return found

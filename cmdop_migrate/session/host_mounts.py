@@ -1,7 +1,7 @@
-"""What of this host a session sees: which file systems it gets copies of, and what is hidden from it.
+"""Decide what a session sees of this host: of which file systems it gets views, and what is hidden from it.
 
-Everything here is host-bound and made anew where a session is restored; only
-`upper`, what the session itself changed, travels.
+All of it belongs to the host and is set up again where a session is restored;
+only `upper`, what the session itself changed, travels.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import RESOLV, SPECIAL, is_under
+from cmdop_migrate.util.paths import RESOLV, SPECIAL, is_under
 
 _LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "vfat", "exfat", "ntfs3")
 _OTHER = ("overlay", "tmpfs", "nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "erofs", "squashfs")
 REAL = frozenset({*_LOCAL, *_OTHER})
-# What the kernel does not take as the upper layer of an overlay.
+# File systems that the kernel refuses as the upper layer of an overlay.
 NOT_UPPER = frozenset({"overlay", "nfs", "nfs4", "cifs", "smb3", "9p", "vfat", "exfat", "ntfs3", "squashfs", "erofs"})
-# What it does not take as the lower one: their names compare in a way of their own.
+# File systems that it refuses as a lower layer: they compare names in their own way.
 NOT_LOWER = frozenset({"vfat", "exfat", "ntfs3", "cifs", "smb3"})
 RESOLVED = "/run/systemd/resolve/resolv.conf"
 
 
 @dataclass(frozen=True)
 class Mount:
+    """Describe one mount point and its kind of file system."""
+
     point: str
     kind: str
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """Pure: /proc/self/mountinfo -> mounts, the topmost at each point, outer before inner. Of all that parts words or
-    lines, the kernel hides blanks, tabs and newlines only: the rest may be in a name."""
+    """Return the mounts in the text of /proc/self/mountinfo, the topmost at each point, outer before inner. Pure. Of
+    the characters that separate words or lines, the kernel escapes blanks, tabs and newlines only: others may be in a
+    name."""
     found: dict[str, Mount] = {}
     for line in filter(None, mountinfo.split("\n")):
         left, _, right = line.partition(" - ")
@@ -47,7 +50,7 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
 
 
 def layers(mounts: Iterable[Mount], hidden: Iterable[str], shares: Iterable[str]) -> list[str]:
-    """Pure: mount points of which the session gets a copy-on-write view, `/` first."""
+    """Return the mount points of which the session gets a copy-on-write view, `/` first. Pure."""
     left_out = (*SPECIAL, *hidden, *shares)
     others = [
         mount.point
@@ -58,37 +61,38 @@ def layers(mounts: Iterable[Mount], hidden: Iterable[str], shares: Iterable[str]
 
 
 def read_layers(hidden: Iterable[str], shares: Iterable[str]) -> list[str]:
+    """Return the mount points of this host of which a session gets a copy-on-write view, `/` first."""
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     return [point for point in layers(mounts, hidden, shares) if os.path.isdir(point)]
 
 
 def mount_of(path: str) -> Mount:
-    """The mount that `path`, free of links, lies on."""
+    """Return the mount that `path`, free of symbolic links, lies on."""
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
-    return max((one for one in mounts if is_under(path, one.point)), key=lambda one: len(one.point))
+    return max((mount for mount in mounts if is_under(path, mount.point)), key=lambda mount: len(mount.point))
 
 
 def resolv_conf(gateway: str | None) -> str | None:
-    """The resolv.conf a session needs, or None when the host's own will do.
+    """Return the resolv.conf that a session needs, or None if the host's own is visible and usable.
 
-    The host's own cannot be seen when it is a link into /run, which a session
-    has its own of, or a file mounted over another, as in a container.
+    The host's own is not visible if it is a link into /run, of which a session
+    has its own, or a file mounted over another, as in a container.
     """
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
-    unseen = os.path.realpath(RESOLV).startswith("/run/") or any(one.point == RESOLV for one in mounts)
+    unseen = os.path.realpath(RESOLV).startswith("/run/") or any(mount.point == RESOLV for mount in mounts)
     return resolv_text(_read(RESOLV), _read(RESOLVED), unseen, gateway)
 
 
 def resolv_text(text: str, resolved: str, unseen: bool, gateway: str | None) -> str | None:
-    """Pure. `gateway` is None for a session on the host's own network, where the host's loopback works too.
-    `resolved` names the servers behind a resolver on the loopback."""
+    """Return the text for `resolv_conf`. Pure. `gateway` is None for a session on the host's own network, where the
+    host's loopback works too. `resolved` names the servers behind a resolver on the loopback."""
     servers = _servers(text)
-    if gateway is None or (servers and not any(_is_loopback(one) for one in servers)):
+    if gateway is None or (servers and not any(_is_loopback(server) for server in servers)):
         return text if unseen else None
-    upstream = [one for one in _servers(resolved) if not _is_loopback(one)]
-    usable = [one for one in servers if not _is_loopback(one)] or upstream or [gateway]
+    upstream = [server for server in _servers(resolved) if not _is_loopback(server)]
+    usable = [server for server in servers if not _is_loopback(server)] or upstream or [gateway]
     rest = [line for line in text.splitlines() if line.split()[:1] in (["search"], ["domain"], ["options"])]
-    return "\n".join([*(f"nameserver {one}" for one in usable), *rest]) + "\n"
+    return "\n".join([*(f"nameserver {server}" for server in usable), *rest]) + "\n"
 
 
 def _servers(text: str) -> list[str]:

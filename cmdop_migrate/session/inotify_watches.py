@@ -1,10 +1,10 @@
 """Find the paths of files that processes watch by inotify or fanotify.
 
-The kernel tells device and inode number only, and CRIU must be told the path of
-each (criu/image/watched_paths.py). Likely places are searched first, shallow before deep, and
-all of the session's files last, for a bounded time. What has no path any more,
-or is of a kind CRIU loses, is reported, so that it can be refused while the
-session still runs.
+The kernel tells device and inode number only, and CRIU needs the path of each
+(criu/image/watched_paths.py). Likely places are searched first, shallow before deep, and
+all of the session's files last, for a bounded time. A watch whose file has no
+path any more, or of a kind that CRIU loses, is reported, so that the checkpoint
+can be refused while the session still runs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from cmdop_migrate.holder.whiteouts import is_under
+from cmdop_migrate.util.paths import is_under
 
 _USUAL = ("etc", "tmp", "home", "root", "srv", "run", "dev/shm", "var/log", "var/spool", "var/lib", "usr/share", "opt")
-_SKIPPED = frozenset({"proc", "sys"})  # at the root: CRIU finds what is watched there by its handle
+_SKIPPED = frozenset({"proc", "sys"})  # at the root: CRIU finds what is watched there by its file handle
 _LATE = frozenset({"node_modules", ".git", ".venv", "venv", "site-packages", "__pycache__", ".cache", "target"})
-_SEARCHED = frozenset({"overlay", "tmpfs"})  # what is not found on these CRIU does not find either
+_SEARCHED = frozenset({"overlay", "tmpfs"})  # what is not found on these, CRIU does not find either
 _NOTIFIERS = ("anon_inode:inotify", "anon_inode:[fanotify]")
-SECONDS = 5.0
+SECONDS = 5.0  # that a search takes at most
 _TURN = 512  # paths of one deep directory, before the next one has its turn
-AGAIN = 1.0  # once most are known, and the session is frozen
+AGAIN = 1.0  # seconds for a second search: most paths are known, and the session is frozen
 
 Key = tuple[int, int]  # device, as fdinfo writes it, and inode number
 
 
 class Cause(StrEnum):
-    """Why a watch cannot be carried."""
+    """Say why a watch cannot be carried."""
 
     DELETED = "a file that has been deleted"
     NOT_FOUND = "a file whose path was not found"
@@ -43,7 +43,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Lost:
-    """A process that watches something a checkpoint cannot carry."""
+    """Name a process that watches something a checkpoint cannot carry."""
 
     pid: int
     command: str
@@ -55,7 +55,7 @@ class Lost:
 
 @dataclass
 class Watched:
-    """`paths`: as the session calls them. `lost`: what a dump would fail with, or leave out."""
+    """Hold the watched paths, as the session names them. `lost`: what a dump would fail with, or leave out."""
 
     paths: dict[Key, str] = field(default_factory=dict)
     lost: list[Lost] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Marks:
-    """What one process watches. `others`: marks that are neither on a file nor on a mount."""
+    """Hold what one process watches. `others`: it has marks that are neither on a file nor on a mount."""
 
     keys: frozenset[Key] = frozenset()
     others: bool = False
@@ -71,21 +71,21 @@ class Marks:
 
 @dataclass(frozen=True)
 class _Mounts:
-    """A session's mounts: the device of each mount point, the kind of each device."""
+    """Hold a session's mounts: the device of each mount point, the kind of each device."""
 
     devices: dict[str, int]
     kinds: dict[int, str]
 
 
 def find(pids: Iterable[int], uppers: Collection[Path], known: Iterable[str] = (), seconds: float = SECONDS) -> Watched:
-    """Find what these processes watch. They may be running: what is moved meanwhile may not be found.
+    """Find what these processes watch. They may be running: a file that is moved meanwhile may not be found.
 
     `known`: paths to try first. A process that ends meanwhile is left out.
     """
     pids = list(pids)
-    marks = {pid: one for pid in pids if (one := _marks(pid)) != Marks()}
+    marks = {pid: own for pid in pids if (own := _marks(pid)) != Marks()}
     deleted = _deleted(pids) if marks else frozenset[Key]()
-    watched = Watched(lost=[_lost(pid, Cause.FILE_SYSTEM) for pid, one in marks.items() if one.others])
+    watched = Watched(lost=[_lost(pid, Cause.FILE_SYSTEM) for pid, own in marks.items() if own.others])
     known = list(known)
     until = time.monotonic() + seconds
     for namespace in _namespaces(marks):
@@ -123,7 +123,7 @@ def _search(
 def _look_at(
     candidates: Iterator[str], root: str, wanted: set[Key], mounts: _Mounts, until: float, watched: Watched
 ) -> bool:
-    """Take out of `wanted` what is found. -> whether every candidate was looked at."""
+    """Remove from `wanted` what is found. Return whether every candidate was looked at."""
     for number, path in enumerate(candidates):
         if not wanted:
             return True
@@ -136,7 +136,7 @@ def _look_at(
             continue
         key = os.major(info.st_dev) << 20 | os.minor(info.st_dev), info.st_ino
         inside = path.removeprefix(root).rstrip("/") or "/"
-        # The device of its mount too: on one that layers lie on, another file may have the same numbers.
+        # The device of its mount too: on a file system that holds layers, another file may have the same numbers.
         if key in wanted and _device(inside, mounts.devices) == key[0]:
             watched.paths[key] = inside
             wanted.discard(key)
@@ -208,7 +208,7 @@ def _marks(pid: int) -> Marks:
 
 
 def parse(info: str) -> Marks:
-    """Pure, given /proc/PID/fdinfo/FD of an inotify or fanotify descriptor."""
+    """Return the marks in the text of /proc/PID/fdinfo/FD of an inotify or fanotify descriptor. Pure."""
     keys: set[Key] = set()
     others = False
     for line in info.splitlines():
@@ -240,7 +240,8 @@ def _deleted(pids: Iterable[int]) -> frozenset[Key]:
 def _candidates(
     pids: list[int], root: str, uppers: Collection[Path], known: Iterable[str], numbers: set[int]
 ) -> Iterator[str]:
-    """Likely paths first, all of them in the end; some twice. `numbers`: the inode numbers that are looked for."""
+    """Yield likely paths first, and all of them in the end; some twice. `numbers`: the inode numbers that are searched
+    for."""
     yield from (root + path for path in known)
     here: list[str] = []
     for pid in pids:
@@ -261,7 +262,7 @@ def _candidates(
     for name in _USUAL:
         yield from _below(f"{root}/{name}", numbers, deep=False)
     for upper in uppers:
-        # What is there is looked at in the session: numbers differ.
+        # The path is looked at in the session, where the numbers differ.
         yield from (root + path.removeprefix(str(upper)) for path in _below(str(upper), None, deep=True))
     depths = [*here, *(target for place in here for target in _link_targets(place, root)), root]
     yield from _in_turn([_below(place, numbers, deep=True) for place in depths])
@@ -293,8 +294,8 @@ def _in_turn(sources: list[Iterator[str]]) -> Iterator[str]:
 
 
 def _below(top: str, numbers: set[int] | None, deep: bool) -> Iterator[str]:
-    """Yield directories, and of files those with one of these inode numbers; the nearest first, and what programs
-    keep many files in last."""
+    """Yield directories, and of files those with one of these inode numbers; the nearest first, and directories in
+    which programs keep many files last."""
     yield top
     now, late = deque([top]), deque[str]()
     while now or late:

@@ -1,4 +1,4 @@
-"""Whether a journal is whole: pure, on its lines."""
+"""Check the lines of an input journal: whether one is missing, changed or inserted. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cmdop_migrate.holder.input_journal import digest
 
 @dataclass(frozen=True)
 class Break:
-    """`seq`: of the first line behind it; None at the end of the journal."""
+    """Describe one break of the chain. `seq`: the number of the first line after it; None at the end of the journal."""
 
     seq: int | None
     problem: str
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`first`, `last`: the numbers of the lines that are there; what came before them was rotated out."""
+class JournalCheck:
+    """Hold the result. `first`, `last`: the numbers of the lines that exist; earlier lines were rotated out."""
 
     lines: int
     first: int | None
@@ -31,12 +31,13 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
+        """Return whether the chain is unbroken."""
         return not self.breaks
 
 
-def verify(lines: Iterable[bytes], head: str | None = None) -> Verdict:
-    """`lines` without their ends, oldest first. `head`: what the session's holder had as the last line's digest before
-    they were read; lines behind that one came since."""
+def verify(lines: Iterable[bytes], head: str | None = None) -> JournalCheck:
+    """Check `lines`, without their newlines, oldest first. `head`: the digest of the last line that the session's
+    holder had before they were read; later lines may follow that one."""
     breaks: list[Break] = []
     count = unchained = 0
     first = last = None
@@ -44,7 +45,7 @@ def verify(lines: Iterable[bytes], head: str | None = None) -> Verdict:
     for line in lines:
         row = _parsed(line)
         if row is None:
-            breaks.append(Break(last, f"behind line {last}: what is no line, cut by a crash or a full disk"))
+            breaks.append(Break(last, f"after line {last}: bytes that are no line, cut by a crash or a full disk"))
             continue
         seq, prev = int(row["seq"]), row.get("prev")
         if last is not None and seq != last + 1:
@@ -58,12 +59,12 @@ def verify(lines: Iterable[bytes], head: str | None = None) -> Verdict:
         met = met or before == head
     if not met:
         breaks.append(Break(None, f"line {last} is not the last that was written" if last else "it is empty"))
-    return Verdict(count, first, last, before, unchained, breaks)
+    return JournalCheck(count, first, last, before, unchained, breaks)
 
 
 def _gap(last: int, seq: int) -> str:
     if seq <= last:
-        return f"line {seq} stands behind line {last}"
+        return f"line {seq} comes after line {last}"
     return f"line {last + 1} is missing" if seq == last + 2 else f"lines {last + 1} to {seq - 1} are missing"
 
 

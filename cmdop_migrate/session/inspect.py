@@ -1,4 +1,4 @@
-"""A live session looked at from its host: processes, descriptors, sockets, changed files."""
+"""Describe a live session from its host: processes, sockets, changed files."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ _TCP_STATES = (
 
 @dataclass(frozen=True)
 class Process:
+    """Describe one process."""
+
     pid: int
     inner_pid: int
     parent: int
@@ -36,6 +38,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Socket:
+    """Describe one socket."""
+
     pid: int
     kind: str
     local: str
@@ -45,13 +49,16 @@ class Socket:
 
 @dataclass(frozen=True)
 class Changed:
+    """Describe one file that the session changed."""
+
     path: str
     change: Literal["added", "changed", "deleted"]
     size: int
 
 
 def processes(group: str) -> list[Process]:
-    import psutil  # here: most commands do without, and are quicker for it
+    """Return the session's processes, by their numbers inside it."""
+    import psutil  # here: most commands do not need it, and start faster without it
 
     found = []
     for pid in cgroup.pids(group):
@@ -73,11 +80,11 @@ def processes(group: str) -> list[Process]:
                 )
         except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
-    return sorted(found, key=lambda one: one.inner_pid)
+    return sorted(found, key=lambda process: process.inner_pid)
 
 
 def rss(group: str) -> int:
-    """Bytes resident, all processes added up; cheap enough for a list of many sessions."""
+    """Return the resident bytes of all processes together; cheap enough for a list of many sessions."""
     total = 0
     for pid in cgroup.pids(group):
         try:
@@ -88,7 +95,7 @@ def rss(group: str) -> int:
 
 
 def sockets(group: str) -> list[Socket]:
-    """Of the session's own network: /proc/PID/net, not ours."""
+    """Return the sockets of the session's processes, in the session's own network: /proc/PID/net, not ours."""
     found: list[Socket] = []
     tables: dict[str, dict[int, Socket]] = {}
     for pid in cgroup.pids(group):
@@ -99,17 +106,17 @@ def sockets(group: str) -> list[Socket]:
             inodes = {_socket_inode(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
-        found += [replace(one, pid=pid) for inode, one in tables[space].items() if inode in inodes]
+        found += [replace(entry, pid=pid) for inode, entry in tables[space].items() if inode in inodes]
     return found
 
 
 def host_sockets() -> list[Socket]:
-    """Of the network this process is in."""
+    """Return the sockets of the network that this process is in."""
     return list(socket_table(lambda name: _net_lines(os.getpid(), name)).values())
 
 
 def socket_table(lines_of: Callable[[str], list[str]]) -> dict[int, Socket]:
-    """Pure, given the lines of tcp, tcp6, udp, udp6 and unix below /proc/PID/net: inode -> socket."""
+    """Return the sockets by inode, given the lines of tcp, tcp6, udp, udp6 and unix below /proc/PID/net. Pure."""
     table: dict[int, Socket] = {}
     for name in ("tcp", "tcp6", "udp", "udp6"):
         for line in lines_of(name):
@@ -132,7 +139,7 @@ def _net_lines(pid: int, name: str) -> list[str]:
 
 
 def _endpoint(text: str) -> str:
-    """`0100007F:1F90` -> `127.0.0.1:8080`: each word of an address is in the machine's own order."""
+    """Return `127.0.0.1:8080` for `0100007F:1F90`: each word of an address is in the machine's byte order."""
     words, port = text.split(":")
     data = b"".join(int(words[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(words), 8))
     address = socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
@@ -148,7 +155,7 @@ def _socket_inode(path: str) -> int:
 
 
 def changed_files(stores: list[tuple[str, Path]]) -> list[Changed]:
-    """What the session wrote, from each overlay's upper layer: (mount point, upper)."""
+    """Return what the session wrote, from each overlay's upper layer: (mount point, upper). At most MAX_FILES."""
     found: list[Changed] = []
     for point, upper in stores:
         for directory, inner, names in os.walk(upper):

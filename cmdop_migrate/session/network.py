@@ -1,7 +1,8 @@
-"""A session's private network: a veth pair, one /30 of the configured range, NAT to the outside.
+"""Set up a session's private network: a veth pair, one /30 of the configured range, NAT to the outside.
 
 The interface's name is made from the address of the /30, and the kernel allows
-a name once: two sessions, of whatever host on this machine, never share one.
+a name once: no two sessions on this machine share one, also if they belong to
+different hosts (state directories).
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _BITS = 30
 _LOCK_TABLE = "cmdop_migrate_lock"
 # CRIU marks the packets by which it tells a socket that its peer has closed (SOCCR_MARK).
 _CRIU_MARK = 0xC114
-# For a network that is being made anew: nothing arrives in it, from inside or outside, but what CRIU sends. Without its
-# packets a connection whose peer closed before the dump would be open again, and its reader would wait for ever.
+# For a network that is being restored: nothing arrives in it, from inside or outside, but what CRIU sends. Without its
+# packets a connection whose peer closed before the dump would be open again, and its reader would wait forever.
 LOCK = f"""
 table inet {_LOCK_TABLE} {{
     chain input {{
@@ -39,7 +40,7 @@ _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
 def link_at(subnet: str, number: int) -> Link:
-    """Pure: the link of the `number`-th /30."""
+    """Return the link of the `number`-th /30. Pure."""
     first = int(ipaddress.IPv4Network(subnet).network_address) + 4 * number
     return Link(
         veth=f"{PREFIX}{first >> 2:x}",
@@ -50,10 +51,11 @@ def link_at(subnet: str, number: int) -> Link:
 
 
 def rules() -> str:
-    """Pure: the nft transaction that lets sessions out, under the host's address, and keeps them apart.
+    """Return the nft transaction that lets sessions out under the host's address, and keeps them apart. Pure.
 
-    By the names of their interfaces, so it is the same for all hosts of a machine, whatever their ranges: none undoes
-    another's, and they take one place among the kernel's hooks. (An input interface after routing: Linux 5.7.)
+    The rules go by the names of the interfaces, so they are the same for all hosts (state directories) of a machine,
+    with any ranges: none undoes another's, and they take one place among the kernel's hooks. (An input interface after
+    routing: Linux 5.7.)
     """
     return f"""
         add table ip {TABLE}
@@ -67,11 +69,11 @@ def rules() -> str:
 
 
 class LinkTaken(Exception):
-    """Another session got this /30 first."""
+    """Report that another session got this /30 first."""
 
 
 class ClaimedLink:
-    """A link whose name, and so whose /30, no other process of this machine takes until `release`.
+    """Hold a link whose name, and so whose /30, no other process of this machine takes until `release`.
 
     The claim is a socket bound to an abstract address: the kernel gives it to one process, and takes it back when that
     process ends. Without it, two restores that find a name free would both have CRIU create the interface.
@@ -81,11 +83,13 @@ class ClaimedLink:
         self.link, self._claim = link, claim
 
     def release(self) -> None:
+        """Give up the claim."""
         self._claim.close()
 
 
 def claim(link: Link) -> ClaimedLink | None:
-    """None if an interface of that name exists, or another process is about to create it."""
+    """Claim the link's name. Return None if an interface of that name exists, or another process is about to create
+    it."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         bound.bind(f"\0cmdop-migrate/link/{link.veth}")
@@ -101,8 +105,8 @@ def claim(link: Link) -> ClaimedLink | None:
 
 
 def choose(subnet: str) -> ClaimedLink:
-    """A /30 nobody on this machine uses now. Random, not ascending: a session keeps its address when it
-    moves, so hosts should not all pick the same ones."""
+    """Claim a /30 that is not used on this machine. Random, not ascending: a session keeps its address when it moves,
+    so hosts should not all choose the same ones. Raise Blocked if none is left."""
     total = ipaddress.IPv4Network(subnet).num_addresses // 4
     for _ in range(1000):
         claimed = claim(link_at(subnet, 1 + int.from_bytes(os.urandom(8)) % (total - 1)))
@@ -112,8 +116,8 @@ def choose(subnet: str) -> ClaimedLink:
 
 
 def connect(pid: int, link: Link) -> None:
-    """Gives the network namespace of `pid` a cable to the outside, which vanishes with the namespace.
-    Raises LinkTaken when the name, and so the /30, is no longer free."""
+    """Give the network namespace of `pid` a veth pair to the outside, which vanishes with the namespace. Raise
+    LinkTaken if the name, and so the /30, is no longer free, and Blocked."""
     let_out()
     try:
         _lay(pid, link)
@@ -121,7 +125,7 @@ def connect(pid: int, link: Link) -> None:
         raise LinkTaken(link.veth) from error
     except OSError as error:
         hint = "See: cmdop-migrate doctor; or run with --net host."
-        raise Blocked(f"cannot lay the session's network: {error.strerror}", hint) from error
+        raise Blocked(f"cannot set up the session's network: {error.strerror}", hint) from error
 
 
 def _lay(pid: int, link: Link) -> None:
@@ -137,12 +141,13 @@ def _lay(pid: int, link: Link) -> None:
 
 
 def exists(link: Link) -> bool:
+    """Return whether the host has the interface."""
     return os.path.exists(f"/sys/class/net/{link.veth}")
 
 
 def reconnect(pid: int, before: Link, now: Link) -> None:
-    """CRIU has laid the cable anew, its outer end down and bare: raise it. Where the session's old /30 is taken
-    on this machine, its inside gets the new address first."""
+    """Configure the veth pair that CRIU has created, whose outer end is down and has no address. If the session's old
+    /30 is taken on this machine, its inside gets the new address first. Raise Blocked."""
     let_out()
     if now != before:
         with Netlink(pid) as inside:
@@ -155,7 +160,7 @@ def reconnect(pid: int, before: Link, now: Link) -> None:
 
 
 def unlock(pid: int) -> None:
-    """Ends what LOCK began, in the network namespace of `pid`."""
+    """Remove the rules of LOCK from the network namespace of `pid`. Raise Blocked."""
     command = ["nsenter", "-t", str(pid), "-n", _nft(), "delete", "table", "inet", _LOCK_TABLE]
     done = subprocess.run(command, text=True, capture_output=True, check=False, timeout=20)
     if done.returncode != 0:
@@ -163,12 +168,14 @@ def unlock(pid: int) -> None:
 
 
 def raise_outer_end(host: Netlink, link: Link) -> None:
+    """Give the host's end its address, and set it up."""
     outer = host.index(link.veth)
     host.add_address(outer, link.gateway, link.prefix)
     host.raise_link(outer)
 
 
 def let_out() -> None:
+    """Switch on forwarding and load the rules. Raise Blocked."""
     if _FORWARD.read_text().strip() != "1":
         try:
             _FORWARD.write_text("1")

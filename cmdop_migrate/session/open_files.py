@@ -1,4 +1,4 @@
-"""Files a session has open, and the locks it holds on them: what may be half done when it is stopped."""
+"""List the files that a session has open and the locks it holds on them: work that may be half done at a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ACCESS: dict[int, Literal["read", "write", "both"]] = {os.O_RDONLY: "read", os.
 
 @dataclass(frozen=True)
 class Opened:
-    """One descriptor of a regular file; `locks` as the kernel words them: `FLOCK WRITE`, `POSIX READ 0-99`."""
+    """Describe one descriptor of a regular file; `locks` in the kernel's words: `FLOCK WRITE`, `POSIX READ 0-99`."""
 
     pid: int
     fd: int
@@ -29,7 +29,7 @@ class Opened:
 
 
 def opened(group: str) -> list[Opened]:
-    """Those open for writing, or locked; the first MAX_OPEN of them."""
+    """Return the files open for writing, or locked; the first MAX_OPEN of them."""
     found: list[Opened] = []
     for pid in cgroup.pids(group):
         try:
@@ -37,34 +37,35 @@ def opened(group: str) -> list[Opened]:
         except (FileNotFoundError, ProcessLookupError):
             continue  # ended while we looked
         for name in sorted(names, key=int):
-            one = _look(pid, int(name))
-            if one is not None and (one.access != "read" or one.locks):
-                found.append(one)
+            file = _look(pid, int(name))
+            if file is not None and (file.access != "read" or file.locks):
+                found.append(file)
             if len(found) >= MAX_OPEN:
                 return found
     return found
 
 
 def rollback_databases(group: str) -> list[str]:
-    """SQLite databases open for writing that are not in WAL mode: SQLite compares the inode number of such a one with
-    what it was, and a session's files get others when they are made anew. Reading them here disturbs no lock, which is
-    of processes; a file with a lease (fcntl F_SETLEASE) is passed over, because opening it would break the lease."""
+    """Return the SQLite databases open for writing that are not in WAL mode: SQLite compares the inode number of such a
+    one with the earlier one, and a session's files get other numbers when they are restored. Reading them here disturbs
+    no lock, because locks belong to processes; a file with a lease (fcntl F_SETLEASE) is skipped, because opening it
+    would break the lease."""
     found = set()
-    for one in opened(group):
-        if any(lock.startswith("LEASE") for lock in one.locks):
+    for entry in opened(group):
+        if any(lock.startswith("LEASE") for lock in entry.locks):
             continue
         try:
-            with open(f"/proc/{one.pid}/fd/{one.fd}", "rb", buffering=0) as file:
+            with open(f"/proc/{entry.pid}/fd/{entry.fd}", "rb", buffering=0) as file:
                 head = file.read(_SQLITE_HEAD)
         except OSError:
             continue  # closed, or ended, while we looked
-        if one.access != "read" and is_rollback_database(head):
-            found.add(one.path)
+        if entry.access != "read" and is_rollback_database(head):
+            found.add(entry.path)
     return sorted(found)
 
 
 def is_rollback_database(head: bytes) -> bool:
-    """By its first bytes: the write version is 1, or, in WAL mode, 2."""
+    """Return whether these are the first bytes of one: the write version is 1, and 2 in WAL mode."""
     return len(head) == _SQLITE_HEAD and head.startswith(_SQLITE) and head[_SQLITE_HEAD - 1] == 1
 
 
@@ -79,7 +80,7 @@ def _look(pid: int, fd: int) -> Opened | None:
 
 
 def parse(pid: int, fd: int, path: str, info: str) -> Opened:
-    """Pure, given /proc/PID/fdinfo/FD."""
+    """Return what the text of /proc/PID/fdinfo/FD tells. Pure."""
     fields = dict(line.split(":", 1) for line in info.splitlines() if not line.startswith("lock:"))
     locks = tuple(_lock(line) for line in info.splitlines() if line.startswith("lock:"))
     access = _ACCESS.get(int(fields["flags"], 8) & os.O_ACCMODE, "both")
@@ -87,6 +88,6 @@ def parse(pid: int, fd: int, path: str, info: str) -> Opened:
 
 
 def _lock(line: str) -> str:
-    """`lock: 1: POSIX  ADVISORY  WRITE 4711 00:2a:99 0 EOF` -> `POSIX WRITE 0-EOF`."""
+    """Return `POSIX WRITE 0-EOF` for `lock: 1: POSIX  ADVISORY  WRITE 4711 00:2a:99 0 EOF`."""
     _, _, kind, _, access, _, _, first, last = line.split()
     return f"{kind} {access}" if kind == "FLOCK" else f"{kind} {access} {first}-{last}"

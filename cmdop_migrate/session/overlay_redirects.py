@@ -1,4 +1,4 @@
-"""Which name a renamed directory of the host has in the layer below.
+"""Find the name that a renamed directory of the host has in the layer below.
 
 With `redirect_dir=on` overlayfs renames a directory of a lower layer without
 copying it: the directory in the upper layer has a new name and an extended
@@ -28,8 +28,8 @@ def read(directory: str | Path) -> str | None:
 
 
 class LowerNames:
-    """Translates paths of one upper layer to those of the layers below it. It remembers directories: use it for one
-    look at a tree that may be changing."""
+    """Translate paths of one upper layer to those of the layers below it. It caches directories: use it for one look at
+    a tree that may be changing."""
 
     def __init__(self, upper: Path) -> None:
         self._upper = str(upper)
@@ -41,7 +41,7 @@ class LowerNames:
         return os.path.join(self._directory(parent), name)
 
     def _directory(self, path: str) -> str:
-        """Return the lower name of a directory. It works down from the root: paths may be thousands of names deep."""
+        """Return the lower name of a directory. Start at the root: paths may be thousands of names deep."""
         unknown, above = [], path
         while above not in self._directories:
             unknown.append(above)

@@ -1,4 +1,4 @@
-"""What is said over a channel to one session's holder, whichever way that channel goes: send, output, follow, wait."""
+"""Send requests over a channel to one session's holder, local or through a relay: send, output, follow, wait."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from cmdop_migrate.holder import protocol
 from cmdop_migrate.session import screen
 from cmdop_migrate.session.holder_client import ANSWER_TIMEOUT, Channel, HolderGone
 
-LARGEST = protocol.MAX_PAYLOAD - (4 << 10)  # with what a relay adds to it
-SEARCH_WINDOW = 64 << 10  # how far back a pattern may have begun
+MAX_REQUEST = protocol.MAX_PAYLOAD - (4 << 10)  # leaves room for what a relay adds
+SEARCH_WINDOW = 64 << 10  # bytes: the longest match that spans several pieces of output
 
 
 @dataclass(frozen=True)
 class Output:
+    """Hold the bytes [start, end) of the output; `lost` bytes before them are no longer kept."""
+
     data: bytes
     start: int
     end: int
@@ -25,14 +27,15 @@ class Output:
 
 
 def send(channel: Channel, name: str, data: bytes, actor: str, gate_timeout: float) -> dict[str, Any]:
-    """One input, whole. HolderGone when the session ends before it is answered."""
-    asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line of it
-    patience = ANSWER_TIMEOUT + asks * gate_timeout
+    """Send one whole input. Return its journal number and where the output was. Raise HolderGone if the session ends
+    before it answers; Blocked, NotAdmitted."""
+    asks = 1 + data.count(b"\r") + data.count(b"\n")  # a gate may be asked about each line
+    timeout = ANSWER_TIMEOUT + asks * gate_timeout
     request: dict[str, Any] = {"op": "send", "data": data.decode("latin-1"), "actor": actor}
-    if len(protocol.control(request)) > LARGEST:
-        hint = "Send it in pieces; of 128 KiB each surely fits."
-        raise Blocked(f"session {name!r}: {len(data)} bytes are more than can be sent at once; nothing was sent", hint)
-    answer = channel.ask(**request, timeout=patience)
+    if len(protocol.control(request)) > MAX_REQUEST:
+        hint = "Send it in pieces of at most 128 KiB."
+        raise Blocked(f"session {name!r}: {len(data)} bytes are more than one request can hold; nothing was sent", hint)
+    answer = channel.ask(**request, timeout=timeout)
     if answer.get("error") == "full":
         hint = "It does not read its input. Look at it with: cmdop-migrate attach " + name
         raise Blocked(f"session {name!r} has too much unread input; nothing was sent", hint)
@@ -52,7 +55,7 @@ def send(channel: Channel, name: str, data: bytes, actor: str, gate_timeout: flo
 
 
 def output(channel: Channel, start: int | None) -> Output:
-    """What is kept of it now, from `start`. HolderGone."""
+    """Return the output that is kept now, from `start`. Raise HolderGone, Usage."""
     bounds = channel.ask(op="status")
     begin = first_of(bounds["start"], bounds["end"], start)
     channel.ask(**_reader(begin))
@@ -63,7 +66,7 @@ def output(channel: Channel, start: int | None) -> Output:
             data += message[1]
         elif message.get("event") == "lost":
             if data:
-                break  # what we have is of one piece; who asks on from there will hear of the loss
+                break  # what we have is contiguous; the next request from there reports the loss
             lost += message["bytes"]
             first = message["from"] + message["bytes"]
         if first + len(data) >= end:
@@ -77,20 +80,20 @@ def _reader(start: int | None) -> dict[str, Any]:
 
 
 def first_of(first: int, end: int, start: int | None) -> int:
-    """The first byte there is, of [first, end), for who wants to begin at `start`."""
+    """Return the first byte to read of [first, end), for a reader that wants to begin at `start`. Raise Usage."""
     if start is not None and start > end:
         raise Usage(f"no output has number {start} yet", f"Give a number from {first} to {end}.")
     return max(first, start) if start is not None else first
 
 
 def read_from(channel: Channel, start: int | None) -> int:
-    """Asks for output from `start`, or all that is kept -> the number of the first byte that will come."""
+    """Ask for output from `start`, or for all that is kept. Return the number of the first byte that will arrive."""
     answer = channel.ask(**_reader(start))
     return first_of(answer["start"], answer["end"], start)
 
 
 def follow(channel: Channel, start: int | None) -> Iterator[Output | dict[str, Any]]:
-    """Pieces of output as they come, and events; of its end the last. HolderGone."""
+    """Yield output as it arrives, and events; the exit event is the last. Raise HolderGone."""
     read_from(channel, start)
     for message in channel.follow():
         if isinstance(message, tuple):
@@ -102,9 +105,10 @@ def follow(channel: Channel, start: int | None) -> Iterator[Output | dict[str, A
 def wait(
     channel: Channel, matcher: re.Pattern[bytes] | None, timeout: float, start: int | None
 ) -> dict[str, Any] | None:
-    """What was found. None: not within `timeout`. HolderGone, with its farewell as its argument, when it ended."""
+    """Return what was found; None: nothing within `timeout`. When the session ends, raise HolderGone with the exit
+    event and the end of the output as its arguments."""
     if matcher is not None or start is not None:
-        read_from(channel, start)  # else only its end is of interest, which everyone connected is told
+        read_from(channel, start)  # otherwise only the exit event matters, which every client gets
     seen, end = b"", start or 0
     for message in channel.follow(timeout):
         if isinstance(message, tuple):
@@ -122,7 +126,7 @@ def wait(
 
 
 def match(matcher: re.Pattern[bytes], data: bytes, first: int) -> dict[str, Any] | None:
-    """Looks at what a person would see: `^ok` is found behind a prompt's colours too. Else at the raw bytes."""
+    """Search what a person would see first: `^ok` is found after a coloured prompt too. Then search the raw bytes."""
     plain = screen.Plain(data)
     found = matcher.search(plain.text)
     if found:
@@ -132,6 +136,7 @@ def match(matcher: re.Pattern[bytes], data: bytes, first: int) -> dict[str, Any]
 
 
 def compiled(pattern: str) -> re.Pattern[bytes]:
+    """Return the compiled pattern. Raise Usage."""
     try:
         return re.compile(pattern.encode(), re.MULTILINE)
     except re.error as error:

@@ -1,8 +1,8 @@
-"""Interfaces, addresses and routes in our own or another network namespace, asked of the kernel by rtnetlink(7).
+"""Configure interfaces, addresses and routes in our own or another network namespace, by rtnetlink(7).
 
 Six requests, written out. A library for all of netlink exists, but takes longer
 to load than a session takes to start (docs/decisions/0001-dependencies.md); the
-tests let it read what we have written. OSError carries the kernel's own reason.
+tests let it read what this module has written. An OSError carries the kernel's reason.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # family, to, from, tos, table, protocol, 
 
 
 def attribute(kind: int, data: bytes) -> bytes:
-    """One attribute, padded to four bytes as the next one needs it."""
+    """Return one attribute, padded to four bytes as the next one needs it."""
     return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
 class Netlink:
-    """Requests to the network namespace of `pid`, or our own. Use as a context manager."""
+    """Send requests to the network namespace of `pid`, or our own. Use as a context manager."""
 
     def __init__(self, pid: int | None = None) -> None:
         self._socket = _open() if pid is None else _open_in(pid)
@@ -54,7 +54,8 @@ class Netlink:
         self._socket.close()
 
     def add_veth(self, name: str, peer: str, pid: int) -> None:
-        """FileExistsError when the name is taken, ProcessLookupError when `pid` is gone."""
+        """Create a veth pair whose other end is in the namespace of `pid`. Raise FileExistsError if the name is taken,
+        ProcessLookupError if `pid` is gone."""
         other = _LINK.pack(0, 0, 0, 0, 0) + _name(peer) + attribute(_NET_NS_PID, struct.pack("=I", pid))
         kind = attribute(_INFO_KIND, b"veth\0") + attribute(_INFO_DATA, attribute(_VETH_PEER, other))
         self._ask(
@@ -64,6 +65,7 @@ class Netlink:
         )
 
     def index(self, name: str) -> int:
+        """Return an interface's number. Raise FileNotFoundError if no interface has that name."""
         try:
             found = self._ask(_GET_LINK, 0, _LINK.pack(0, 0, 0, 0, 0) + _name(name))
         except OSError as error:
@@ -74,21 +76,24 @@ class Netlink:
         return number
 
     def raise_link(self, index: int) -> None:
+        """Set an interface up."""
         self._ask(_NEW_LINK, 0, _LINK.pack(0, 0, index, _UP, _UP))
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
-        """Also when it is there already."""
+        """Add an address, also if it is there already."""
         self._ask(_NEW_ADDRESS, _CREATE | _REPLACE, _address(index, address, prefix))
 
     def remove_address(self, index: int, address: str, prefix: int) -> None:
+        """Remove an address."""
         self._ask(_DEL_ADDRESS, 0, _address(index, address, prefix))
 
     def set_default_route(self, gateway: str) -> None:
+        """Set the default route."""
         route = _ROUTE.pack(socket.AF_INET, 0, 0, 0, _MAIN_TABLE, _STATIC, 0, _UNICAST, 0)
         self._ask(_NEW_ROUTE, _CREATE | _REPLACE, route + attribute(_GATEWAY, socket.inet_aton(gateway)))
 
     def _ask(self, kind: int, flags: int, body: bytes) -> bytes:
-        """What the kernel answers besides that it is done; OSError when it is not."""
+        """Send a request. Return the kernel's answer besides the acknowledgement; raise OSError if it refuses."""
         self._number += 1
         header = _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _ACK | flags, self._number, 0)
         self._socket.send(header + body)
@@ -126,7 +131,8 @@ def _open() -> socket.socket:
 
 
 def _open_in(pid: int) -> socket.socket:
-    """A socket belongs to the namespace it is made in, for good: a thread goes there, makes it and ends."""
+    """Open a socket in another network namespace. A socket belongs permanently to the namespace it is created in: a
+    thread enters that, creates the socket and ends."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 

@@ -1,4 +1,4 @@
-"""The starter's side of a start: spawn a holder, lay the network, hear how it went."""
+"""Spawn a holder process and follow its start, from the command that starts or restores a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.holder.
 
 
 class Starter:
-    """One holder being started. Dies with its socket: if we are killed, the holder undoes the start."""
+    """Start one holder. The socket ties both together: if this process is killed, the holder undoes the start."""
 
     def __init__(self, order: dict[str, Any], lock: int, log_file: Path, *more: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,7 +44,7 @@ class Starter:
         ours.send(payload)
 
     def expect(self) -> dict[str, Any]:
-        """The holder's next word; raises what it failed with."""
+        """Return the holder's next message. Raise the error that it reports, or Unexpected."""
         try:
             data = self.control.recv(64 << 10)
         except TimeoutError as error:
@@ -57,18 +57,20 @@ class Starter:
         return message
 
     def check(self, within: float = 1.0) -> None:
-        """Raises what the holder failed with, if it says so `within` that time."""
+        """Raise the error that the holder reports, if it does so within that time."""
         if select.select([self.control], [], [], within)[0]:
             self.expect()
 
     def go(self) -> None:
+        """Tell the holder that the network is ready."""
         self.control.send(b"go")
 
     def close(self) -> None:
+        """Close the connection to the holder."""
         self.control.close()
 
     def abandon(self) -> None:
-        """Lets go, and waits until the holder has cleaned up after itself; one that hangs is killed."""
+        """Close the connection and wait until the holder has cleaned up; one that hangs is killed."""
         self.close()
         try:
             self.process.wait(timeout=10)
@@ -78,16 +80,17 @@ class Starter:
 
 
 def failure(message: dict[str, Any]) -> CmdopError:
+    """Return the error that a holder reported."""
     return from_code(message["code"], message["message"] or "the session could not start", message["hint"])
 
 
 def overlays(points: list[str]) -> list[dict[str, str]]:
-    """Pure: what the sandbox mounts; `store` is the directory under the session's that holds upper and work."""
+    """Return what the sandbox mounts; `store` is the directory below the session's that holds upper and work. Pure."""
     return [{"point": point, "store": f"layers/{number}"} for number, point in enumerate(points)]
 
 
 def make_stores(directory: Path, layers: list[dict[str, str]]) -> None:
-    """Empty upper and work directories; an upper's top takes the owner and mode of what it covers."""
+    """Create empty upper and work directories; the top of an upper takes the owner and mode of what it covers."""
     for layer in layers:
         store = directory / layer["store"]
         (store / "work").mkdir(mode=0o700, parents=True)

@@ -1,8 +1,8 @@
-"""Live TCP connections to the outside: found, named, and reset (regime 3).
+"""Find TCP connections of a session to the outside, and reset them (regime 3).
 
-The peer's kernel holds its half, so no restore can bring one back. What is
-reset is told to the peer at once, and to the session when it wakes.
-Connections with both ends inside the session are not touched.
+The peer's kernel holds its half, so no restore can re-establish one. The peer
+learns of a reset immediately, the session when it resumes. Connections with both
+ends inside the session are not touched.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.holder import cgroup
 
-# As /proc/net/tcp numbers them: all but CLOSE, TIME_WAIT and LISTEN, which have no peer that waits.
+# As /proc/net/tcp numbers them: all but CLOSE, TIME_WAIT and LISTEN, which have no waiting peer.
 _CONNECTED = frozenset((1, 2, 3, 4, 5, 8, 9, 11))
 _LISTEN = 10
 
 
 @dataclass(frozen=True)
 class Connection:
-    """One connection as the session sees it: whose it is, and its two ends."""
+    """Describe one connection as the session sees it: its process, and its two ends."""
 
     pid: int
     command: str
@@ -45,11 +45,11 @@ class Connection:
 
 
 def external(group: str, private: bool = True) -> list[Connection]:
-    """Connections of the session's processes whose other end is none of the session's own sockets. On the host's own
-    network (not `private`) that may be a service behind the loopback."""
+    """Return the connections of the session's processes whose other end is not one of the session's own sockets. On the
+    host's own network (not `private`) that may be a service behind the loopback."""
     found: list[Connection] = []
     listening: set[int] = set()
-    tables: dict[int, list[_Row]] = {}  # by network: to list one takes the kernel 10 ms, and a frozen session waits
+    tables: dict[int, list[_Row]] = {}  # by network: the kernel takes 10 ms to list one, while the session is frozen
     for pid in cgroup.pids(group):
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -76,7 +76,7 @@ class _Row:
 
 
 def _rows(pid: int) -> Iterator[_Row]:
-    """The TCP sockets of the network `pid` is in, which is not ours."""
+    """Yield the TCP sockets of the network that `pid` is in, which is not ours."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
@@ -100,22 +100,24 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Pure: 0100007F:1F90 -> 127.0.0.1, 8080. The kernel prints words of 32 bits in this machine's byte order."""
+    """Return 127.0.0.1, 8080 for 0100007F:1F90: the kernel prints words of 32 bits in this machine's byte order.
+    Pure."""
     packed, _, port = text.partition(":")
     words = [int(packed[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(packed), 8)]
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
 
 
 def outside(connections: Iterable[Connection], listening: set[int] | None = None) -> list[Connection]:
-    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's).
-    The other end of a loopback one is inside, though nobody may have accepted it yet; on a host's own network only
-    if its port is one the session is `listening` on."""
+    """Return the connections of which not both ends are listed, one per pair of ends (a forked child shares its
+    parent's). Pure. The other end of a loopback connection is inside, also before it is accepted; on a host's own
+    network only if its port is one that the session is `listening` on."""
     unique: dict[tuple[str, int, str, int], Connection] = {}
-    for one in connections:
-        unique.setdefault((_plain(one.local), one.local_port, _plain(one.remote), one.remote_port), one)
+    for connection in connections:
+        ends = (_plain(connection.local), connection.local_port, _plain(connection.remote), connection.remote_port)
+        unique.setdefault(ends, connection)
     return [
-        one
-        for (local, port, remote, remote_port), one in unique.items()
+        connection
+        for (local, port, remote, remote_port), connection in unique.items()
         if (remote, remote_port, local, port) not in unique
         and not (
             (ipaddress.ip_address(remote).is_loopback or remote == local)
@@ -125,10 +127,10 @@ def outside(connections: Iterable[Connection], listening: set[int] | None = None
 
 
 def reset(pid: int, connections: Iterable[Connection]) -> None:
-    """Ends them in the network namespace of `pid`, which may be frozen."""
+    """Reset the connections in the network namespace of `pid`, which may be frozen. Raise Blocked."""
     terms = [
-        f"( src {_quoted(one.local)}:{one.local_port} and dst {_quoted(one.remote)}:{one.remote_port} )"
-        for one in connections
+        f"( src {_quoted(end.local)}:{end.local_port} and dst {_quoted(end.remote)}:{end.remote_port} )"
+        for end in connections
     ]
     if not terms:
         return
@@ -146,7 +148,7 @@ def reset(pid: int, connections: Iterable[Connection]) -> None:
 
 
 def _plain(address: str) -> str:
-    """::ffff:10.0.0.1 and 10.0.0.1 are one address."""
+    """Return one form for ::ffff:10.0.0.1 and 10.0.0.1, which are the same address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cmdop_migrate.session import cpu_affinity
 
-Settings = dict[str, dict[str, int]]  # by the thread's innermost number, as JSON wants its keys
+Settings = dict[str, dict[str, int]]  # by the thread's innermost number, as text: JSON's keys are texts
 _SET, _GET = {"x86_64": (251, 252), "aarch64": (30, 31)}.get(platform.machine(), (None, None))
 _PROCESS = 1  # IOPRIO_WHO_PROCESS: one thread
 _USUAL_SLACK = 50_000  # nanoseconds, of every thread that did not change it or inherit another
@@ -31,7 +31,7 @@ def read(pids: Iterable[int]) -> Settings:
 
 
 def apply(pids: Iterable[int], wanted: Settings) -> None:
-    """Set what `read` has returned on another machine or before. Best effort: a thread is not ended for it."""
+    """Set what `read` has returned earlier or on another machine. Best effort: no thread is ended for it."""
     if not wanted:
         return
     for inner, thread in cpu_affinity.threads(pids):
@@ -46,7 +46,7 @@ def apply(pids: Iterable[int], wanted: Settings) -> None:
 
 
 def _io_priority(thread: int) -> int | None:
-    """Return the class and level of a thread as ioprio_get(2) does; None: not to be had."""
+    """Return the class and level of a thread as ioprio_get(2) does; None: not available."""
     found = _libc.syscall(_GET, _PROCESS, thread) if _GET is not None else -1
     return int(found) if found >= 0 else None
 

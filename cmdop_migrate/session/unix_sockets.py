@@ -1,6 +1,6 @@
 """Ask the kernel for the unix sockets of a network namespace: sock_diag(7), one request.
 
-It tells what /proc/net/unix does not: the peer of a socket, who waits in the backlog of a listener, and how much was
+It tells what /proc/net/unix does not: the peer of a socket, the clients in the backlog of a listener, and how much was
 sent that was not received.
 """
 
@@ -29,8 +29,9 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class UnixSocket:
-    """`waiting`: the inode numbers of the clients in a listener's backlog, 0 for one that has closed its end. `peer`
-    is 0 where it has none, or that one is in a backlog. `unread`: bytes sent that the peer has not received."""
+    """Describe one socket. `waiting`: the inode numbers of the clients in a listener's backlog, 0 for one that has
+    closed its end. `peer` is 0 if it has none, or its peer is in a backlog. `unread`: bytes sent that the peer has not
+    received."""
 
     inode: int
     kind: int
@@ -43,18 +44,18 @@ class UnixSocket:
 
     @property
     def is_dangling(self) -> bool:
-        """Whether it is connected to what no process has: a connection that was not accepted yet."""
+        """Return whether it is connected to a socket that no process has: a connection not yet accepted."""
         is_stream = self.kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
         return is_stream and self.state == ESTABLISHED and not self.peer and self.shutdown != _BOTH
 
 
 def read(pid: int) -> dict[int, UnixSocket]:
-    """The sockets of the network namespace of `pid`, by inode number. Raises OSError when the process is gone, or the
-    kernel has no unix_diag."""
+    """Return the sockets of the network namespace of `pid`, by inode number. Raise OSError if the process is gone, or
+    the kernel has no unix_diag."""
     with _open_in(pid) as sock:
         body = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0xFFFFFFFF, 0xFFFFFFFF)
         sock.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, _SEQUENCE, 0) + body)
-        return {one.inode: one for one in _answers(sock) if one.inode}
+        return {answer.inode: answer for answer in _answers(sock) if answer.inode}
 
 
 def _answers(sock: socket.socket) -> Iterator[UnixSocket]:
@@ -95,7 +96,8 @@ def parse(message: bytes) -> UnixSocket:
 
 
 def _open_in(pid: int) -> socket.socket:
-    """A socket belongs to the namespace it is made in, for good: a thread goes there, makes it and ends."""
+    """Open a socket in another network namespace. A socket belongs permanently to the namespace it is created in: a
+    thread enters that, creates the socket and ends."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 

@@ -16,7 +16,6 @@ from blake3 import blake3
 from cmdop_migrate import log
 from cmdop_migrate.criu.image import files_image
 from cmdop_migrate.errors import Blocked, ImageRefused
-from cmdop_migrate.holder.whiteouts import is_under
 from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare, is_code, is_sound
 from cmdop_migrate.images.format.layout import ID_BYTES, MAX_CHUNK
 from cmdop_migrate.images.read.reader import Image
@@ -24,6 +23,7 @@ from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.session import overlay_redirects
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.util import atomic
+from cmdop_migrate.util.paths import is_under
 
 Carry = Literal["none", "mapped", "opened"]
 BLOB = "hostfiles"

@@ -24,8 +24,8 @@ PLAN = """# What `plan` looks at
 
 `cmdop-migrate plan SESSION [--to HOST]` reports what would block a move, before anything is frozen. It reads
 the session from outside, this host's facts, and the other host's through its own command line (`cmdop-migrate
-facts`, over SSH). The session keeps running; nothing is written but the cache of file digests, and the id of a store that
-has none yet.
+facts`, over SSH). The session keeps running; nothing is written but the cache of file digests, and the id of
+a store that has none yet.
 
 | level | means | exit |
 |---|---|---|
@@ -35,8 +35,8 @@ has none yet.
 
 With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix, passing}], …}`, also when it is
 blocked: then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into warnings, on
-your own responsibility. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the same
-rules what cannot be dumped (the checks from `other_users` to `mounts`). What is `passing` is usually gone in a moment:
+your own responsibility. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the
+same rules what cannot be dumped (the checks from `other_users` to `mounts`). What is `passing` is usually gone in a moment:
 `checkpoint --wait-quiet 30s` and `migrate --wait-quiet 30s` try again until then.
 
 ## Files of the host

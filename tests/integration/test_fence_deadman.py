@@ -90,12 +90,12 @@ def test_clients_are_told_why(quick: Host) -> None:
     with Pty([*quick.prefix, *ATTACH], quick.env()) as early:
         early.expect(b"n 5")
         with fenced_sessions.halted(agent):
-            early.expect(b"it stands still: its lease was not renewed in time", 10)
+            early.expect(b"frozen: its lease was not renewed in time", 10)
             assert quick.sessions()[0]["state"] == "fenced"
             with Pty([*quick.prefix, *ATTACH], quick.env()) as late:
-                late.expect(b"it stands still: its lease was not renewed in time", 10)
+                late.expect(b"frozen: its lease was not renewed in time", 10)
                 quick.ok("send", session, "x")
-        early.expect(b"it goes on: its lease is renewed", 10)
+        early.expect(b"resumed: its lease is renewed", 10)
 
 
 ATTACH = [*CM, "attach", "w"]
@@ -196,7 +196,7 @@ FENCE = (
 def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
     """The second thread: nobody polls the timer here."""
     from cmdop_migrate.holder import cgroup
-    from cmdop_migrate.holder.lease_watchdog import DeadMan
+    from cmdop_migrate.holder.lease_watchdog import LeaseWatchdog
 
     mount = cgroup.mount_point()
     assert mount is not None
@@ -209,7 +209,7 @@ def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> No
     try:
         cgroup.join(group, child)
         changes: list[bool] = []
-        switch = DeadMan(group, boottime() + 0.3, changes.append)
+        switch = LeaseWatchdog(group, boottime() + 0.3, changes.append)
         switch.watch()
         assert not cgroup.is_frozen(group)
         until(lambda: cgroup.is_frozen(group), 3, "frozen by the guard")

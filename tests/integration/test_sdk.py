@@ -57,7 +57,7 @@ def test_here(host: Host) -> None:
         Session.attach("sdk", relay="wss://127.0.0.1:1", environ=env)
     with pytest.raises(SessionNotFound):
         Session.attach("nobody", environ=env)
-    with pytest.raises(Blocked, match="more than can be sent at once; nothing was sent"):
+    with pytest.raises(Blocked, match="more than one request can hold; nothing was sent"):
         shell.send("\u044f" * 100_000)
     shell.send("exit 3")
     assert shell.wait(10) == 3

@@ -168,7 +168,7 @@ def test_seized_it_stands_still_until_released(host: Host) -> None:
     with Pty([*CM, "attach", "w", "--actor", "bob"], host.env()) as bob:
         bob.expect(b"n6")
         got = host.cm_json("turn", "w", "seize", "--actor", "root", "--freeze", "--timeout", "1s")
-        bob.expect(b"[it stands still: root seized it]")
+        bob.expect(b"[frozen: root seized the session]")
         (row,) = host.sessions()
         assert (row["state"], row["note"], got["frozen"]) == ("frozen", "seized by root", True)
         assert "frozen (seized by root)" in host.ok("ls")
@@ -177,7 +177,7 @@ def test_seized_it_stands_still_until_released(host: Host) -> None:
         time.sleep(1.5)
         assert printed(host, "w") == end, "a copy was made, its time is over: it stands still"
         assert host.cm_json("turn", "w", "release", "--actor", "root")["holder"] is None
-        bob.expect(b"[it goes on]")
+        bob.expect(b"[resumed]")
         until(lambda: printed(host, "w") > end)
     host.ok("turn", "w", "seize", "--freeze")
     assert host.cm_json("kill", "w")["session"] == session, "frozen or not"

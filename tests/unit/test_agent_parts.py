@@ -110,7 +110,7 @@ def test_lease_of_a_session_restored_and_ended_between_two_rounds_is_released(re
     agent.held[SESSION] = first = take(records, leases)
     leases.park(first, "c2")
     second = take(records, leases)
-    write(records, second.token, phase="exited", exit=Exit(0, "exited 0", 0.0))
+    write(records, second.token, phase="exited", exit=Exit(0, "exited 0", 0.0, "exited"))
     agent.step()
     lock.release()
     seen = leases.inspect(SESSION)

@@ -97,5 +97,5 @@ def test_a_line_that_a_full_disk_took(tmp_path: Path) -> None:
     assert [one.problem for one in found.breaks] == ["line 4 is missing"]
     cut = [*lines, b'{"seq":4,"te']
     assert [one.problem for one in input_journal_check.verify(cut).breaks] == [
-        "behind line 3: what is no line, cut by a crash or a full disk"
+        "after line 3: bytes that are no line, cut by a crash or a full disk"
     ]

@@ -12,7 +12,7 @@ from cmdop_migrate import config
 from cmdop_migrate.drain.drain import DrainOptions
 from cmdop_migrate.drain.runner import DrainRunner
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.host import drain_journal, move_journal
+from cmdop_migrate.host import drain_journal
 from cmdop_migrate.host.drain_journal import KEPT, Drain, Drains, Entry
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.move_journal import Moves
@@ -83,7 +83,7 @@ def test_session_counts_as_moved_before_its_migration_journal_ends(tmp_path: Pat
     session = "a" * 24
     records.directory(session).mkdir(parents=True)
     spec = Spec(("true",), "/", "root", ())
-    ended = Exit(None, move_journal.moved_to("host-b", 2), 1.0)
+    ended = Exit(None, "", 1.0, "moved", "host-b", 2)
     records.save(Record(session, "w", "host-a", 1, "exited", spec, 0.0, exit=ended))
     Moves(tmp_path, 60.0).begin(session, "w", "host-a", "b", 1)
     made = drains.begin("host-a")

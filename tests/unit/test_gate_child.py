@@ -23,12 +23,12 @@ class Asker:
         mount = cgroup.mount_point()
         self.group = f"{mount}/cmdop-migrate/test-{os.getpid()}-{os.urandom(4).hex()}"
         self.epoll = select.epoll()
-        self.answers: list[tuple[bool, str]] = []
+        self.answers: list[tuple[bool, str, bool]] = []
         self.started: set[int] = set()
         order: dict[str, object] = {"address": path, "timeout": timeout, "on_error": on_error}
         self.gate = Gate(order, self.group, self.epoll, lambda *answer: self.answers.append(answer))
 
-    def ask(self, within: float = 10.0) -> tuple[bool, str]:
+    def ask(self, within: float = 10.0) -> tuple[bool, str, bool]:
         self.gate.ask({"text": "x"})
         self.note()
         end = time.monotonic() + within
@@ -72,7 +72,7 @@ def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> No
     asker = Asker(str(script))
     files = len(os.listdir("/proc/self/fd"))
     try:
-        assert asker.ask() == (False, "no")
+        assert asker.ask() == (False, "no", False)
         seen = (tmp_path / "seen").read_text()
         assert '{"text": "x"}' in seen and "socket:" not in seen and "CMDOP" not in seen
         assert len(os.listdir("/proc/self/fd")) == files
@@ -81,11 +81,11 @@ def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> No
             assert time.monotonic() < end, "what it left behind is ended"
             time.sleep(0.01)
         script.write_text("#!/bin/sh\nkill -40 $$\n")
-        assert asker.ask() == (False, "the gate failed: killed by signal 40")
+        assert asker.ask() == (False, "the gate failed: killed by signal 40", True)
         script.write_text("#!/nowhere/sh\n")
-        assert asker.ask() == (False, "the gate failed: not run: No such file or directory")
+        assert asker.ask() == (False, "the gate failed: not run: No such file or directory", True)
         script.write_text("#!/bin/sh\necho 'a\x1b[2Jb'; exit 1\n")
-        assert asker.ask() == (False, "a[2Jb")
+        assert asker.ask() == (False, "a[2Jb", False)
         assert len(os.listdir("/proc/self/fd")) == files
     finally:
         asker.close()
@@ -96,7 +96,7 @@ def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     try:
-        assert asker.ask() == (True, "")
+        assert asker.ask() == (True, "", False)
         for spare in (0, 1, 2, 3):
             highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
             taken = []
@@ -111,7 +111,7 @@ def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
                 os.close(fd)
             asker.gate.check(time.monotonic() + 100)
             assert asker.answers.pop()[0] is False
-        assert asker.ask() == (True, "")
+        assert asker.ask() == (True, "", False)
         assert len(os.listdir("/proc/self/fd")) == used
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)

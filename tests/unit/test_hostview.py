@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.holder.whiteouts import is_under, make_host_layer
+from cmdop_migrate.holder.sandbox import make_host_layer
 from cmdop_migrate.preflight.facts import machine
 from cmdop_migrate.session import files_in_use, host_mounts, inotify_watches
 from cmdop_migrate.session.host_mounts import Mount, layers, parse_mounts, resolv_text
+from cmdop_migrate.util.paths import is_under
 
 MOUNTINFO = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/vda rw

@@ -10,7 +10,8 @@ import pytest
 
 from cmdop_migrate.agent import pause_watchdog
 from cmdop_migrate.clock import boottime
-from cmdop_migrate.holder import lease_watchdog, protocol, vm_pause
+from cmdop_migrate.holder import lease_watchdog, protocol
+from cmdop_migrate.util import vm_pause
 from tests.support.host import until
 
 REAL = vm_pause.is_virtual
@@ -89,7 +90,7 @@ def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.Mo
     order.write_text("0")
     monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
-    switch = lease_watchdog.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
+    switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
     switch.watch()
     time.sleep(2 * vm_pause.LOOK_EVERY)
     switch.check()
@@ -111,7 +112,7 @@ def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
     monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
-    switch = lease_watchdog.DeadMan(str(tmp_path), boottime() + 1000, heard.append)
+    switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
     switch.check()
     board(clock, 60)
     switch.doubt()

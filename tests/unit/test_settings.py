@@ -16,7 +16,7 @@ from cmdop_migrate.events import Events
 from cmdop_migrate.host.holder_order import private_paths
 from cmdop_migrate.host.run import RunOptions, specify
 from cmdop_migrate.lease import margins
-from cmdop_migrate.model import Exit, Link, Record, Spec, new_session_id, session_name
+from cmdop_migrate.model import Exit, ExitKind, Link, Record, Spec, exit_kind, new_session_id, session_name
 
 
 def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None, **flags: str) -> config.Config:
@@ -165,8 +165,39 @@ SPEC = Spec(("sh", "-c", "x"), "/", "root", (("A", "1"),), "private", ("/data",)
 
 def test_records_survive_json() -> None:
     record = Record("id", "n", "h", 3, "exited", SPEC, 1.5, ("/", "/home"), ("/data",),
-                    Link("v", "10.0.0.2", "10.0.0.1", 30), None, Exit(143, "exited 143", 2.5))  # fmt: skip
+                    Link("v", "10.0.0.2", "10.0.0.1", 30), None, Exit(143, "", 2.5, "moved", "b", 4))  # fmt: skip
     assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "kind", "to", "token"),
+    [
+        (0, "exited 0", "exited", None, None),
+        (137, "killed by SIGKILL", "killed", None, None),
+        (137, "killed", "killed", None, None),
+        (None, "its holder died", "holder_died", None, None),
+        (None, "it ended while it was being parked", "parking_unknown", None, None),
+        (None, "it ended before it was parked", "not_parked", None, None),
+        (137, "killed; its lease has not heard of it yet", "kill_pending", None, None),
+        (None, "moved to host-b (token 2)", "moved", "host-b", 2),
+        (137, "superseded by token 4 on host-b", "superseded", "host-b", 4),
+        (None, "a reason of no known version", "exited", None, None),
+    ],
+)
+def test_exit_without_a_kind_is_read_by_its_old_reason(
+    code: int | None, reason: str, kind: ExitKind, to: str | None, token: int | None
+) -> None:
+    data = Record("id", "n", "h", 3, "exited", SPEC, 1.5).to_json()
+    data["exit"] = {"code": code, "reason": reason, "at": 2.5}
+    assert Record.from_json(data).exit == Exit(code, reason, 2.5, kind, to, token)
+    assert exit_kind({"event": "exit", "code": code, "reason": reason}) == kind
+
+
+def test_exit_of_an_unknown_kind_is_refused() -> None:
+    data = Record("id", "n", "h", 3, "exited", SPEC, 1.5).to_json()
+    data["exit"] = {"code": 0, "reason": "", "at": 2.5, "kind": "evaporated"}
+    with pytest.raises(ValueError, match="evaporated"):
+        Record.from_json(data)
 
 
 @pytest.mark.parametrize(

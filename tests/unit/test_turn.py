@@ -16,7 +16,7 @@ ACTORS = ("ann", "bob", "cy", "root")
 STEPS: list[tuple[tuple[Any, ...], str | None, list[str]]] = [
     (("release", "ann"), "!not_yours", []),
     (("grant", "ann", None, False), "!not_yours", []),
-    (("grant", "root", None, True), "!nobody", []),
+    (("grant", "root", None, True), "!no_waiter", []),
     (("seize", "ann", False), "!not_admin", []),
     (("request", "ann"), "ann", []),
     (("request", "ann"), "ann", []),

@@ -79,7 +79,7 @@ def attach_to(this_host: Host, session: str, actor: str, read_only: bool, start:
         render.note(f"[{record.name}: {outcome.detail.get('reason', 'ended')}]")
     elif outcome.kind == "lost":
         after = talk.after_loss(this_host, record)
-        raise exited(record.name, after.exit.reason if after.exit else after.phase)
+        raise exited(record.name, after.exit, after.phase)
     else:
         render.note(
             f"[detached from {record.name} at byte {outcome.seq}; come back with: cmdop-migrate attach {record.name}]"

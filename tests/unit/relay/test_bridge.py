@@ -106,6 +106,8 @@ def test_requests_are_asked_again_until_they_are_answered() -> None:
         ({"code": 137, "reason": "killed by SIGKILL"}, True),
         ({"code": None, "reason": "moved to host-b (token 2)"}, False),
         ({"code": 137, "reason": "superseded by token 3 on host-b"}, False),
+        ({"code": 137, "reason": "any text", "kind": "superseded"}, False),
+        ({"code": 137, "reason": "superseded, by its text only", "kind": "killed"}, True),
         ({"code": None, "reason": "parked in the store", "checkpoint": "c1"}, False),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from cmdop_migrate.gateway import permissions
 from cmdop_migrate.gateway.registration import Leaving, Standing, changes
 from cmdop_migrate.holder import protocol
+from cmdop_migrate.model import Exit
 from cmdop_migrate.relay.backoff import Backoff
 
 
@@ -21,10 +22,25 @@ from cmdop_migrate.relay.backoff import Backoff
         (None, Standing("s", 1, "w", "handing"), False, None),
         (1, Standing("s", 1, "w", "handing", "host-b"), False, Leaving("s", 1, "moving", "host-b")),
         (1, Standing("s", 1, "w", "parked"), False, Leaving("s", 1, "parked")),
-        (1, Standing("s", 1, "w", "exited", None, "exited 0"), False, Leaving("s", 1, "exited")),
-        (1, Standing("s", 1, "w", "exited", None, "its holder died"), False, Leaving("s", 1, "parked")),
-        (1, Standing("s", 1, "w", "exited", None, "moved to b (token 2)"), False, Leaving("s", 1, "moving", "b")),
-        (1, Standing("s", 1, "w", "exited", None, "superseded by token 4 on b"), False, Leaving("s", 1, "moving", "b")),
+        (1, Standing("s", 1, "w", "exited", None, Exit(0, "", 1.0, "exited")), False, Leaving("s", 1, "exited")),
+        (
+            1,
+            Standing("s", 1, "w", "exited", None, Exit(None, "", 1.0, "holder_died")),
+            False,
+            Leaving("s", 1, "parked"),
+        ),
+        (
+            1,
+            Standing("s", 1, "w", "exited", None, Exit(None, "", 1.0, "moved", "b", 2)),
+            False,
+            Leaving("s", 1, "moving", "b"),
+        ),
+        (
+            1,
+            Standing("s", 1, "w", "exited", None, Exit(9, "", 1.0, "superseded", "b", 4)),
+            False,
+            Leaving("s", 1, "moving", "b"),
+        ),
         (1, None, False, Leaving("s", 1, "exited")),
     ],
 )
