@@ -17,7 +17,7 @@ from cmdop_migrate.errors import CmdopError, Usage
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
-from cmdop_migrate.migration import gather_session_facts, peers, plan
+from cmdop_migrate.migration import gather_facts, peers, plan
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts.host import Ask
 from cmdop_migrate.preflight.facts.session import Measured, expect
@@ -37,7 +37,7 @@ def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
     """What moving this session costs, from outside: it is not stopped for it."""
     directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-    memory = gather_session_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
+    memory = gather_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
     files = sum(walk.measure(upper).data_bytes for upper in uppers)
     guess = expect(memory, files, measured, record.session)
     if guess is None:

@@ -22,7 +22,7 @@ from cmdop_migrate.errors import Usage
 from cmdop_migrate.host import draining
 from cmdop_migrate.host.drain_journal import Drains
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.migration import gather_session_facts
+from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.util.signals import Stop
 
 
@@ -32,7 +32,7 @@ def dry_run(this_host: Host, wanted: Wanted) -> dict[str, Any]:
     hosts = [] if wanted.park else capacity.names(this_host.config, wanted.hosts)
     here = [one for one in this_host.all() if one.phase == "live"]
     targets, unfit = capacity.targets(this_host, hosts, here[0]) if here else ([], [])
-    measured = gather_session_facts.measured(this_host)
+    measured = gather_facts.measured(this_host)
     found = [wanted.allows(capacity.load(this_host, one, measured)) for one in here]
     planned = schedule.schedule(found, targets, wanted.budget(), wanted.limit)
     rows = [_row(one) for one in planned]

@@ -22,7 +22,7 @@ from cmdop_migrate.host import move_journal, talk
 from cmdop_migrate.host.drain_journal import Drain, Drains, Entry, State, is_free
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Moves
-from cmdop_migrate.migration import gather_session_facts
+from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.model import Record
 from cmdop_migrate.util.self_exec import Ended, Worker
 from cmdop_migrate.util.signals import Stop
@@ -134,7 +134,7 @@ class Evacuation:
                 self._look(Entry(load.session, load.name, "going"))
         taken = {job.load.session for job in self.jobs} | self.waiting.keys() | self.done.keys()
         rest = [one for one in self.this_host.all() if one.session not in taken]
-        measured = gather_session_facts.measured(self.this_host)
+        measured = gather_facts.measured(self.this_host)
         for one in rest:
             if one.phase == "live" and one.session in self.undecided:
                 self._again(*self.undecided.pop(one.session))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from cmdop_migrate import __version__
 from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.migration import gather_host_facts, gather_session_facts, peers
+from cmdop_migrate.migration import gather_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
 from cmdop_migrate.preflight.facts.host import Ask, HostFacts
 from cmdop_migrate.preflight.facts.session import Carry, Expected, SessionFacts, expect
@@ -41,7 +41,7 @@ class ThisHost:
         self._this_host = this_host
 
     def facts(self, ask: Ask) -> HostFacts:
-        return gather_host_facts.gather(self._this_host, ask)
+        return gather_facts.gather_host(self._this_host, ask)
 
 
 class OtherHost:
@@ -114,9 +114,9 @@ def plan(
 
     `accept`: checks whose blockers are only to be warned of, by the word of who asks."""
     check_names(accept)
-    session = gather_session_facts.gather(this_host, reference)
+    session = gather_facts.gather_session(this_host, reference)
     ask = session.ask()
-    source = gather_host_facts.gather(this_host, ask)
+    source = gather_facts.gather_host(this_host, ask)
     there = _laid_over(source if isinstance(target, ThisHost) else target.facts(ask))
     if there.instance == source.instance and not isinstance(target, ThisHost):
         raise Usage(f"{there.host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")

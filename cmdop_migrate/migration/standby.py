@@ -27,8 +27,7 @@ from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.migration.prefetch import Gathering
-from cmdop_migrate.migration.prefetch_directory import Ahead
+from cmdop_migrate.migration.prefetch import PackPrefetch, PrefetchDirectory
 from cmdop_migrate.snapshot import image_checks
 from cmdop_migrate.snapshot.restore import Known
 from cmdop_migrate.storage.base import Store
@@ -51,7 +50,7 @@ class Standby:
     def __init__(self, this_host: Host, session: str, migration: str, tell: Tell) -> None:
         self._this_host, self._session, self._migration, self._tell = this_host, session, migration, tell
         self._config = this_host.config
-        self._kept = Ahead(self._config.state_dir, session)
+        self._kept = PrefetchDirectory(self._config.state_dir, session)
         self._ahead: list[Image] = []  # each needs the one before
         self._told_at = 0.0
 
@@ -66,7 +65,7 @@ class Standby:
         near = self._kept.dir / "packs"
         unused = NearStore(resources.open_store(self._config), near)
         try:
-            with Gathering(store, near, meanwhile=self._beat):  # who waits for us takes silence for an answer
+            with PackPrefetch(store, near, while_waiting=self._beat):  # who waits for us takes silence for an answer
                 manifest = self._watch(held, NearStore(store, near), ring)
         finally:
             held.close()  # it must not be used on both sides of a fork

@@ -62,7 +62,7 @@ class Receiver:
         """The store has it: it may be fetched. From any thread."""
         write = self._write
         if write is not None and not self._cancelled:
-            write(prefetch.name_of(pack))
+            write(prefetch.pack_line(pack))
 
     def check(self) -> None:
         """Raises when it does not stand by any more."""

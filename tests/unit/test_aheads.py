@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.errors import Blocked
-from cmdop_migrate.migration import prefetch_directory
-from cmdop_migrate.migration.prefetch_directory import Ahead
+from cmdop_migrate.migration import prefetch
+from cmdop_migrate.migration.prefetch import PrefetchDirectory
 
 
 @pytest.mark.parametrize("left", [(), ("lock",), ("packs/one",), ("lock", "packs/one")])
@@ -19,15 +19,15 @@ def test_what_was_left_is_removed(tmp_path: Path, left: tuple[str, ...]) -> None
     for name in left:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"")
-    assert not prefetch_directory.sweep(tmp_path)
+    assert not prefetch.sweep(tmp_path)
     assert not folder.exists()
 
 
 def test_what_is_in_use_stays(tmp_path: Path) -> None:
-    one = Ahead(tmp_path, "5e55")
+    one = PrefetchDirectory(tmp_path, "5e55")
     (one.dir / "pack").write_bytes(b"")
-    assert prefetch_directory.sweep(tmp_path) and (one.dir / "pack").exists()
+    assert prefetch.sweep(tmp_path) and (one.dir / "pack").exists()
     with pytest.raises(Blocked):
-        Ahead(tmp_path, "5e55")
+        PrefetchDirectory(tmp_path, "5e55")
     one.close()
-    assert not prefetch_directory.sweep(tmp_path) and not one.dir.exists()
+    assert not prefetch.sweep(tmp_path) and not one.dir.exists()

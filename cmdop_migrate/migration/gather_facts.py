@@ -1,13 +1,19 @@
-"""This host's facts for a move, its own or another's question answered. Nothing changes but that a store nobody
-asked before gets its id."""
+"""Gather the facts that a plan needs: of this host, as a source or on request of another host, and of a running
+session.
+
+Nothing is frozen or changed, except that a store or lease store that has no id yet gets one, and that digests of files
+are cached.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
+import re
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -16,26 +22,32 @@ from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
 from cmdop_migrate.errors import BadConfig, Blocked, CmdopError
-from cmdop_migrate.host import doctor, draining, leases, resources
+from cmdop_migrate.holder import cgroup
+from cmdop_migrate.host import doctor, draining, leases, resources, talk
 from cmdop_migrate.host.host import Host
+from cmdop_migrate.images.files import walk
 from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.lease.store_id import identity
 from cmdop_migrate.migration import compatibility
-from cmdop_migrate.model import PROTOCOL
+from cmdop_migrate.model import PROTOCOL, Record
 from cmdop_migrate.preflight.facts import cpu
 from cmdop_migrate.preflight.facts import machine as facts_machine
 from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing, Wanting
+from cmdop_migrate.preflight.facts.session import HeldFile, Measured, SessionFacts
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
-from cmdop_migrate.session import inspect
+from cmdop_migrate.session import files_in_use, inspect, open_files, tcp_connections
+from cmdop_migrate.session.holder_client import HolderGone
+from cmdop_migrate.snapshot.capture import dump_checks
 from cmdop_migrate.storage import registry
 from cmdop_migrate.util import trusted_file
 
 RELAY_TIMEOUT = 3.0
+MEASURED_CHECKPOINTS = 20
 _log = log.get("plan")
 
 
-def gather(this_host: Host, ask: Ask) -> HostFacts:
+def gather_host(this_host: Host, ask: Ask) -> HostFacts:
     """Everything a plan wants to know of this host. What does not answer is said, never waited for long."""
     config = this_host.config
     machine = facts_machine.gather(config.state_dir, _criu(config))
@@ -114,7 +126,7 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     """By the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe, known.begins)
-    save(known)
+    _save_digests(known)
     wanting: dict[str, Wanting] = {}
     for path, verdict in verdicts:
         if verdict not in (Verdict.SAME, Verdict.GROWN):
@@ -122,7 +134,7 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     return wanting
 
 
-def save(known: HostFiles) -> None:
+def _save_digests(known: HostFiles) -> None:
     """Where the disk is full the digests are made again next time: looking must work there too."""
     try:
         if known.hashed:
@@ -182,11 +194,11 @@ def _users(uids: Iterable[int]) -> dict[int, str]:
 
 def _listening(ports: set[int]) -> tuple[Port, ...]:
     """Whoever has these ports in this network: TCP that listens, UDP that is bound."""
-    found = {port for one in inspect.host_sockets() if (port := as_port(one)) is not None and port.port in ports}
+    found = {port for one in inspect.host_sockets() if (port := _as_port(one)) is not None and port.port in ports}
     return tuple(sorted(found, key=lambda one: (one.port, one.kind, one.address)))
 
 
-def as_port(one: inspect.Socket) -> Port | None:
+def _as_port(one: inspect.Socket) -> Port | None:
     """What nobody else can then bind to; None for a connection, or a socket without a port."""
     if one.kind not in ("tcp", "udp") or (one.kind == "tcp" and one.state != "LISTEN"):
         return None
@@ -200,3 +212,110 @@ def _addresses() -> frozenset[str]:
     families = (socket.AF_INET, socket.AF_INET6)
     each = [one for several in psutil.net_if_addrs().values() for one in several if one.family in families]
     return frozenset(one.address.partition("%")[0] for one in each)
+
+
+def gather_session(this_host: Host, reference: str) -> SessionFacts:
+    """Of a live session; of one that is not, the error that says what it is."""
+    record, channel = talk.open_channel(this_host, reference)
+    try:
+        with channel:
+            status = channel.ask(op="status")
+            return _session_facts(this_host, record, status)
+    except HolderGone:
+        raise talk.over(talk.after_loss(this_host, record)) from None
+
+
+def _session_facts(this_host: Host, record: Record, status: dict[str, Any]) -> SessionFacts:
+    group, directory = this_host.cgroup(record.session), this_host.directory(record.session)
+    pids = cgroup.pids(group)
+    if not pids:
+        raise HolderGone  # it has just ended
+    uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
+    sizes = [walk.measure(upper) for upper in uppers]
+    found = files_in_use.look(pids, files_in_use.Layers(record.layers, uppers))
+    return SessionFacts(
+        session=record.session,
+        name=record.name,
+        host=record.host,
+        token=record.token,
+        state=talk.state_of(record, status, cgroup.is_frozen(group) and not _is_seized(status)),
+        private_net=record.link is not None,
+        tree=dump_checks.tree(group, record),
+        memory=memory(pids),
+        files=sum(one.data_bytes for one in sizes),
+        held=_held(this_host, found),
+        outside=tuple(_shown(one) for one in tcp_connections.external(group, record.link is not None)),
+        ports=_ports(group) if record.link is None else (),
+        layers=record.layers,
+        shares=record.binds,
+        hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
+        unseen=tuple(sorted(map(str, found.watched.lost))),
+        nodes=tuple(dump_checks.device_nodes(record, sizes)),
+        databases=_databases(group, record),
+        measured=measured(this_host),
+    )
+
+
+def _is_seized(status: Mapping[str, Any]) -> bool:
+    """It stands still because somebody wants it so, and will on the other host: that is no obstacle."""
+    return bool((status.get("turn") or {}).get("frozen"))
+
+
+def _own_gate(record: Record) -> set[str]:
+    gate = record.spec.gate
+    return {gate} if gate is not None and gate.startswith("/") else set()
+
+
+def memory(pids: list[int]) -> int:
+    """Bytes a dump would carry, about: anonymous and shared memory, resident or swapped out, each page once."""
+    return sum(_anonymous(pid) for pid in pids)
+
+
+def _anonymous(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0  # a zombie, or gone
+    sizes = {match[1]: int(match[2]) for match in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    parts = ("Pss_Anon", "Pss_Shmem") if "Pss_Anon" in sizes else ("Pss",)
+    return 1024 * sum(sizes.get(name, 0) for name in (*parts, "SwapPss"))
+
+
+def _held(this_host: Host, found: files_in_use.Touched) -> tuple[HeldFile, ...]:
+    known = HostFiles(this_host.config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
+    held = []
+    for path in sorted(found.mapped | found.opened):
+        one = known.describe(path)
+        if one is not None:
+            held.append(HeldFile(path, one.size, one.mtime_ns, one.build_id, one.digest, path in found.mapped))
+    _save_digests(known)
+    return tuple(held)
+
+
+def _shown(one: tcp_connections.Connection) -> str:
+    return f"{one.command} to {one.remote}:{one.remote_port}"
+
+
+def _ports(group: str) -> tuple[Port, ...]:
+    found = {port for one in inspect.sockets(group) if (port := _as_port(one)) is not None}
+    return tuple(sorted(found, key=lambda one: (one.port, one.kind, one.address)))
+
+
+def _databases(group: str, record: Record) -> tuple[str, ...]:
+    """In a shared directory they are the same files after the move."""
+    shared = tuple(f"{path.rstrip('/')}/" for path in record.binds)
+    return tuple(path for path in open_files.rollback_databases(group) if not path.startswith(shared))
+
+
+def measured(this_host: Host) -> tuple[Measured, ...]:
+    """This host's last checkpoints, oldest first, as its events tell them."""
+    found = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
+    return tuple(one for one in found[-MEASURED_CHECKPOINTS:] if one is not None)
+
+
+def _measured(event: dict[str, Any]) -> Measured | None:
+    try:
+        memory, files, new = (int(event[name]) for name in ("memory", "files", "new"))
+        return Measured(str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"]))
+    except (KeyError, TypeError, ValueError):
+        return None  # of a version that did not write them
