@@ -9,7 +9,7 @@ from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Move, Moves
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.migration.ownership import Settled, Settling
+from cmdop_migrate.migration.ownership import MoveOutcome, MoveSettlement
 
 HOLDER_TIMEOUT = 1.0  # the agent has other sessions to renew
 _log = log.get("agent")
@@ -22,7 +22,7 @@ class Handovers:
         """`back` must not wait: it hears of a session that goes on here, and the token it had before."""
         self._this_host, self._leases, self._back = this_host, leases, back
         self._moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
-        self._watched: dict[str, Settling] = {}
+        self._watched: dict[str, MoveSettlement] = {}
 
     def step(self) -> bool:
         """One look at each. -> whether there is any."""
@@ -42,7 +42,7 @@ class Handovers:
         move = self._moves.find(move.id)  # again: with the lock held
         if move.end is not None:
             return
-        settling = self._watched.get(move.id) or Settling(
+        settling = self._watched.get(move.id) or MoveSettlement(
             self._this_host, self._leases, move, self._back, HOLDER_TIMEOUT
         )
         self._watched[move.id] = settling
@@ -51,7 +51,7 @@ class Handovers:
         except CmdopError as error:
             _log.warning("session %s, on its way to %s: %s", move.name, move.target, error.message)
             return
-        if isinstance(found, Settled):
+        if isinstance(found, MoveOutcome):
             self._moves.end(move, found.end, told=False)
             self._this_host.note(
                 "migration_settled", move.session, name=move.name, migration=move.id, end=found.end, token=found.token

@@ -89,8 +89,8 @@ def targets(
 
 def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
     try:
-        peer = peers.partner(this_host, pool, name)
-        facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
+        peer = peers.checked_peer(this_host, pool, name)
+        facts = plan.RemoteFacts(peer).facts(Ask(sample.session, sample.name))
     except Usage as error:
         return error
     except CmdopError as error:

@@ -48,7 +48,8 @@ _log = log.get("plan")
 
 
 def gather_host(this_host: Host, ask: Ask) -> HostFacts:
-    """Everything a plan wants to know of this host. What does not answer is said, never waited for long."""
+    """Gather the facts of this host that `ask` needs. A store, lease store or relay that does not answer is a fact too,
+    and is not waited for long."""
     config = this_host.config
     machine = facts_machine.gather(config.state_dir, _criu(config))
     lease, standing = _lease(config, ask.session)
@@ -69,15 +70,15 @@ def gather_host(this_host: Host, ask: Ask) -> HostFacts:
         lease=lease,
         needs=(
             *(
-                Need(one.name, one.message, one.fix, one.fatal)
-                for one in rules_doctor.run(machine)
-                if one.level != "ok"
+                Need(check.name, check.message, check.fix, check.fatal)
+                for check in rules_doctor.run(machine)
+                if check.level != "ok"
             ),
             *_drained(config),
         ),
         wanting=_wanting(config, ask),
         users=_users(ask.uids),
-        listening=_listening({one.port for one in ask.ports}) if ask.ports else (),
+        listening=_listening({port.port for port in ask.ports}) if ask.ports else (),
         addresses=_addresses() if ask.ports else frozenset(),
         directories=frozenset(path for path in ask.directories if os.path.isdir(path)),
         hooks=frozenset(path for path in ask.hooks if not trusted_file.refusal(path)),
@@ -86,44 +87,44 @@ def gather_host(this_host: Host, ask: Ask) -> HostFacts:
         standing=standing,
         relay=_relay(config),
         name_taken=any(
-            one.name == ask.name and one.session != ask.session and one.phase != "exited" for one in this_host.all()
+            record.name == ask.name and record.session != ask.session and record.phase != "exited"
+            for record in this_host.all()
         ),
     )
 
 
 def _drained(config: Config) -> Iterator[Need]:
-    """To who wants to send a session here this is as good as a broken machine."""
+    """Yield a fatal need if this host is being drained: no session can be moved here then."""
     if draining.read(config.state_dir) is not None:
-        one = doctor.DRAINED
-        yield Need(one.name, f"{config.host} is being drained", one.fix, fatal=True)
+        check = doctor.DRAINED
+        yield Need(check.name, f"{config.host} is being drained", check.fix, fatal=True)
 
 
 def _group_room(group: str) -> Iterator[int]:
-    """Bytes left under each memory limit that a session's cgroup would be under; none where nobody set one."""
+    """Yield the bytes left under each memory limit that applies to a session's cgroup."""
     for parent in Path(group).parents:
         try:
             most, used = (
                 (parent / name).read_text(encoding="ascii").strip() for name in ("memory.max", "memory.current")
             )
         except OSError:
-            continue  # not made yet, not controlled, or no cgroup any more
+            continue  # not created yet, without the memory controller, or no cgroup
         if most.isdecimal() and used.isdecimal():
             yield max(0, int(most) - int(used))
 
 
 def _criu(config: Config) -> facts_machine.CriuFacts:
-    """The one that `checkpoint` and `restore` would use."""
+    """Return the facts of the CRIU that `checkpoint` and `restore` would use."""
     try:
-        found = resources.find_criu(config)
+        criu = resources.find_criu(config)
     except Blocked as error:
         return facts_machine.CriuFacts(problems=(error.message,))
-    return facts_machine.CriuFacts(
-        ".".join(map(str, found.version)), found.source, find.features(found, doctor.FEATURES)
-    )
+    version = ".".join(map(str, criu.version))
+    return facts_machine.CriuFacts(version, criu.source, find.features(criu, doctor.FEATURES))
 
 
 def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
-    """By the same comparison that a restore makes."""
+    """Return the files that are missing or different here, by the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe, known.begins)
     _save_digests(known)
@@ -135,12 +136,12 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
 
 
 def _save_digests(known: HostFiles) -> None:
-    """Where the disk is full the digests are made again next time: looking must work there too."""
+    """Save the cache of digests. On a full disk they are computed again next time: a plan must work there too."""
     try:
         if known.hashed:
             known.save()
     except OSError as error:
-        _log.warning("cannot keep the digests of files: %s", error)
+        _log.warning("the cache of file digests cannot be written: %s", error)
 
 
 def _store(config: Config) -> Service:
@@ -158,12 +159,12 @@ def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
         return Service(config.lease, error.message), None
     if seen is None:
         return service, None
-    one = seen.record
-    return service, Standing(one.state, one.host, one.instance, one.token)
+    lease = seen.record
+    return service, Standing(lease.state, lease.host, lease.instance, lease.token)
 
 
 def _keys(config: Config) -> list[str]:
-    """Fingerprints, the current one first. A host that has none yet makes none for being asked."""
+    """Return the fingerprints of this host's keys, the current one first. No key is created."""
     try:
         return [key.fingerprint for key in keys.load(config.key_file).keys]
     except BadConfig:
@@ -183,39 +184,42 @@ def _relay(config: Config) -> Service | None:
 
 
 def _users(uids: Iterable[int]) -> dict[int, str]:
-    found = {}
+    names = {}
     for uid in uids:
         try:
-            found[uid] = pwd.getpwuid(uid).pw_name
+            names[uid] = pwd.getpwuid(uid).pw_name
         except KeyError:
-            continue  # nobody has this number here
-    return found
+            continue  # no user of this host has this uid
+    return names
 
 
 def _listening(ports: set[int]) -> tuple[Port, ...]:
-    """Whoever has these ports in this network: TCP that listens, UDP that is bound."""
-    found = {port for one in inspect.host_sockets() if (port := _as_port(one)) is not None and port.port in ports}
-    return tuple(sorted(found, key=lambda one: (one.port, one.kind, one.address)))
+    """Return those of `ports` that are in use in the host's network: listening TCP, bound UDP."""
+    return _sorted_ports(port for port in map(_as_port, inspect.host_sockets()) if port and port.port in ports)
 
 
-def _as_port(one: inspect.Socket) -> Port | None:
-    """What nobody else can then bind to; None for a connection, or a socket without a port."""
-    if one.kind not in ("tcp", "udp") or (one.kind == "tcp" and one.state != "LISTEN"):
+def _sorted_ports(ports: Iterable[Port]) -> tuple[Port, ...]:
+    return tuple(sorted(set(ports), key=lambda port: (port.port, port.kind, port.address)))
+
+
+def _as_port(sock: inspect.Socket) -> Port | None:
+    """Return the port that a socket occupies; None for a connection, or a socket without a port."""
+    if sock.kind not in ("tcp", "udp") or (sock.kind == "tcp" and sock.state != "LISTEN"):
         return None
-    address, _, port = one.local.rpartition(":")
-    return None if one.remote or port == "0" else Port(one.kind, address, int(port))
+    address, _, port = sock.local.rpartition(":")
+    return None if sock.remote or port == "0" else Port(sock.kind, address, int(port))
 
 
 def _addresses() -> frozenset[str]:
     import psutil  # here: only sessions on the host's own network need it
 
     families = (socket.AF_INET, socket.AF_INET6)
-    each = [one for several in psutil.net_if_addrs().values() for one in several if one.family in families]
-    return frozenset(one.address.partition("%")[0] for one in each)
+    addresses = [entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family in families]
+    return frozenset(entry.address.partition("%")[0] for entry in addresses)
 
 
 def gather_session(this_host: Host, reference: str) -> SessionFacts:
-    """Of a live session; of one that is not, the error that says what it is."""
+    """Gather the facts of a live session. For one that is not live, raise the error that names its state."""
     record, channel = talk.open_channel(this_host, reference)
     try:
         with channel:
@@ -229,10 +233,10 @@ def _session_facts(this_host: Host, record: Record, status: dict[str, Any]) -> S
     group, directory = this_host.cgroup(record.session), this_host.directory(record.session)
     pids = cgroup.pids(group)
     if not pids:
-        raise HolderGone  # it has just ended
+        raise HolderGone  # the session has just ended
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     sizes = [walk.measure(upper) for upper in uppers]
-    found = files_in_use.look(pids, files_in_use.Layers(record.layers, uppers))
+    in_use = files_in_use.look(pids, files_in_use.Layers(record.layers, uppers))
     return SessionFacts(
         session=record.session,
         name=record.name,
@@ -240,16 +244,16 @@ def _session_facts(this_host: Host, record: Record, status: dict[str, Any]) -> S
         token=record.token,
         state=talk.state_of(record, status, cgroup.is_frozen(group) and not _is_seized(status)),
         private_net=record.link is not None,
-        tree=dump_checks.tree(group, record),
+        tree=dump_checks.read_tree(group, record),
         memory=memory(pids),
-        files=sum(one.data_bytes for one in sizes),
-        held=_held(this_host, found),
-        outside=tuple(_shown(one) for one in tcp_connections.external(group, record.link is not None)),
+        files=sum(size.data_bytes for size in sizes),
+        held=_held(this_host, in_use),
+        outside=tuple(map(_shown, tcp_connections.external(group, record.link is not None))),
         ports=_ports(group) if record.link is None else (),
         layers=record.layers,
         shares=record.binds,
         hooks=tuple(sorted({path for _, path in record.spec.hooks} | _own_gate(record))),
-        unseen=tuple(sorted(map(str, found.watched.lost))),
+        unseen=tuple(sorted(map(str, in_use.watched.lost))),
         nodes=tuple(dump_checks.device_nodes(record, sizes)),
         databases=_databases(group, record),
         measured=measured(this_host),
@@ -257,7 +261,8 @@ def _session_facts(this_host: Host, record: Record, status: dict[str, Any]) -> S
 
 
 def _is_seized(status: Mapping[str, Any]) -> bool:
-    """It stands still because somebody wants it so, and will on the other host: that is no obstacle."""
+    """Return whether the session is frozen by `turn seize --freeze`: it stays so on the other host, and can be
+    moved."""
     return bool((status.get("turn") or {}).get("frozen"))
 
 
@@ -267,7 +272,8 @@ def _own_gate(record: Record) -> set[str]:
 
 
 def memory(pids: list[int]) -> int:
-    """Bytes a dump would carry, about: anonymous and shared memory, resident or swapped out, each page once."""
+    """Estimate the bytes that a dump would contain: anonymous and shared memory, resident or swapped out, each page
+    once."""
     return sum(_anonymous(pid) for pid in pids)
 
 
@@ -275,42 +281,42 @@ def _anonymous(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
     except OSError:
-        return 0  # a zombie, or gone
+        return 0  # a zombie, or a process that has ended
     sizes = {match[1]: int(match[2]) for match in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
     parts = ("Pss_Anon", "Pss_Shmem") if "Pss_Anon" in sizes else ("Pss",)
     return 1024 * sum(sizes.get(name, 0) for name in (*parts, "SwapPss"))
 
 
-def _held(this_host: Host, found: files_in_use.Touched) -> tuple[HeldFile, ...]:
+def _held(this_host: Host, in_use: files_in_use.Touched) -> tuple[HeldFile, ...]:
     known = HostFiles(this_host.config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     held = []
-    for path in sorted(found.mapped | found.opened):
-        one = known.describe(path)
-        if one is not None:
-            held.append(HeldFile(path, one.size, one.mtime_ns, one.build_id, one.digest, path in found.mapped))
+    for path in sorted(in_use.mapped | in_use.opened):
+        file = known.describe(path)
+        if file is not None:
+            held.append(HeldFile(path, file.size, file.mtime_ns, file.build_id, file.digest, path in in_use.mapped))
     _save_digests(known)
     return tuple(held)
 
 
-def _shown(one: tcp_connections.Connection) -> str:
-    return f"{one.command} to {one.remote}:{one.remote_port}"
+def _shown(connection: tcp_connections.Connection) -> str:
+    return f"{connection.command} to {connection.remote}:{connection.remote_port}"
 
 
 def _ports(group: str) -> tuple[Port, ...]:
-    found = {port for one in inspect.sockets(group) if (port := _as_port(one)) is not None}
-    return tuple(sorted(found, key=lambda one: (one.port, one.kind, one.address)))
+    return _sorted_ports(port for port in map(_as_port, inspect.sockets(group)) if port)
 
 
 def _databases(group: str, record: Record) -> tuple[str, ...]:
-    """In a shared directory they are the same files after the move."""
+    """Return the SQLite databases that a restore would disturb, except those in shared directories, which are the same
+    files after the move."""
     shared = tuple(f"{path.rstrip('/')}/" for path in record.binds)
     return tuple(path for path in open_files.rollback_databases(group) if not path.startswith(shared))
 
 
 def measured(this_host: Host) -> tuple[Measured, ...]:
-    """This host's last checkpoints, oldest first, as its events tell them."""
-    found = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
-    return tuple(one for one in found[-MEASURED_CHECKPOINTS:] if one is not None)
+    """Return the measurements of this host's last checkpoints from its events, oldest first."""
+    measurements = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
+    return tuple(measurement for measurement in measurements[-MEASURED_CHECKPOINTS:] if measurement is not None)
 
 
 def _measured(event: dict[str, Any]) -> Measured | None:
@@ -318,4 +324,4 @@ def _measured(event: dict[str, Any]) -> Measured | None:
         memory, files, new = (int(event[name]) for name in ("memory", "files", "new"))
         return Measured(str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"]))
     except (KeyError, TypeError, ValueError):
-        return None  # of a version that did not write them
+        return None  # written by a version without these fields

@@ -94,7 +94,7 @@ def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Pa
     session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     a.ok("checkpoint", "w", "--leave-running")
-    with stopped(a, "born", "restore", first, "--fork", "branch") as (cli, worker):
+    with stopped(a, "initial", "restore", first, "--fork", "branch") as (cli, worker):
         assert pruned(b) == [first]
         assert pruned(a) == []
         worker.send_signal(signal.SIGCONT)
@@ -113,7 +113,7 @@ def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Pa
     fenced_sessions.counts_on(a, session)
 
 
-@pytest.mark.parametrize("step", ["born", "files", "pre-resume", "resumed"])
+@pytest.mark.parametrize("step", ["initial", "files", "pre-resume", "resumed"])
 def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_path: Path, step: str) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)

@@ -120,7 +120,7 @@ def test_a_target_that_cannot_take_it_gives_it_back(world: World) -> None:
     b.start("sleep", "1000", name="w3")
     assert "name" in a.fails("migrate", "w3", "--to", "host-b", status=4, code="blocked")["message"]
     error = a.fails("migrate", "w3", "--to", "host-b", "--accept", "name", status=4, code="blocked")
-    assert "goes on here (token " in error["hint"], error
+    assert "keeps running here (token " in error["hint"], error
     fenced_sessions.counts_on(a, session)
     assert world.where(session) == ["host-a"]
     found = fenced_sessions.lease(a, session)
@@ -239,7 +239,7 @@ def test_a_target_that_is_not_fit(world: World) -> None:
         world.set_there(CMDOP_MIGRATE_CRIU="/bin/false")
         assert "CRIU" in a.fails("migrate", "w7", "--to", "host-b", status=4, code="blocked")["message"]
         error = a.fails("migrate", "w7", "--to", "host-b", "--accept", "host_ready", status=4, code="blocked")
-        assert "goes on here" in error["hint"], error  # nor does the target, asked to stand by, pretend
+        assert "keeps running here" in error["hint"], error  # nor does the target, asked to stand by, pretend
     finally:
         world.set_there()
     fenced_sessions.counts_on(a, session)
@@ -258,7 +258,7 @@ def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
         assert a.cm_json("plan", "w8", "--to", "host-b")["ok"]
         before = len(one.numbers())
         said = a.cm("--json", "migrate", "w8", "--to", "host-b", timeout=120)
-        assert said.returncode == 4 and b"goes on here" in said.stdout, said
+        assert said.returncode == 4 and b"keeps running here" in said.stdout, said
         assert one.assert_runs() >= before
         assert world.where(one.session) == ["host-a"]
         assert world.resume() == []

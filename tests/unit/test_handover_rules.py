@@ -8,7 +8,7 @@ import pytest
 
 from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.record import LeaseRecord
-from cmdop_migrate.migration.ownership import Copy, Verdict, judge
+from cmdop_migrate.migration.ownership import LocalCopy, Ownership, decide
 
 OWN, OTHER = "host-a-boot", "host-b-boot"
 MOVE = Move("m", "s", "work", "host-a", "host-b", token=3, started=0.0, checkpoint="c2", parent="c1")
@@ -20,46 +20,46 @@ TAKEN = replace(PARKED, token=4, state="held", host="host-b", instance=OTHER, re
 @pytest.mark.parametrize(
     ("copy", "lease", "verdict"),
     [
-        ("runs", HELD, Verdict.HERE),
-        ("runs", TAKEN, Verdict.HERE),  # its agent will hear of it: not ours to judge
-        ("stands", HELD, Verdict.OURS),  # it was announced, and not parked yet
-        ("stands", PARKED, Verdict.FREE),
-        ("stands", replace(PARKED, token=5, instance=OTHER), Verdict.FREE),  # the target gave it back
-        ("stands", TAKEN, Verdict.WATCH),
-        ("stands", replace(TAKEN, renewals=1), Verdict.WATCH),  # a restore renews once before it lets it run
-        ("stands", replace(TAKEN, renewals=2), Verdict.THERE),
-        ("stands", replace(TAKEN, checkpoint="c3"), Verdict.THERE),
-        ("stands", replace(TAKEN, instance=OWN), Verdict.OURS),  # taken back, and cut off before it was thawed
-        ("stands", replace(TAKEN, state="parked", checkpoint="c3"), Verdict.PARKED),
-        ("stands", replace(TAKEN, state="free", checkpoint=None), Verdict.OVER),
-        ("stands", replace(TAKEN, state="free"), Verdict.FREE),  # it died there with its holder
-        ("gone", HELD, Verdict.OURS),
-        ("gone", replace(HELD, instance=OTHER), Verdict.WATCH),  # ours, of before a reboot
-        ("gone", PARKED, Verdict.PARKED),
-        ("gone", replace(HELD, state="free", checkpoint=None), Verdict.FREE),  # died, all of it captured
-        ("gone", replace(HELD, state="free"), Verdict.FREE),  # … with the checkpoint before it kept
-        ("gone", replace(HELD, state="free", checkpoint="c3"), Verdict.PARKED),  # it ran on, and made another
-        ("gone", TAKEN, Verdict.WATCH),
-        ("gone", replace(TAKEN, renewals=2), Verdict.THERE),
-        ("gone", replace(TAKEN, state="free", checkpoint=None), Verdict.OVER),
-        ("ended", replace(HELD, state="free", checkpoint=None), Verdict.OVER),
-        ("ended", replace(TAKEN, renewals=2), Verdict.THERE),
+        ("runs", HELD, Ownership.HERE),
+        ("runs", TAKEN, Ownership.HERE),  # its agent will hear of it: not ours to decide
+        ("frozen", HELD, Ownership.OURS),  # it was announced, and not parked yet
+        ("frozen", PARKED, Ownership.FREE),
+        ("frozen", replace(PARKED, token=5, instance=OTHER), Ownership.FREE),  # the target gave it back
+        ("frozen", TAKEN, Ownership.WATCH),
+        ("frozen", replace(TAKEN, renewals=1), Ownership.WATCH),  # a restore renews once before it lets it run
+        ("frozen", replace(TAKEN, renewals=2), Ownership.THERE),
+        ("frozen", replace(TAKEN, checkpoint="c3"), Ownership.THERE),
+        ("frozen", replace(TAKEN, instance=OWN), Ownership.OURS),  # taken back, and cut off before it was thawed
+        ("frozen", replace(TAKEN, state="parked", checkpoint="c3"), Ownership.PARKED),
+        ("frozen", replace(TAKEN, state="free", checkpoint=None), Ownership.OVER),
+        ("frozen", replace(TAKEN, state="free"), Ownership.FREE),  # it died there with its holder
+        ("gone", HELD, Ownership.OURS),
+        ("gone", replace(HELD, instance=OTHER), Ownership.WATCH),  # ours, of before a reboot
+        ("gone", PARKED, Ownership.PARKED),
+        ("gone", replace(HELD, state="free", checkpoint=None), Ownership.FREE),  # died, all of it captured
+        ("gone", replace(HELD, state="free"), Ownership.FREE),  # … with the checkpoint before it kept
+        ("gone", replace(HELD, state="free", checkpoint="c3"), Ownership.PARKED),  # it ran on, and made another
+        ("gone", TAKEN, Ownership.WATCH),
+        ("gone", replace(TAKEN, renewals=2), Ownership.THERE),
+        ("gone", replace(TAKEN, state="free", checkpoint=None), Ownership.OVER),
+        ("ended", replace(HELD, state="free", checkpoint=None), Ownership.OVER),
+        ("ended", replace(TAKEN, renewals=2), Ownership.THERE),
     ],
 )
-def test_the_lease_alone_tells(copy: Copy, lease: LeaseRecord, verdict: Verdict) -> None:
-    assert judge(copy, lease, OWN, MOVE) is verdict
+def test_the_lease_alone_tells(copy: LocalCopy, lease: LeaseRecord, verdict: Ownership) -> None:
+    assert decide(copy, lease, OWN, MOVE) is verdict
 
 
 @pytest.mark.parametrize(
     ("lease", "verdict"),
     [
-        (HELD, Verdict.OURS),
-        (replace(HELD, state="free", checkpoint=None), Verdict.OVER),
-        (replace(HELD, state="free"), Verdict.PARKED),  # an older checkpoint is left
+        (HELD, Ownership.OURS),
+        (replace(HELD, state="free", checkpoint=None), Ownership.OVER),
+        (replace(HELD, state="free"), Ownership.PARKED),  # an older checkpoint is left
     ],
 )
-def test_nothing_was_captured(lease: LeaseRecord, verdict: Verdict) -> None:
-    assert judge("gone", lease, OWN, replace(MOVE, checkpoint=None)) is verdict
+def test_nothing_was_captured(lease: LeaseRecord, verdict: Ownership) -> None:
+    assert decide("gone", lease, OWN, replace(MOVE, checkpoint=None)) is verdict
 
 
 @pytest.mark.parametrize("token", [4, 5, 9])
@@ -67,4 +67,4 @@ def test_nothing_was_captured(lease: LeaseRecord, verdict: Verdict) -> None:
 @pytest.mark.parametrize("checkpoint", ["c2", "c3", None])
 def test_a_copy_never_goes_on_against_another_holder(token: int, renewals: int, checkpoint: str | None) -> None:
     lease = replace(TAKEN, token=token, renewals=renewals, checkpoint=checkpoint)
-    assert judge("stands", lease, OWN, MOVE) in (Verdict.WATCH, Verdict.THERE)
+    assert decide("frozen", lease, OWN, MOVE) in (Ownership.WATCH, Ownership.THERE)

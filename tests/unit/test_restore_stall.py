@@ -12,8 +12,8 @@ from typing import Any, cast
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.events import Events
 from cmdop_migrate.host.host import Host as LocalHost
-from cmdop_migrate.snapshot.rebuild.restore_session import Wanted
 from cmdop_migrate.snapshot.restore import _Restore
+from cmdop_migrate.snapshot.restore_options import RestoreOptions
 
 AWAY = StoreUnreachable("no answer", "")
 READERS = 6  # as many threads may wait for the store at once
@@ -21,8 +21,8 @@ READERS = 6  # as many threads may wait for the store at once
 
 def restoring(place: Path) -> _Restore:
     records = cast(LocalHost, SimpleNamespace(config=None, events=Events(place, "a")))
-    one = _Restore(records, None, Wanted(lazy=True), lambda _: None, lambda _: None)
-    one.session, one.stall = "abc", place / "stall"
+    one = _Restore(records, None, RestoreOptions(lazy=True), lambda _: None, lambda _: None)
+    one.session, one.stall_note = "abc", place / "stall"
     return one
 
 

@@ -54,7 +54,7 @@ def plan(app: App, session: str, host: str | None, carry: Any, accept: tuple[str
     return 0 if answer.ok else Blocked.exit
 
 
-def _show(answer: flow.Answer) -> None:
+def _show(answer: flow.PlanResult) -> None:
     columns = shutil.get_terminal_size((100, 24)).columns
     taken = max(len(one.check) for one in answer.findings) + 9
     rows = [row for one in answer.findings for row in _rows(one, max(30, columns - taken))]
