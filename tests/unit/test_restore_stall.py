@@ -37,7 +37,7 @@ def all_at_once(act: Callable[[], None]) -> None:
         list(pool.map(run, range(READERS)))
 
 
-def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
+def test_simultaneous_stall_reports_write_each_event_once(tmp_path: Path) -> None:
     one = restoring(tmp_path)
     for _ in range(50):
         all_at_once(lambda: one._stalled(1.0, AWAY))
@@ -46,7 +46,7 @@ def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
     assert events == ["memory_stalled", "memory_going_on"] * 50
 
 
-def test_where_nothing_can_be_written_it_only_waits(tmp_path: Path) -> None:
+def test_stall_that_cannot_be_recorded_does_not_fail(tmp_path: Path) -> None:
     one = restoring(tmp_path / "gone")
     one._stalled(1.0, AWAY)
     one._stalled(2.0, None)

@@ -27,7 +27,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("victim", ["the restore on host-b", "the command"])
-def test_killed_while_it_gathers(world: World, victim: str) -> None:
+def test_target_killed_while_it_prefetches(world: World, victim: str) -> None:
     """The session was never handed over: it goes on where it was, and nothing of what was brought stays."""
     a, b = world.a, world.b
     one = Witness.start(a, "w", size=LARGE)

@@ -46,7 +46,7 @@ TAKEN = replace(PARKED, token=4, state="held", host="host-b", instance=OTHER, re
         ("ended", replace(TAKEN, renewals=2), Ownership.THERE),
     ],
 )
-def test_the_lease_alone_tells(copy: LocalCopy, lease: LeaseRecord, verdict: Ownership) -> None:
+def test_decision_by_local_copy_and_lease(copy: LocalCopy, lease: LeaseRecord, verdict: Ownership) -> None:
     assert decide(copy, lease, OWN, MOVE) is verdict
 
 
@@ -58,13 +58,15 @@ def test_the_lease_alone_tells(copy: LocalCopy, lease: LeaseRecord, verdict: Own
         (replace(HELD, state="free"), Ownership.PARKED),  # an older checkpoint is left
     ],
 )
-def test_nothing_was_captured(lease: LeaseRecord, verdict: Ownership) -> None:
+def test_decision_when_nothing_was_captured(lease: LeaseRecord, verdict: Ownership) -> None:
     assert decide("gone", lease, OWN, replace(MOVE, checkpoint=None)) is verdict
 
 
 @pytest.mark.parametrize("token", [4, 5, 9])
 @pytest.mark.parametrize("renewals", [0, 1, 2, 7])
 @pytest.mark.parametrize("checkpoint", ["c2", "c3", None])
-def test_a_copy_never_goes_on_against_another_holder(token: int, renewals: int, checkpoint: str | None) -> None:
+def test_frozen_copy_never_resumes_while_another_host_holds_the_lease(
+    token: int, renewals: int, checkpoint: str | None
+) -> None:
     lease = replace(TAKEN, token=token, renewals=renewals, checkpoint=checkpoint)
     assert decide("frozen", lease, OWN, MOVE) in (Ownership.WATCH, Ownership.THERE)

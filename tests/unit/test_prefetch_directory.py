@@ -12,7 +12,7 @@ from cmdop_migrate.migration.prefetch import PrefetchDirectory
 
 
 @pytest.mark.parametrize("left", [(), ("lock",), ("packs/one",), ("lock", "packs/one")])
-def test_what_was_left_is_removed(tmp_path: Path, left: tuple[str, ...]) -> None:
+def test_sweep_removes_what_a_killed_command_left(tmp_path: Path, left: tuple[str, ...]) -> None:
     """Also without its lock: killed before that was made, or after it was removed."""
     folder = tmp_path / "ahead" / "5e55"
     folder.mkdir(parents=True)
@@ -23,7 +23,7 @@ def test_what_was_left_is_removed(tmp_path: Path, left: tuple[str, ...]) -> None
     assert not folder.exists()
 
 
-def test_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_sweep_keeps_a_directory_in_use(tmp_path: Path) -> None:
     one = PrefetchDirectory(tmp_path, "5e55")
     (one.dir / "pack").write_bytes(b"")
     assert prefetch.sweep(tmp_path) and (one.dir / "pack").exists()
