@@ -1,4 +1,4 @@
-"""Checkpoint, with somebody killed at every step: the session is running or ended, as told, and nothing else."""
+"""Kill each process of a checkpoint at every step: the session runs or has ended, as reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = (
     "publish",
     "park",
 )
-FROZEN = STEPS[3:]  # at the beginning of these it stands still
+FROZEN = STEPS[3:]  # the session is frozen when these begin
 
 
 def test_command_killed_at_every_step_leaves_the_session_running_or_parked(
@@ -81,7 +81,7 @@ def test_holder_killed_at_every_step_ends_or_parks_the_session_and_reports_it(
 
 
 def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host) -> None:
-    """What it left in the session's processes sees that nobody is there any more, and puts all back."""
+    """The code that CRIU injected into the session's processes notices that CRIU is gone, and restores their state."""
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         criu.kill()
@@ -95,7 +95,7 @@ def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.06, 0.1])
 def test_criu_killed_at_any_time_leaves_the_session_whole_or_ended(host: Host, delay: float) -> None:
     """In the one or two milliseconds in which CRIU's first instructions are in a process, its death is that process's
-    (docs/concepts.md): then it is said so, and nothing half-dead stays."""
+    (docs/concepts.md): then that is reported, and no process of it is left."""
     one = Witness.start(host)
     cli = subprocess.Popen(
         [*CM, "--json", "checkpoint", one.name], env=host.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE

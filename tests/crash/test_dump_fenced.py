@@ -1,5 +1,5 @@
-"""The session's time runs out while CRIU has it thawed to dump it: CRIU's own code in its processes stands still with
-them, and must go on when they may. And what had to stand still before the dump does so after it."""
+"""The lease deadline passes while CRIU has the session thawed for the dump: CRIU's injected code is frozen with the
+processes, and must resume when they do. A session that was frozen before the dump is frozen after it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_lease_deadline_during_the_dump_only_delays_it(quick: Host) -> None:
 def test_agent_that_dies_during_the_dump_is_restarted(quick: Host) -> None:
     one = Witness.start(quick, size=100)
     with dumping(one) as (cli, criu):
-        os.kill(cli.pid, signal.SIGSTOP)  # nobody is there to start one
+        os.kill(cli.pid, signal.SIGSTOP)  # the command cannot start one
         quick.kill_agent()
         until(lambda: [event for event in quick.events(one.session) if event["event"] == "fenced"], 15, "fenced")
         criu.resume()
@@ -98,7 +98,7 @@ def test_session_killed_in_the_dump_ends_criu(host: Host, stopped: bool) -> None
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         if not stopped:
-            os.kill(cli.pid, signal.SIGSTOP)  # nobody takes CRIU's pages: it waits
+            os.kill(cli.pid, signal.SIGSTOP)  # CRIU's pages are not read: it waits
             criu.resume()
         host.cm_json("kill", one.name, "--signal", "KILL")
         until(lambda: not criu.is_running() or criu.status() == psutil.STATUS_ZOMBIE, 10, "CRIU is gone")

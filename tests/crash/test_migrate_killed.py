@@ -1,5 +1,5 @@
-"""A migration with somebody killed at every step: the session ends in exactly one place, its memory intact, and `resume`
-says where. All steps of one victim at once: a session each, its migration stopped at that step.
+"""Kill each process of a migration at every step: the session ends in exactly one place, its memory intact, and `resume`
+reports where. All steps of one victim are tested together: one session each, its migration stopped at that step.
 
 With the holder, or with all of host-a, dies the session; before all of it is captured nothing is left of it: `exited`.
 """
@@ -142,7 +142,7 @@ def kill(*pids: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def machine_dies(host: Host, sessions: list[str]) -> None:
-    """Everything of this host, at once and without a word: stopped first, so that a holder that is still to be killed
+    """Kill every process of this host simultaneously: stopped first, so that a holder that is still to be killed
     does not see its session die, and say so."""
     own = f"CMDOP_MIGRATE_STATE_DIR={host.state}".encode()
     pids = []
@@ -169,7 +169,7 @@ def cells(world: World) -> Iterator[list[Cell]]:
 
 
 def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed: Callable[[str], set[str]]) -> None:
-    """`strike` does what it is about, and lets what is left go on."""
+    """Call `strike`, which kills or cuts its victim and lets the other processes continue."""
     with cells(world) as made:
         strike(made)
         for cell in made:

@@ -1,4 +1,4 @@
-"""Restore, with somebody killed at every step: parked as before and nothing ran, or, once it ran, never with holes."""
+"""Kill each process of a restore at every step: parked as before and nothing ran, or, once it ran, no page missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parked(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> Iterato
         yield found
         for one in found.values():
             one.restore()
-        show("restore, somebody killed", rows, print)
+        show("restore, a process killed", rows, print)
 
 
 def assert_untouched(one: Witness, counted: int) -> None:
@@ -128,7 +128,7 @@ def test_restore_killed_while_memory_arrives_never_leaves_missing_pages(
 
 @pytest.mark.parametrize("step", ["restore", "pre-resume"])
 def test_killed_restore_over_an_ended_session_leaves_no_plaintext(host: Host, step: str) -> None:
-    """Worker and holder: nobody clears up after them but the next command. What the session is on record stays."""
+    """Worker and holder are killed: only the next command cleans up. The record of the session is unchanged."""
     one = Witness.start(host)
     host.cm_json("checkpoint", one.name, "--leave-running")
     gone(psutil.Process(host.holder(one.session)))
@@ -163,13 +163,13 @@ def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, W
         status, _ = finished(cli)
         assert status == 130
         worker.send_signal(signal.SIGCONT)
-        until(lambda: one.state == "running", 20, "the worker goes on")
+        until(lambda: one.state == "running", 20, "the worker continues")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
     image = one.host.state / "sessions" / one.session / "image"
     with Pty([*CM, "restore", one.name], env=one.host.env()):
         until(image.exists, 20, "the worker is there, and at it")
-    until(lambda: one.state == "running", 20, "the worker goes on")
+    until(lambda: one.state == "running", 20, "the worker continues")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
 

@@ -1,4 +1,4 @@
-"""What a session does after CRIU was started for its dump, and before it stands still."""
+"""Changes that a session makes after CRIU was started for its dump, and before the freeze."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ for line in sys.stdin:
 
 @pytest.mark.parametrize("who", ["ann", "dev"])
 def test_writes_through_a_mapping_on_another_mount_are_captured(host: Host, tmp_path: Path, who: str) -> None:
-    """No time stamp tells of the second write: its page was writable already. A home, say, and somebody called dev."""
+    """No time stamp tells of the second write: its page was writable already. Like a home directory, of a user called dev."""
     with disk.tmpfs(tmp_path / "home", 1 << 20) as home:
         (home / who).mkdir()
         host.start(sys.executable, "-c", MAPPER, str(home / who / "db"), name="m")

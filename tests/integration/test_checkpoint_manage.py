@@ -44,7 +44,7 @@ def test_ls_show_and_prune(host: Host) -> None:
     # The agent lets go of its lease in its own time: until then what it may be restored from stays.
     until(lambda: host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == made[2:])
     left = [path for path in (host.state / "store" / "packs").rglob("*") if path.is_file()]
-    assert left == [], "nobody needs these"
+    assert left == [], "no checkpoint needs these"
 
 
 def test_prune_during_a_checkpoint(host: Host) -> None:
@@ -124,7 +124,7 @@ def test_references(host: Host) -> None:
     error = host.fails("restore", status=2, code="usage")
     assert "a, b" in error["message"] and "--all" in error["hint"]
     host.fails("restore", "a", "--all", status=2, code="usage")
-    # a's name was taken meanwhile: it is told, and stays parked; b comes back
+    # a's name was taken meanwhile: that is reported, and it stays parked; b is restored
     host.start("sleep", "100", name="c")
     record = host.state / "sessions" / a.session / "session.json"
     text = record.read_text()
@@ -133,7 +133,7 @@ def test_references(host: Host) -> None:
         path.rename(path.with_suffix(".away"))
     done = host.cm("--json", "restore", "--all")
     assert done.returncode == 10, done
-    answer = json.loads(done.stdout)  # one object, whatever happened
+    answer = json.loads(done.stdout)  # one object, also after an error
     assert [one["name"] for one in answer["restored"]] == ["b"] and [one["name"] for one in answer["failed"]] == ["a"]
     assert answer["error"]["exit"] == 10 and "a (" in answer["error"]["message"]
     for path in manifests.iterdir():
@@ -168,7 +168,7 @@ def test_stopped_program_stays_stopped(host: Host) -> None:
 
     assert len(standing()) == 1
     host.cm_json("send", "sh", "jobs; fg", "--enter")
-    until(lambda: not standing(), 10, "it goes on when it is told to")
+    until(lambda: not standing(), 10, "it continues after SIGCONT")
 
 
 def test_keys_are_private_and_rotate(host: Host) -> None:
@@ -206,7 +206,7 @@ def test_checkpoint_after_a_key_rotation_logs_no_warning(host: Host) -> None:
 
 
 def _assert_no_secret(host: Host) -> None:
-    """No form of any key in whatever is kept, said or could be seen by `ps`."""
+    """No form of any key is in files, output or the arguments that `ps` shows."""
     said = b""
     for args in (("--json", "key", "show"), ("-vv", "checkpoints", "verify"), ("--json", "ls"), ("events",)):
         done = host.cm(*args)
@@ -264,7 +264,7 @@ def _move(a: Host, b: Host) -> None:
 
 
 def test_leftover_of_a_killed_pre_copy_round_is_removed(host: Host) -> None:
-    """CRIU's images of a round ahead: of no use to anybody, once the command that made them is gone."""
+    """CRIU's images of a pre-copy round are of no use once the command that made them is gone."""
     session = host.start("sleep", "1000", name="t")["session"]
     (left,) = host.state.glob(f"sessions/{session}*")
     (left / "images.before").mkdir()
@@ -338,7 +338,7 @@ def test_tag_with_control_characters_does_not_move_the_cursor(host: Host) -> Non
 
 
 def test_interrupted_command_names_the_next_command(host: Host) -> None:
-    """What it has begun may be done, undone or go on behind it: only `ls` tells."""
+    """Its work may be done, undone or still under way in the background: only `ls` tells."""
     one = Witness.start(host)
     cli = subprocess.Popen(
         [*CM, "checkpoint", "w"], env=host.env(**{TEST_STOP: "checkpoint:upload"}), stdin=subprocess.DEVNULL,

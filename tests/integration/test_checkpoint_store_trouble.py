@@ -1,4 +1,4 @@
-"""A store that is away, full, forbidden, slow or cut: exit 6 with a hint, and the session goes on."""
+"""A store that is unreachable, full, forbidden, slow or cut: exit 6 with a hint, and the session keeps running."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_store_down_missing_or_denied(host: Host, server: S3Server) -> None:
 
 
 def test_connection_cut_during_an_upload(host: Host, server: S3Server) -> None:
-    """It goes on at once, and the next try does not send again what has arrived."""
+    """The session resumes immediately, and the next attempt does not send again what has arrived."""
     one = Witness.start(host, size=64)
     bucket = server.new_bucket()
     with Proxy(server.port) as proxy:
@@ -169,7 +169,7 @@ def test_small_disk_is_refused_before_the_freeze(host: Host) -> None:
 
 
 def test_disk_that_fills_during_the_checkpoint_thaws_the_session_and_leaves_nothing(host: Host) -> None:
-    """Somebody else takes the room that was there when it was asked for."""
+    """Another program takes the space that was free at the check."""
     host.state.mkdir()
     with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)

@@ -1,4 +1,4 @@
-"""A branch that has no checkpoint of its own yet: brought back by any host, safe from prune, and gone if it never ran."""
+"""A fork that has no checkpoint of its own yet: restored by any host, safe from prune, and removed if it never ran."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_fork_killed_before_it_ran_leaves_nothing(hosts: tuple[Host, Host], tmp_
     assert fenced_sessions.lease(a, branch)["state"] == "free"
     end(a, session)
     assert pruned(b) == [saved]
-    assert not objects(tmp_path, "packs"), "nobody needs these"
+    assert not objects(tmp_path, "packs"), "no checkpoint needs these"
 
 
 def test_fork_whose_host_died_before_it_ran_is_pruned(hosts: tuple[Host, Host], tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def complete(one: Witness) -> None:
 
 
 def test_kill_during_a_stalled_store_is_immediate(host: Host, server: S3Server) -> None:
-    """Nobody waits for memory that nobody needs any more."""
+    """The kill does not wait for memory that is not needed any more."""
     bucket = server.new_bucket()
     one, _ = parked(host, server, bucket)
     with Proxy(server.port) as proxy:
@@ -65,7 +65,7 @@ def test_kill_during_a_stalled_store_is_immediate(host: Host, server: S3Server) 
         began = time.monotonic()
         host.cm_json("kill", one.name, "--grace", "1s")
         assert time.monotonic() - began < 8
-        until(lambda: not worker(one), 10, "whoever brought its memory is gone")
+        until(lambda: not worker(one), 10, "the process that fetched its memory is gone")
     host.assert_clean(ended=True)
 
 

@@ -135,7 +135,7 @@ def test_session_resumes_here_if_the_target_cannot_restore_it(world: World) -> N
 
 @pytest.mark.parametrize("step", ["migrate:hand-over", "checkpoint:committing"])
 def test_ctrl_c_during_the_hand_over(world: World, step: str) -> None:
-    """It goes on here, or there: the lease tells."""
+    """It keeps running here, or resumes there: the lease decides."""
     flow, _, at = step.partition(":")
     name = f"{flow}-{at}"
     session = fenced_sessions.counter(world.a, name)
@@ -183,7 +183,7 @@ def test_resume_reports_known_and_unknown_ends(world: World) -> None:
 
 
 def test_unreadable_journal_of_a_move(world: World) -> None:
-    """Written by another version, or damaged: the session stands still, and the lease tells whose it is all the same."""
+    """Written by another version, or damaged: the session is frozen, and the lease decides who has it nevertheless."""
     a = world.a
     session = fenced_sessions.counter(a, "w9")
     (a.state / "migrations").mkdir(exist_ok=True)
@@ -272,7 +272,7 @@ def test_target_whose_disk_fills_after_the_plan(world: World) -> None:
 
 @pytest.mark.parametrize("accept", [False, True])
 def test_log_rotated_during_the_migration_blocks_unless_accepted(world: World, tmp_path: Path, accept: bool) -> None:
-    """By nobody's word it goes on here; by somebody's it goes there, and reads what it finds."""
+    """Without --accept it keeps running here; with it, it moves and reads the file of the target."""
     a, b = world.a, world.b
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")

@@ -1,4 +1,4 @@
-"""What a target fetched before a session came: whoever was killed at whatever moment, the next one clears it up."""
+"""The directory of prefetched checkpoints on a target: the next command removes what a killed one left."""
 
 from __future__ import annotations
 

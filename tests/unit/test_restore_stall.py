@@ -1,4 +1,4 @@
-"""A session that runs while the store is away: who waits for its memory tells of it, and fails for no other reason."""
+"""A session that runs while the store is unreachable: its restore reports the stall, and does not fail because of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cmdop_migrate.snapshot.restore import _Restore
 from cmdop_migrate.snapshot.restore_options import RestoreOptions
 
 AWAY = StoreUnreachable("no answer", "")
-READERS = 6  # as many threads may wait for the store at once
+READERS = 6  # so many threads wait for the store simultaneously
 
 
 def restoring(place: Path) -> _Restore:
