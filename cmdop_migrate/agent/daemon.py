@@ -32,7 +32,7 @@ from cmdop_migrate.host.name_lease import HostName
 from cmdop_migrate.lease import margins
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
-from cmdop_migrate.migration import ownership, prefetch_directory
+from cmdop_migrate.migration import ownership, prefetch
 from cmdop_migrate.model import Record
 from cmdop_migrate.util.metrics import Metrics
 
@@ -110,9 +110,7 @@ class Agent:
     def _may_leave(self) -> bool:
         """Release name and lock if no command is starting or restoring a session, which would rely on this agent."""
         with self.this_host.locked():
-            if prefetch_directory.sweep(self.config.state_dir) or any(
-                map(self.this_host.is_held, self.this_host.ids())
-            ):
+            if prefetch.sweep(self.config.state_dir) or any(map(self.this_host.is_held, self.this_host.ids())):
                 return False
             self.name.let_go()
             self.metrics.remove()

@@ -9,7 +9,7 @@ from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Move, Moves
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.migration.ownership import Settled, Settling
+from cmdop_migrate.migration.ownership import MoveOutcome, MoveSettlement
 
 HOLDER_TIMEOUT = 1.0  # seconds; short, because the agent has other sessions to renew
 _log = log.get("agent")
@@ -23,7 +23,7 @@ class MoveRecovery:
         and the token that it had."""
         self._this_host, self._leases, self._back = this_host, leases, back
         self._moves = Moves(this_host.config.state_dir, this_host.config.keep_exited)
-        self._watched: dict[str, Settling] = {}
+        self._watched: dict[str, MoveSettlement] = {}
 
     def step(self) -> bool:
         """Try to settle each open migration once. Return whether a session is still frozen for one."""
@@ -43,7 +43,7 @@ class MoveRecovery:
         move = self._moves.find(move.id)  # again: with the lock held
         if move.end is not None:
             return
-        settling = self._watched.get(move.id) or Settling(
+        settling = self._watched.get(move.id) or MoveSettlement(
             self._this_host, self._leases, move, self._back, HOLDER_TIMEOUT
         )
         self._watched[move.id] = settling
@@ -52,7 +52,7 @@ class MoveRecovery:
         except CmdopError as error:
             _log.warning("session %s, on its way to %s: %s", move.name, move.target, error.message)
             return
-        if isinstance(outcome, Settled):
+        if isinstance(outcome, MoveOutcome):
             self._moves.end(move, outcome.end, told=False)
             self._this_host.note(
                 "migration_settled",

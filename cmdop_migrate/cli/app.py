@@ -16,7 +16,7 @@ from cmdop_migrate import config as settings
 from cmdop_migrate.config import Config
 from cmdop_migrate.errors import CmdopError, NotRoot
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.migration import prefetch_directory
+from cmdop_migrate.migration import prefetch
 from cmdop_migrate.model import Record
 
 RECENT = 60.0
@@ -77,7 +77,7 @@ class App:
         this_host = Host(self.config)
         this_host.prepare()
         this_host.sweep()
-        prefetch_directory.sweep(self.config.state_dir)
+        prefetch.sweep(self.config.state_dir)
         if keeping:
             self._keep_agent(this_host)
         return this_host

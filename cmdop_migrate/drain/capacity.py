@@ -16,7 +16,7 @@ from cmdop_migrate.errors import CmdopError, Usage
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
-from cmdop_migrate.migration import gather_session_facts, peers, plan
+from cmdop_migrate.migration import gather_facts, peers, plan
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts.host import Ask
 from cmdop_migrate.preflight.facts.session import Measured, expect
@@ -36,7 +36,7 @@ def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
     """Return what moving this session costs, measured from outside: the session is not stopped."""
     directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-    memory = gather_session_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
+    memory = gather_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
     files = sum(walk.measure(upper).data_bytes for upper in uppers)
     guess = expect(memory, files, measured, record.session)
     if guess is None:
@@ -90,8 +90,8 @@ def targets(
 
 def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> DrainTarget | UnfitHost | Usage:
     try:
-        peer = peers.partner(this_host, pool, name)
-        facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
+        peer = peers.checked_peer(this_host, pool, name)
+        facts = plan.RemoteFacts(peer).facts(Ask(sample.session, sample.name))
     except Usage as error:
         return error
     except CmdopError as error:

@@ -23,7 +23,7 @@ from cmdop_migrate.errors import Usage
 from cmdop_migrate.host import drain_journal
 from cmdop_migrate.host.drain_journal import Drains, DrainState, Entry
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.migration import gather_session_facts
+from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.util.signals import Stop
 
 MIN_BANDWIDTH = 1 << 20
@@ -94,7 +94,7 @@ def dry_run(this_host: Host, options: DrainOptions) -> DrainPlan:
     hosts = [] if options.park else capacity.names(this_host.config, options.hosts)
     here = [record for record in this_host.all() if record.phase == "live"]
     targets, unfit = capacity.targets(this_host, hosts, here[0]) if here else ([], [])
-    measured, limits = gather_session_facts.measured(this_host), options.limits()
+    measured, limits = gather_facts.measured(this_host), options.limits()
     loads = [limits.restrict(capacity.load(this_host, record, measured)) for record in here]
     planned = schedule.schedule(loads, targets, limits.budget, limits.seconds)
     return DrainPlan(tuple(planned), tuple(targets), tuple(unfit))

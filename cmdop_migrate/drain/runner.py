@@ -20,7 +20,7 @@ from cmdop_migrate.host import listing, move_journal, talk
 from cmdop_migrate.host.drain_journal import Drain, Drains, DrainState, Entry
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Moves
-from cmdop_migrate.migration import gather_session_facts
+from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.model import Record
 from cmdop_migrate.util.self_exec import Ended, Worker
 from cmdop_migrate.util.signals import Stop
@@ -148,7 +148,7 @@ class DrainRunner:
                 self._find_out(Entry(load.session, load.name, "going"))
         taken = {job.load.session for job in self.jobs} | self.waiting.keys() | self.done.keys()
         rest = [record for record in self.this_host.all() if record.session not in taken]
-        measured = gather_session_facts.measured(self.this_host)
+        measured = gather_facts.measured(self.this_host)
         for record in rest:
             if record.phase == "live" and record.session in self.undecided:
                 self._retry(*self.undecided.pop(record.session))

@@ -167,7 +167,7 @@ class _BringBack:
         names = list(dict.fromkeys(name for name in (entry.to, holder) if name))
         for name in names[:-1]:
             try:
-                return peers.partner(self.this_host, pool, name).call(*words)
+                return peers.checked_peer(self.this_host, pool, name).call(*words)
             except (SessionExited, SessionNotFound, HostNotFound):
                 continue
-        return peers.partner(self.this_host, pool, names[-1]).call(*words)
+        return peers.checked_peer(self.this_host, pool, names[-1]).call(*words)

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from cmdop_migrate.config import Config
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.holder.whiteouts import is_under
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.registry import RELAY, sibling
 from cmdop_migrate.model import Record, Spec
 from cmdop_migrate.session import host_mounts
 from cmdop_migrate.session.spawn_holder import overlays
+from cmdop_migrate.util.paths import is_under
 
 HOLDERS = "holders"  # the cgroup, beside those of the sessions, that all holders of this host are in
 

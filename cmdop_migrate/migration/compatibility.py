@@ -1,4 +1,4 @@
-"""What two hosts must have in common before a session can go from one to the other."""
+"""Check what two hosts must share before a session can move between them: store, lease store and key."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cmdop_migrate.storage.base import Store
 
 
 def facts(config: Config, this_host: Host | None, places: bool) -> dict[str, Any]:
-    """What `version` answers. Without `this_host` (not root) what only root may know is left out; the ids of store and
-    lease store, which must be asked for them, only with `places`."""
+    """Return what `version --json` prints. Without `this_host` (not root) the fields that need root are empty. The ids
+    of store and lease store, which need a request to each, are included only with `places`."""
     asked = places and this_host is not None
     return {
         "version": __version__,
@@ -33,7 +33,8 @@ def facts(config: Config, this_host: Host | None, places: bool) -> dict[str, Any
 
 
 def store_identity(store: Store) -> str:
-    """Which store this is, whatever address it has: an object of its own, written once by whoever asks first."""
+    """Return the id of a store, which does not depend on its address. The id is an object in the store, written on the
+    first call by any host."""
     try:
         return store.get(STORE_ID, 0, 64).decode("ascii", "replace")
     except KeyError:
@@ -42,7 +43,8 @@ def store_identity(store: Store) -> str:
 
 
 def check(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """PeerDiffers when a session sealed here could not be restored at `name`, Usage when it is this very host. Pure."""
+    """Raise PeerDiffers if a session sealed here could not be restored on host `name`, Usage if that is this host.
+    Pure."""
     if ours["host_id"] == theirs["host_id"]:
         raise Usage(f"{name} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     for word, what in (("store", "store"), ("lease", "lease store")):
@@ -52,9 +54,9 @@ def check(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         local = mine["url"] == its["url"]
         raise PeerDiffers(
             f"{name} has another {what}: {its['url']}" + ("" if local else f", this host {mine['url']}"),
-            f"This address means another place on each machine: set `{word}` to one both reach, on both hosts."
+            f"This address is local to each machine: set `{word}` to one that both hosts reach."
             if local
-            else f"Set `{word}` alike on both hosts; see docs/operations/hosts.md.",
+            else f"Set `{word}` to the same value on both hosts; see docs/operations/hosts.md.",
         )
     current = ours["keys"][0]
     if current not in theirs["keys"]:
@@ -65,7 +67,7 @@ def check(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 def _fingerprints(config: Config) -> list[str]:
-    """The current key's first. None is made for being asked."""
+    """Return the fingerprints of this host's keys, the current one first. No key is created."""
     if not config.key_file.exists():
         return []
-    return [one.fingerprint for one in keys.load(config.key_file).keys]
+    return [key.fingerprint for key in keys.load(config.key_file).keys]

@@ -1,4 +1,4 @@
-"""Other hosts, ready to be driven: known, reached, of this version, with the same store, lease store and key."""
+"""Connect to other hosts and check that sessions can move there: same version, store, lease store and key."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +23,41 @@ from cmdop_migrate.remote.ssh import Pool
 
 
 def home() -> Path:
-    """Whose .ssh is used."""
+    """Return the home directory whose .ssh is used."""
     return Path(os.path.expanduser("~"))
 
 
 def inventory(config: Config) -> Inventory:
+    """Return the inventory of known hosts."""
     return Inventory(config.state_dir, config.hosts, home())
 
 
 def known_hosts(config: Config) -> KnownHosts:
+    """Return the SSH host keys this host knows."""
     return KnownHosts(config.state_dir / "known_hosts", home())
 
 
 def forget_key(config: Config, target: Target) -> None:
-    """Unless another known host is at the same address: it is its key too."""
-    if all(one.known_as != target.known_as for one in inventory(config).all()):
+    """Forget the SSH host key of a host, unless another known host has the same address and therefore the same key."""
+    if all(host.known_as != target.known_as for host in inventory(config).all()):
         known_hosts(config).forget(target.known_as)
 
 
 @contextmanager
 def pool(config: Config, limits: Limits | None = None) -> Iterator[Pool]:
-    """Connections for one command; all are closed at its end."""
-    made = Pool(known_hosts(config), home(), limits)
+    """Yield a pool of connections for one command, and close all of them at the end."""
+    connections = Pool(known_hosts(config), home(), limits)
     try:
-        yield made
+        yield connections
     finally:
-        made.close()
+        connections.close()
 
 
-def partner(this_host: Host, connections: Pool, name: str) -> Peer:
-    """The host `name`, checked: a session sealed here can be restored there.
+def checked_peer(this_host: Host, connections: Pool, name: str) -> Peer:
+    """Return the host `name`, after checking that a session sealed here can be restored there.
 
-    HostNotFound, PeerFailed (not reached, nothing started), PeerDiffers (version, store, lease store, key), Usage (it
-    is this host), or what the far side says is wrong with itself.
+    Raises HostNotFound, PeerFailed (not reached, nothing started), PeerDiffers (version, store, lease store, key),
+    Usage (it is this host), or the error that the other host reports of itself.
     """
     peer = Peer(inventory(this_host.config).find(name), connections)
     compatibility.check(name, own_facts(this_host), peer.hello())
@@ -62,40 +65,64 @@ def partner(this_host: Host, connections: Pool, name: str) -> Peer:
 
 
 def own_facts(this_host: Host) -> dict[str, Any]:
-    resources.open_keys(this_host.config)  # who is to hand something over has a key to seal it with
+    """Return the facts of this host that `compatibility.check` compares. Creates this host's key if it has
+    no key yet."""
+    resources.open_keys(this_host.config)
     return compatibility.facts(this_host.config, this_host, places=True)
 
 
-def examine(this_host: Host, connections: Pool, name: str) -> dict[str, Any]:
-    """What `hosts check` answers: reached, understood, alike, and fit to hold sessions."""
+@dataclass(frozen=True)
+class HostCheck:
+    """Describe a host that was reached and shares store, lease store and key. The fields are those of
+    `hosts check --json`."""
+
+    ok: bool  # whether its own doctor found nothing wrong
+    name: str
+    address: str
+    host: str
+    host_id: str
+    version: str
+    protocol: int
+    connect_s: float
+    answer_s: float
+    checks: list[dict[str, Any]]  # what its doctor found
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `hosts check --json` prints."""
+        return asdict(self)
+
+
+def check_host(this_host: Host, connections: Pool, name: str) -> HostCheck:
+    """Connect to a host, and check that it shares store, lease store and key, and can hold sessions. Raises the errors
+    of `checked_peer`; any failure on the other host is PeerFailed."""
     peer = Peer(inventory(this_host.config).find(name), connections)
     ours = own_facts(this_host)
     began = time.monotonic()
     connections.transport(peer.target)
     connected = time.monotonic()
-    with _its_failures():
+    with _as_peer_failure():
         theirs = peer.hello()
     greeted = time.monotonic()
     compatibility.check(name, ours, theirs)
-    with _its_failures():
+    with _as_peer_failure():
         doctor = peer.call("doctor", timeout=120)
-    return {
-        "ok": bool(doctor.get("ok")),
-        "name": name,
-        "address": peer.target.shown,
-        "host": theirs["host"],
-        "host_id": theirs["host_id"],
-        "version": theirs["version"],
-        "protocol": theirs["protocol"],
-        "connect_s": round(connected - began, 3),
-        "answer_s": round(greeted - connected, 3),
-        "checks": [one for one in doctor.get("checks", []) if one.get("level") != "ok"],
-    }
+    return HostCheck(
+        ok=bool(doctor.get("ok")),
+        name=name,
+        address=peer.target.shown,
+        host=theirs["host"],
+        host_id=theirs["host_id"],
+        version=theirs["version"],
+        protocol=theirs["protocol"],
+        connect_s=round(connected - began, 3),
+        answer_s=round(greeted - connected, 3),
+        checks=[check for check in doctor.get("checks", []) if check.get("level") != "ok"],
+    )
 
 
 @contextmanager
-def _its_failures() -> Iterator[None]:
-    """To who checks a host, whatever fails there is that host's failure."""
+def _as_peer_failure() -> Iterator[None]:
+    """Turn any error of the other host into PeerFailed."""
     try:
         yield
     except PeerFailed:

@@ -1,4 +1,4 @@
-"""The plan of a move: facts of the session and of both hosts, and what follows from them. Nothing is frozen for it."""
+"""Plan a move: gather facts of the session and of both hosts, and derive findings. Nothing is frozen or changed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from cmdop_migrate import __version__
 from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.host.host import Host
-from cmdop_migrate.migration import gather_host_facts, gather_session_facts, peers
+from cmdop_migrate.migration import gather_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
 from cmdop_migrate.preflight.facts.host import Ask, HostFacts
 from cmdop_migrate.preflight.facts.session import Carry, Expected, SessionFacts, expect
@@ -21,31 +21,32 @@ from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.remote.peer import Peer
 
-# For tests only: a file with a JSON object that is laid over the facts of the host a session is to go to, so that a
-# test can plan for an older kernel, a processor that lacks something or a full disk.
+# For tests only: a file with a JSON object that overrides facts of the target host, so that a test can plan for an
+# older kernel, a processor that lacks a feature, or a full disk.
 TEST_FACTS = "CMDOP_MIGRATE_TEST_FACTS"
 FACTS_TIMEOUT = 120.0
 
 
 class FactsSource(Protocol):
-    """A host that can be asked about itself."""
+    """Describe a host that can be asked for its facts."""
 
     def facts(self, ask: Ask) -> HostFacts:
-        """Its facts, gathered there; the errors of reaching it otherwise."""
+        """Return the facts, gathered on that host. Raises the errors of reaching it."""
 
 
-class ThisHost:
-    """The one this command runs on."""
+class LocalFacts:
+    """Gather the facts of the host this command runs on."""
 
     def __init__(self, this_host: Host) -> None:
         self._this_host = this_host
 
     def facts(self, ask: Ask) -> HostFacts:
-        return gather_host_facts.gather(self._this_host, ask)
+        return gather_facts.gather_host(self._this_host, ask)
 
 
-class OtherHost:
-    """Asked through its own command line. Store, key or lease that differ there are findings, no errors."""
+class RemoteFacts:
+    """Ask another host through its own command line. A different store, lease store or key there is a finding, not an
+    error."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -56,7 +57,7 @@ class OtherHost:
             data = self._peer.call("facts", "--for", "-", stdin=given, timeout=FACTS_TIMEOUT)
         except Usage as error:
             raise PeerDiffers(
-                f"{self._peer.name}: its cmdop-migrate does not know what is asked of it: {error.message}",
+                f"{self._peer.name}: its cmdop-migrate does not understand the question: {error.message}",
                 f"Install {__version__} there too.",
             ) from error
         return read_facts(self._peer.name, data)
@@ -64,17 +65,20 @@ class OtherHost:
 
 @contextmanager
 def host(this_host: Host, name: str | None) -> Iterator[FactsSource]:
-    """The host of this name, connected until the end of the block; None, or this host's own name: this host."""
+    """Yield the host of this name, connected until the end of the block. None, or this host's own name, is this
+    host."""
     if name is None or name == this_host.config.host:
-        yield ThisHost(this_host)
+        yield LocalFacts(this_host)
         return
     target = peers.inventory(this_host.config).find(name)
     with peers.pool(this_host.config) as pool:
-        yield OtherHost(Peer(target, pool))
+        yield RemoteFacts(Peer(target, pool))
 
 
 @dataclass(frozen=True)
-class Answer:
+class PlanResult:
+    """Hold the findings about a move, and the expected cost if there are earlier checkpoints to estimate from."""
+
     session: SessionFacts
     source: str
     target: str
@@ -83,23 +87,27 @@ class Answer:
 
     @property
     def ok(self) -> bool:
+        """Return whether no finding blocks the move."""
         return not self.blockers
 
     @property
     def blockers(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.findings if one.level == "block")
+        """Return the findings that block the move."""
+        return tuple(finding for finding in self.findings if finding.level == "block")
 
     def to_json(self) -> dict[str, Any]:
-        guess = self.expected
+        """Return what `plan --json` prints."""
+        expected = self.expected
         return {
             "ok": self.ok,
-            "findings": [one.to_json() for one in self.findings],
+            "findings": [finding.to_json() for finding in self.findings],
             "session": self.session.session,
             "name": self.session.name,
             "from": self.source,
             "to": self.target,
             "bytes": {"memory": self.session.memory, "files": self.session.files},
-            "expected": guess and {"frozen_s": guess.frozen_s, "new": guess.new, "upload_s": guess.upload_s},
+            "expected": expected
+            and {"frozen_s": expected.frozen_s, "new": expected.new, "upload_s": expected.upload_s},
         }
 
 
@@ -109,42 +117,42 @@ def plan(
     target: FactsSource,
     carry: Carry = "mapped",
     accept: Collection[str] = (),
-) -> Answer:
-    """The findings about moving a session to `target`; to this host: about a checkpoint and a restore here.
-
-    `accept`: checks whose blockers are only to be warned of, by the word of who asks."""
+) -> PlanResult:
+    """Return the findings about moving a session to `target`; if that is this host, about a checkpoint and a restore
+    here. The blockers of the checks in `accept` become warnings."""
     check_names(accept)
-    session = gather_session_facts.gather(this_host, reference)
+    session = gather_facts.gather_session(this_host, reference)
     ask = session.ask()
-    source = gather_host_facts.gather(this_host, ask)
-    there = _laid_over(source if isinstance(target, ThisHost) else target.facts(ask))
-    if there.instance == source.instance and not isinstance(target, ThisHost):
+    source = gather_facts.gather_host(this_host, ask)
+    there = _laid_over(source if isinstance(target, LocalFacts) else target.facts(ask))
+    if there.instance == source.instance and not isinstance(target, LocalFacts):
         raise Usage(f"{there.host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
-    found = preflight_plan.find(Move(session, source, there, carry))
-    findings = tuple(_accepted(one) if one.check in accept else one for one in found)
-    guess = expect(session.memory, session.files, session.measured, session.session)
-    return Answer(session, source.host, there.host, findings, guess)
+    findings = tuple(
+        _accepted(finding) if finding.check in accept else finding
+        for finding in preflight_plan.find(Move(session, source, there, carry))
+    )
+    expected = expect(session.memory, session.files, session.measured, session.session)
+    return PlanResult(session, source.host, there.host, findings, expected)
 
 
-def _accepted(one: Finding) -> Finding:
-    return replace(one, level="warn") if one.level == "block" else one
+def _accepted(finding: Finding) -> Finding:
+    return replace(finding, level="warn") if finding.level == "block" else finding
 
 
 def check_names(names: Collection[str]) -> None:
-    known = [one.name for one in preflight_plan.checks()]
+    """Raise Usage if a name is not that of a check."""
+    known = [check.name for check in preflight_plan.checks()]
     for name in names:
         if name not in known:
             raise Usage(f"no such check: {name!r}", f"Checks: {', '.join(known)}.")
 
 
 def read_facts(host: str, data: Any) -> HostFacts:
-    """Another host's answer, believed as far as it makes sense."""
+    """Parse another host's facts. Raises PeerDiffers if they are invalid."""
     try:
         return HostFacts.from_json(data)
     except ValueError as error:
-        raise PeerDiffers(
-            f"{host} tells its facts in a way this version does not read: {error}", "Update both hosts."
-        ) from error
+        raise PeerDiffers(f"{host} sent facts that this version cannot read: {error}", "Update both hosts.") from error
 
 
 def _laid_over(facts: HostFacts) -> HostFacts:

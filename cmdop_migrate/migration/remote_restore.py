@@ -1,69 +1,71 @@
-"""Bring sessions back on another host: restore --to, fork --to."""
+"""Restore or fork sessions on another host: restore --to, fork --to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from cmdop_migrate import units
 from cmdop_migrate.errors import Fenced, SessionNotFound, Usage
 from cmdop_migrate.host import references
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import ownership
-from cmdop_migrate.migration.target import Target
+from cmdop_migrate.migration.target import RemoteHost
 from cmdop_migrate.model import Record, session_name
 from cmdop_migrate.snapshot import checkpoint
-from cmdop_migrate.snapshot import fork as snapshot_fork
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
-from cmdop_migrate.snapshot.rebuild.restore_session import Wanted
+from cmdop_migrate.snapshot.fork import ForkResult, record_fork
+from cmdop_migrate.snapshot.restore_options import RestoreOptions, RestoreResult
 
-TIMEOUT = 3600.0  # a restore there may wait for a lease, and fetch a lot
+RESTORE_TIMEOUT = 3600.0  # a restore there may wait for a lease, and fetch a lot
 
 
-def restore(this_host: Host, reference: str | None, wanted: Wanted, target: Target) -> dict[str, Any]:
-    """What `restore` answers there. A session that is parked here is on record as moved then."""
-    record = _meant(this_host, reference)
-    if record is not None and record.phase in ("live", "handing") and wanted.fork is None:
+def restore(this_host: Host, reference: str | None, options: RestoreOptions, target: RemoteHost) -> RestoreResult:
+    """Restore a session on `target`. A session that is parked here is recorded as moved then. Raises Fenced if the
+    session runs here."""
+    record = _local_record(this_host, reference)
+    if record is not None and record.phase in ("live", "handing") and options.fork is None:
         raise Fenced(
             f"session {record.name!r} runs on {record.host} (token {record.token})",
             f"Move it: cmdop-migrate migrate {record.name} --to {target.name}",
         )
     named = record.session if record is not None else reference
-    answer = target.call("restore", *([named] if named is not None else []), *_flags(wanted), timeout=TIMEOUT)
-    if wanted.fork is None:
-        ownership.note_moved(this_host, str(answer["session"]), str(answer["host"]), int(answer["token"]))
-    return answer
+    words = [*([named] if named is not None else []), *_flags(options)]
+    result = RestoreResult.from_json(target.call("restore", *words, timeout=RESTORE_TIMEOUT))
+    if options.fork is None:
+        ownership.note_moved(this_host, result.session, result.host, result.token)
+    return result
 
 
-def fork(this_host: Host, reference: str, name: str, target: Target, progress: Callable[[str], None]) -> dict[str, Any]:
-    """A branch of a session that goes on here, running there."""
+def fork(this_host: Host, reference: str, name: str, target: RemoteHost, progress: Callable[[str], None]) -> ForkResult:
+    """Fork a session, which keeps running here, onto `target`."""
     session_name(name)
-    wanted = CheckpointOptions(leave_running=True, reason="fork", to=target.name)
-    saved = checkpoint.checkpoint(this_host, reference, wanted, progress)
+    options = CheckpointOptions(leave_running=True, reason="fork", to=target.name)
+    saved = checkpoint.checkpoint(this_host, reference, options, progress)
     progress(f"restoring on {target.name}")
-    answer = target.call("restore", saved.manifest.checkpoint, "--fork", name, timeout=TIMEOUT)
-    return snapshot_fork.branched(this_host, saved, answer)
+    answer = target.call("restore", saved.manifest.checkpoint, "--fork", name, timeout=RESTORE_TIMEOUT)
+    return record_fork(this_host, ForkResult(saved, RestoreResult.from_json(answer)))
 
 
-def _meant(this_host: Host, reference: str | None) -> Record | None:
-    """None: not known on this host. The other one will find it in the store, or not."""
+def _local_record(this_host: Host, reference: str | None) -> Record | None:
+    """Return this host's record of the session, None if it has none: the other host then looks in the store. Raises
+    Usage if no session is named and several are parked."""
     if reference is None:
-        here = references.parked(this_host)
-        if len(here) > 1:
-            names = ", ".join(record.name for record in here)
+        parked = references.parked(this_host)
+        if len(parked) > 1:
+            names = ", ".join(record.name for record in parked)
             raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
-        return here[0] if here else None
+        return parked[0] if parked else None
     try:
         return this_host.find(reference)
     except SessionNotFound:
         return None
 
 
-def _flags(wanted: Wanted) -> list[str]:
+def _flags(options: RestoreOptions) -> list[str]:
     return [
-        *(["--fork", wanted.fork] if wanted.fork is not None else []),
-        *(["--lazy"] if wanted.lazy else []),
-        *(["--allow-devices"] if wanted.allow_devices else []),
-        *(["--accept-files"] if wanted.accept_files else []),
-        *(["--wait", units.exact_duration(wanted.wait)] if wanted.wait else []),
+        *(["--fork", options.fork] if options.fork is not None else []),
+        *(["--lazy"] if options.lazy else []),
+        *(["--allow-devices"] if options.allow_devices else []),
+        *(["--accept-files"] if options.accept_files else []),
+        *(["--wait", units.exact_duration(options.wait)] if options.wait else []),
     ]

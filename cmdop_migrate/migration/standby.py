@@ -1,8 +1,9 @@
-"""The target's side of a migration: everything that can be done beforehand, then wait for the session's lease.
+"""Stand by as the target of a migration: prepare everything, then wait for the session's lease.
 
-Started by the source over SSH before it freezes anything. While the session still runs there, what its lease names
-(--pre-ship) is fetched ahead. The moment the lease is parked at a checkpoint made for this very migration, it is
-restored. Whoever started us can take that back only by winning the lease. When nobody listens any more, we leave.
+The source starts this over SSH before it freezes the session. While the session still runs there, the checkpoints its
+lease names (the pre-copy rounds of --pre-ship) are prefetched. As soon as the lease is parked at a checkpoint made for
+this migration, that checkpoint is restored; the source can prevent this only by winning the lease. When the source no
+longer reads the progress lines, this process exits.
 """
 
 from __future__ import annotations
@@ -27,70 +28,76 @@ from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.lease.record import LeaseRecord
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.migration.prefetch import Gathering
-from cmdop_migrate.migration.prefetch_directory import Ahead
+from cmdop_migrate.migration.prefetch import PackPrefetch, PrefetchDirectory
 from cmdop_migrate.snapshot import image_checks
-from cmdop_migrate.snapshot.restore import Known
+from cmdop_migrate.snapshot.restore import PreparedRestore
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util.timings import Phases
 
-LOOK_EVERY = 0.02
-AWAY = 0.2
-BEAT = 0.5
-WORKING = "working"
-PATIENCE = 3600.0
-MIGRATION = "migration"  # the fact of a manifest that says what it was made for
+LEASE_POLL_INTERVAL = 0.02
+UNREACHABLE_PAUSE = 0.2  # seconds before an unreachable lease store is asked again
+HEARTBEAT_INTERVAL = 0.5
+WORKING = "working"  # the phase of a heartbeat
+HAND_OVER_TIMEOUT = 3600.0
+MIGRATION = "migration"  # the fact of a manifest that names the migration it was made for
 _log = log.get("standby")
 Tell = Callable[[dict[str, Any]], None]
 
 
 class Standby:
-    """`tell` hears {"phase": "ready"}, then {"phase": "ahead", "checkpoint": …} for each that was fetched; it raises
-    OSError when nobody listens any more."""
+    """Wait for one session that is migrated to this host.
+
+    `tell` receives {"phase": "ready"}, then {"phase": "ahead", "checkpoint": …} for each prefetched checkpoint; it
+    raises OSError when the source no longer reads."""
 
     def __init__(self, this_host: Host, session: str, migration: str, tell: Tell) -> None:
         self._this_host, self._session, self._migration, self._tell = this_host, session, migration, tell
         self._config = this_host.config
-        self._kept = Ahead(self._config.state_dir, session)
-        self._ahead: list[Image] = []  # each needs the one before
+        self._directory = PrefetchDirectory(self._config.state_dir, session)
+        self._prefetched: list[Image] = []  # each shares chunks with the one before, and needs its files
         self._told_at = 0.0
 
-    def wait(self) -> Known:
-        """What is to be restored, and what of it is here already."""
+    def wait(self) -> PreparedRestore:
+        """Wait until the session is handed over. Return what is to be restored, and what was prefetched of it. Raises
+        SessionExited, Fenced, TimedOut, or PeerLost if the source is gone."""
         criu = resources.find_criu(self._config)
         store, ring = resources.open_store(self._config), resources.open_keys(self._config)
         agent_process.ensure(self._config)
-        self._say({"phase": "ready"})
+        self._send({"phase": "ready"})
         Phases("restore").reach("standby")
-        held = leases.open_store(self._config)
-        near = self._kept.dir / "packs"
-        unused = NearStore(resources.open_store(self._config), near)
+        lease_store = leases.open_store(self._config)
+        packs = self._directory.dir / "packs"
+        unused_store = NearStore(resources.open_store(self._config), packs)
         try:
-            with Gathering(store, near, meanwhile=self._beat):  # who waits for us takes silence for an answer
-                manifest = self._watch(held, NearStore(store, near), ring)
+            # The heartbeat continues during the prefetch: the source takes silence for a lost connection.
+            with PackPrefetch(store, packs, while_waiting=self._send_heartbeat):
+                manifest = self._watch(lease_store, NearStore(store, packs), ring)
         finally:
-            held.close()  # it must not be used on both sides of a fork
-        self._make_room(manifest, near)
+            lease_store.close()  # it must not be used on both sides of a fork
+        self._make_room(manifest, packs)
         chosen = Chosen(manifest, self._this_host.load(self._session))
-        return Known(criu, chosen, self._ahead[-1] if self._ahead else None, unused)
+        return PreparedRestore(criu, chosen, self._prefetched[-1] if self._prefetched else None, unused_store)
 
-    def _make_room(self, manifest: Manifest, near: Path) -> None:
-        """What was brought on a guess must not be what fills the disk."""
+    def _make_room(self, manifest: Manifest, packs: Path) -> None:
+        """Delete the prefetched packs if the restore would not fit on the disk with them."""
         try:
             image_checks.check_room(self._config.state_dir, manifest)
         except Blocked:
-            shutil.rmtree(near)
+            shutil.rmtree(packs)
 
     def close(self) -> None:
-        for image in reversed(self._ahead):
+        """Remove what was prefetched."""
+        for image in reversed(self._prefetched):
             image.close()
-        self._kept.close()
+        self._directory.close()
 
-    def _watch(self, held: LeaseStore, store: Store, ring: KeyRing) -> Manifest:
-        until = clock.boottime() + PATIENCE
+    def _watch(self, lease_store: LeaseStore, store: Store, ring: KeyRing) -> Manifest:
+        """Poll the lease until it is parked at a checkpoint of this migration, and return that. Prefetch the
+        checkpoints it names meanwhile."""
+        until = clock.boottime() + HAND_OVER_TIMEOUT
         seen: str | None = None
         while (began := clock.boottime()) < until:
-            record = self._look(held)
+            record = self._read_lease(lease_store)
             took = clock.boottime() - began
             if record is not None and record.state == "free" and record.checkpoint is None:
                 raise SessionExited(f"session {self._session[:12]} has ended", "There is nothing to restore.")
@@ -103,47 +110,50 @@ class Standby:
                         return manifest
                     if parked:
                         raise Fenced(
-                            f"session {self._session[:12]} was parked by someone else meanwhile", "It stays parked."
+                            f"session {self._session[:12]} was parked by another command meanwhile", "It stays parked."
                         )
                     seen = record.checkpoint
                     if ours:
-                        self._fetch_ahead(store, ring, manifest)
-            self._beat()
-            time.sleep(max(LOOK_EVERY, took))  # a slow store is asked less often
-        raise TimedOut(f"session {self._session[:12]} was not handed over within {PATIENCE:.0f} s", "Migrate it again.")
+                        self._prefetch(store, ring, manifest)
+            self._send_heartbeat()
+            time.sleep(max(LEASE_POLL_INTERVAL, took))  # a slow lease store is asked less often
+        words = f"session {self._session[:12]} was not handed over within {HAND_OVER_TIMEOUT:.0f} s"
+        raise TimedOut(words, "Migrate it again.")
 
-    def _look(self, held: LeaseStore) -> LeaseRecord | None:
+    def _read_lease(self, lease_store: LeaseStore) -> LeaseRecord | None:
         try:
-            found = held.inspect(self._session)
+            seen = lease_store.inspect(self._session)
         except Unreachable as error:
-            _log.info("the lease store is away: %s", error.message)
-            time.sleep(AWAY)
+            _log.info("the lease store is unreachable: %s", error.message)
+            time.sleep(UNREACHABLE_PAUSE)
             return None
-        return found.record if found else None
+        return seen.record if seen else None
 
-    def _fetch_ahead(self, store: Store, ring: KeyRing, manifest: Manifest) -> None:
-        """Beside the one before, which it shares most of its chunks with."""
+    def _prefetch(self, store: Store, ring: KeyRing, manifest: Manifest) -> None:
+        """Fetch a checkpoint. Most of its chunks are linked from the one fetched before."""
         image_checks.check_room(self._config.state_dir, manifest)
-        where = self._kept.dir / manifest.checkpoint
-        before = self._ahead[-1] if self._ahead else None
-        self._ahead.append(reader.fetch(store, ring, manifest, where, base=before))
-        self._say({"phase": "ahead", "checkpoint": manifest.checkpoint})
+        where = self._directory.dir / manifest.checkpoint
+        before = self._prefetched[-1] if self._prefetched else None
+        self._prefetched.append(reader.fetch(store, ring, manifest, where, base=before))
+        self._send({"phase": "ahead", "checkpoint": manifest.checkpoint})
 
-    def _beat(self) -> None:
-        if clock.boottime() - self._told_at > BEAT:
-            self._say({"phase": "waiting"})
+    def _send_heartbeat(self) -> None:
+        if clock.boottime() - self._told_at > HEARTBEAT_INTERVAL:
+            self._send({"phase": "waiting"})
 
-    def _say(self, facts: dict[str, Any]) -> None:
+    def _send(self, progress: dict[str, Any]) -> None:
         self._told_at = clock.boottime()
         try:
-            self._tell({**facts, "at": self._told_at})
+            self._tell({**progress, "at": self._told_at})
         except OSError as error:
-            raise PeerLost("whoever was to hand the session over is gone", "Nothing was done here.") from error
+            raise PeerLost("the connection to the migration's source is lost", "Nothing was done here.") from error
 
 
-class Pulse:
-    """What a restore says, and, from its first word on, every half second that this host and the way to it are alive.
-    Not before: whoever says that first word was forked, and there must be no thread then."""
+class Heartbeat:
+    """Send the progress of a restore, and from its first line on a heartbeat every half second, which shows the source
+    that this host and the connection are alive.
+
+    The thread starts only with the first line: the restore forks before that, and there must be no thread then."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -151,7 +161,7 @@ class Pulse:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Pulse:
+    def __enter__(self) -> Heartbeat:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,13 +170,14 @@ class Pulse:
             self._thread.join()
 
     def say(self, phase: str) -> None:
+        """Send the phase that the restore has reached."""
         with self._lock:
             self._tell({"phase": phase, "at": clock.boottime()})
         if self._thread is None:
-            self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+            self._thread = threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True)
             self._thread.start()
 
-    def _beat(self) -> None:
-        while not self._over.wait(BEAT):
+    def _send_heartbeats(self) -> None:
+        while not self._over.wait(HEARTBEAT_INTERVAL):
             with self._lock:
                 self._tell({"phase": WORKING, "at": clock.boottime()})

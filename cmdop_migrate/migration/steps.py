@@ -1,8 +1,8 @@
-"""Do, undo, journal: a flow as an ordered list of named steps.
+"""Run a flow as an ordered list of named steps with undo and a journal.
 
-What is about to be done is on disk before it is done. A failure undoes what was
-begun, last first; from the point of no return on nothing is undone, and whoever
-reads the journal goes on from there.
+The journal names a step before the step begins. A failure undoes the steps that
+were begun, last first. From the point of no return on nothing is undone; the
+command that reads the journal finishes the flow.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from cmdop_migrate.util.timings import Phases
 
 
 class Journal(Protocol):
+    """Record the steps of a flow on disk."""
+
     def begin(self, step: str) -> None:
-        """Durable when this returns."""
+        """Record that a step begins. The record is durable when this returns."""
 
     def fail(self, step: str, error: BaseException) -> None:
-        """The step failed, and what was begun is about to be undone. Durable when this returns."""
+        """Record that a step failed, and that the undo begins. The record is durable when this returns."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """`undo` is called once `do` has begun, also when it failed half-way: it must find out what there is to undo.
-    `is_final`: from here on there is no way back."""
+    """Define one step. `undo` is called if `do` has begun, also if it failed half-way: it must find out what there is
+    to undo. `is_final` marks the point of no return."""
 
     name: str
     do: Callable[[], None]
@@ -34,8 +36,8 @@ class Step:
 
 
 def run(steps: Sequence[Step], journal: Journal, phases: Phases, progress: Callable[[str], None]) -> None:
-    """All of them; or the error of the one that failed, with the others undone. What fails while undoing is raised
-    instead: the journal then stays as it is, for whoever resumes."""
+    """Run all steps. If one fails, undo those that were begun and raise its error. An error of an undo is raised
+    instead: the journal then stays as it is, for `resume`."""
     begun: list[Step] = []
     for step in steps:
         journal.begin(step.name)
@@ -45,11 +47,11 @@ def run(steps: Sequence[Step], journal: Journal, phases: Phases, progress: Calla
         try:
             step.do()
         except BaseException as error:
-            if any(one.is_final for one in begun):
+            if any(begun_step.is_final for begun_step in begun):
                 raise
             journal.fail(step.name, error)
             phases.reach("undo")
-            for one in reversed(begun):
-                if one.undo is not None:
-                    one.undo()
+            for begun_step in reversed(begun):
+                if begun_step.undo is not None:
+                    begun_step.undo()
             raise

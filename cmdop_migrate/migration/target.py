@@ -1,4 +1,4 @@
-"""The target while it stands by, as the source sees it: one long call in a thread, and what it says meanwhile."""
+"""Drive the standby target of a migration from the source: one long call in a thread, and its progress lines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any, Protocol
 from cmdop_migrate import clock
 from cmdop_migrate.errors import PeerFailed, PeerLost
 from cmdop_migrate.migration import prefetch
+from cmdop_migrate.snapshot.restore_options import RestoreResult
 
-CANCEL_TIMEOUT = 3.0  # it says something every half second
-SILENCE = 5.0  # of a host that may be cut off; a longer lease, for slow ones, means more patience
+CANCEL_TIMEOUT = 3.0  # the target sends a heartbeat every half second
+SILENCE_TIMEOUT = 5.0  # seconds without a heartbeat after which a target may be cut off; longer with a long lease TTL
 
 
-class Target(Protocol):
-    """The other host, which shares store, lease store and key with this one (remote/peer.py)."""
+class RemoteHost(Protocol):
+    """Describe another host that shares store, lease store and key with this one (remote/peer.py)."""
 
     name: str
 
@@ -28,90 +29,99 @@ class Target(Protocol):
         stdin: bytes | None = None,
         on_start: Callable[[Callable[[bytes], None]], None] | None = None,
     ) -> dict[str, Any]:
-        """What its CLI answers. Its error is raised; PeerLost when nobody knows how it ended. `on_start` is given what
-        writes to its stdin."""
+        """Run a command there and return its JSON. Raises its error, or PeerLost if its outcome is unknown. `on_line`
+        receives each progress line; `on_start` receives a function that writes to the command's stdin."""
 
 
-class Receiver:
-    """`restore --standby` there. Each of its lines says when it was said, on its clock: the quickest one tells by how
-    much that clock differs from ours, and the time it took to come is all that this can be wrong by."""
+class TargetStandby:
+    """Run `restore --standby` on the target.
 
-    def __init__(self, target: Target, words: tuple[str, ...], progress: Callable[[str], None], ttl: float) -> None:
+    Each progress line has the time it was sent, by the target's clock: the line that arrived quickest gives the offset
+    between the two clocks, with an error of at most the time it took to arrive."""
+
+    def __init__(self, target: RemoteHost, words: tuple[str, ...], progress: Callable[[str], None], ttl: float) -> None:
         self._target, self._words, self._progress = target, words, progress
-        self._silence = max(SILENCE, ttl / 2)
+        self._silence_timeout = max(SILENCE_TIMEOUT, ttl / 2)
         self._changed = threading.Condition()
-        self._said: list[dict[str, Any]] = []
+        self._progress_lines: list[dict[str, Any]] = []
         self._answer: dict[str, Any] | None = None
         self._failure: BaseException | None = None
         self._cancelled = False
         self._write: Callable[[bytes], None] | None = None
         self._offset = math.inf
-        self._heard = clock.boottime()
+        self._heard_at = clock.boottime()
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Returns when it is ready, and the session may be frozen. Its error, when it cannot be."""
+        """Start the call, and wait until the target is ready and the session may be frozen. Raises the target's
+        error."""
         self._thread.start()
-        self._await(lambda: any(one.get("phase") == "ready" for one in self._said), timeout, "get ready")
+        self._await(lambda: any(line.get("phase") == "ready" for line in self._progress_lines), timeout, "get ready")
 
-    def wait_ahead(self, checkpoint: str, timeout: float) -> None:
-        """Until it has fetched that checkpoint."""
-        self._await(lambda: any(one.get("checkpoint") == checkpoint for one in self._said), timeout, "fetch ahead")
+    def wait_prefetched(self, checkpoint: str, timeout: float) -> None:
+        """Wait until the target has prefetched a checkpoint."""
+
+        def is_prefetched() -> bool:
+            return any(line.get("checkpoint") == checkpoint for line in self._progress_lines)
+
+        self._await(is_prefetched, timeout, "prefetch")
 
     def name_pack(self, pack: str) -> None:
-        """The store has it: it may be fetched. From any thread."""
+        """Tell the target that the store has a pack, so that it may prefetch it. May be called from any thread."""
         write = self._write
         if write is not None and not self._cancelled:
-            write(prefetch.name_of(pack))
+            write(prefetch.pack_line(pack))
 
     def check(self) -> None:
-        """Raises when it does not stand by any more."""
+        """Raise an error if the target no longer stands by."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
         if self._answer is not None:
             raise PeerFailed(f"{self._target.name} restored something else", "See: cmdop-migrate ls, there.")
 
-    def result(self, timeout: float, is_taken: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """What `restore` answered there. PeerLost also when it fell silent before it took the session: `is_taken` is
-        asked then, and must not wait."""
+    def result(self, timeout: float, is_taken: Callable[[], bool] = lambda: True) -> RestoreResult:
+        """Wait for the result of the restore there. Raises PeerLost also if the target sent nothing for a while and has
+        not taken the session's lease: `is_taken` is called then, and must not wait."""
 
-        quiet, heard, looked = 0.0, self._heard, clock.boottime()
+        silent_s, heard_at, looked_at = 0.0, self._heard_at, clock.boottime()
 
         def watch() -> None:
-            nonlocal quiet, heard, looked
+            nonlocal silent_s, heard_at, looked_at
             now = clock.boottime()
-            # No more than a second at a time: when it was us who slept, what it said meanwhile is still to be read.
-            quiet = quiet + min(1.0, now - looked) if self._heard == heard else 0.0
-            heard, looked = self._heard, now
-            if quiet > self._silence and not is_taken():
-                raise PeerLost(f"{self._target.name} has been silent for {quiet:.0f} s", "Is it cut off?")
+            # Count one second at most: if this process was suspended, lines that arrived meanwhile are still unread.
+            silent_s = silent_s + min(1.0, now - looked_at) if self._heard_at == heard_at else 0.0
+            heard_at, looked_at = self._heard_at, now
+            if silent_s > self._silence_timeout and not is_taken():
+                raise PeerLost(f"{self._target.name} has been silent for {silent_s:.0f} s", "Is it cut off?")
 
         self._await(lambda: self._answer is not None, timeout, "answer", watch)
         assert self._answer is not None
-        return self._answer
+        return RestoreResult.from_json(self._answer)
 
     @property
     def is_alive(self) -> bool:
+        """Return whether the call to the target is still under way."""
         return self._thread.is_alive()
 
     def here(self, moment: float) -> float:
-        """A moment of its clock on ours; rather too late than too early."""
+        """Convert a time of the target's clock to this host's clock; the result may be too late, never too early."""
         return moment + self._offset
 
     def cancel(self) -> None:
-        """Nothing is to be restored there: we stop listening at its next word, and it leaves when it finds out. The
-        connection may be others' too, and stays."""
+        """Cancel the restore: the call ends at the next progress line, and the target exits when it cannot send any
+        more. The connection stays, because other calls may use it."""
         self._cancelled = True
         if self._thread.is_alive():
             self._thread.join(CANCEL_TIMEOUT)
 
     def _await(
-        self, is_there: Callable[[], bool], timeout: float, what: str, watch: Callable[[], None] = lambda: None
+        self, is_done: Callable[[], bool], timeout: float, what: str, watch: Callable[[], None] = lambda: None
     ) -> None:
+        """Wait until `is_done`, and call `watch` meanwhile. Raises the call's error, or PeerLost after `timeout`."""
         until = clock.boottime() + timeout
         with self._changed:
-            while not is_there():
+            while not is_done():
                 if self._failure is not None:
                     raise self._failure
                 if clock.boottime() > until:
@@ -123,8 +133,8 @@ class Receiver:
         answer: dict[str, Any] | None = None
         failure: BaseException | None = None
         try:
-            answer = self._target.call(*self._words, on_line=self._hear, on_start=self._on_start)
-        except BaseException as error:  # noqa: BLE001 - a thread's end: whoever waits for it must be told
+            answer = self._target.call(*self._words, on_line=self._on_line, on_start=self._on_start)
+        except BaseException as error:  # noqa: BLE001 - the thread ends: `_await` raises the error
             failure = error
         with self._changed:
             self._answer, self._failure = answer, failure
@@ -133,18 +143,18 @@ class Receiver:
     def _on_start(self, write: Callable[[bytes], None]) -> None:
         self._write = write
 
-    def _hear(self, line: dict[str, Any]) -> None:
+    def _on_line(self, line: dict[str, Any]) -> None:
         if self._cancelled:
-            raise PeerFailed(f"{self._target.name} is not needed any more", "")
-        self._heard = clock.boottime()
-        said = line.get("progress")
-        if not isinstance(said, dict):
+            raise PeerFailed(f"the restore on {self._target.name} was cancelled", "")
+        self._heard_at = clock.boottime()
+        progress = line.get("progress")
+        if not isinstance(progress, dict):
             return
-        phase = str(said.get("phase"))
-        if isinstance(said.get("at"), float):
-            self._offset = min(self._offset, clock.boottime() - said["at"])
+        phase = str(progress.get("phase"))
+        if isinstance(progress.get("at"), float):
+            self._offset = min(self._offset, clock.boottime() - progress["at"])
         if phase not in ("waiting", "ready", "ahead", "working"):
             self._progress(f"{self._target.name}: {phase}")
         with self._changed:
-            self._said.append(said)
+            self._progress_lines.append(progress)
             self._changed.notify_all()

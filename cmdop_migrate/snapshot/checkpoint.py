@@ -1,22 +1,23 @@
-"""Freeze, dump, seal, ship.
+"""Checkpoint a session: freeze, dump, seal and upload it, then park it or let it keep running.
 
-    prepare   checks                                                    the session runs
-    criu      CRIU looks at the kernel; beside it the upload is marked, the host's files described
-    hooks     whoever must know beforehand is told, and may refuse
-    freeze    the holder stands it still and puts its output on disk    ── frozen from here
-    reset     connections to the outside are closed and listed
-    dump      CRIU's pages go straight into the image; files beside it
-    capture   all of it is in our memory, most of it sealed             ── captured
-    upload    the rest is digested and sealed; the store has every pack
-    prove     a park only: the image is restored on trial, up to its first instruction (proof.py)
-    publish   the store has the manifest
+    prepare   run the checks                                            the session runs
+    criu      CRIU probes the kernel; in parallel the upload is marked and the host's files are described
+    hooks     run the pre-freeze hooks, each of which may refuse
+    freeze    the holder freezes the session and writes its output to disk   ── frozen from here
+    reset     close the connections to the outside, and list them
+    dump      CRIU's pages go straight into the image; the files are captured in parallel
+    capture   all of the session is in our memory, most of it sealed         ── captured
+    upload    digest and seal the rest, until the store has every pack
+    prove     of a park only: restore the image on trial, up to its first instruction (proof.py)
+    publish   write the manifest to the store
     commit    the lease names this checkpoint: the point of no return
-    park      the holder ends this incarnation; or it was thawed already, for --leave-running; or, handed over
-              to another host, it stands still until that has it
+    park      the holder ends this incarnation. With --leave-running the session was thawed already; handed over
+              to another host, it stays frozen until that host has it
 
 A failure anywhere before `commit` thaws the session: the holder does so as
-soon as our connection to it ends, whatever became of us. When nobody can tell
-whether the commit took effect, it stands still until the agent can.
+soon as our connection to it ends, even if this process was killed. While it is
+unknown whether the commit took effect, the session stays frozen until the agent
+has asked the lease store.
 """
 
 from __future__ import annotations
@@ -48,39 +49,40 @@ from cmdop_migrate.session.holder_client import Channel, HolderGone
 from cmdop_migrate.snapshot import host_files, image_checks, mounts, proof
 from cmdop_migrate.snapshot.capture import changed_files, commit, dump_checks, ended, open_image, wait_quiet
 from cmdop_migrate.snapshot.capture.dump import Dump
-from cmdop_migrate.snapshot.capture.open_image import Opening
+from cmdop_migrate.snapshot.capture.open_image import PendingImage
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions, CheckpointResult, chunk_counts
 from cmdop_migrate.snapshot.proof import Proof
 from cmdop_migrate.util import locks, trash
 
 FREEZE_TIMEOUT = 30.0
-TOLD_CONNECTIONS = 64  # in the event; the answer, the image and hooks have all of them
+CONNECTIONS_IN_EVENT = 64  # the result, the image and the hooks have all of them
 _log = log.get("checkpoint")
 Progress = Callable[[str], None]
 
 
-@wait_quiet.retried
+@wait_quiet.retry_until_quiet
 def checkpoint(
-    this_host: Host, reference: str, wanted: CheckpointOptions, progress: Progress = lambda _: None
+    this_host: Host, reference: str, options: CheckpointOptions, progress: Progress = lambda _: None
 ) -> CheckpointResult:
-    """The session parked in the store (or running on, with a copy there); or running on, and an error."""
+    """Checkpoint a session. When this returns the session is parked in the store, or, with `leave_running`, keeps
+    running with a copy in the store. When this raises before the commit, the session keeps running here."""
     record, channel = talk.open_channel(this_host, reference)
-    attempt = _Checkpoint(this_host, record, channel, wanted, progress)
-    with hooks.after_thaw(this_host, record, attempt.told, lambda: not attempt.commit.handed), channel:
+    attempt = _Checkpoint(this_host, record, channel, options, progress)
+    with hooks.after_thaw(this_host, record, attempt.hook_outcomes, lambda: not attempt.commit.handed_over), channel:
         try:
             return attempt.run()
         except HolderGone as error:
-            raise ended.reason(this_host, record) or ended.taken(record) from error
+            raise ended.error_if_ended(this_host, record) or ended.ended_by_other_command(record) from error
         except CriuFailed as error:
-            raise ended.reason(this_host, record) or error from None
+            raise ended.error_if_ended(this_host, record) or error from None
 
 
 class _Checkpoint:
     def __init__(
-        self, this_host: Host, record: Record, channel: Channel, wanted: CheckpointOptions, progress: Progress
+        self, this_host: Host, record: Record, channel: Channel, options: CheckpointOptions, progress: Progress
     ) -> None:
         self.this_host, self.record, self.channel = this_host, record, channel
-        self.wanted, self.progress = wanted, progress
+        self.options, self.progress = options, progress
         self.config: Config = this_host.config
         self.group = this_host.cgroup(record.session)
         self.directory = this_host.directory(record.session)
@@ -88,19 +90,23 @@ class _Checkpoint:
         self.images = self.directory / "dump"  # CRIU's; one of launch.PASSING
         self.phases = resources.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
-        self.is_ours = False  # to thaw
+        self.is_frozen_by_us = False  # then a failure thaws it
         self.files_bytes = self.files_count = 0
-        self.untriable: str | None = None  # why a trial restore cannot be made
-        self.told: list[dict[str, Any]] = []
-        self.commit = commit.Commit(this_host, record, channel, self.phases, wanted.leave_running, wanted.hand_over)
+        self.no_trial_reason: str | None = None  # why a trial restore cannot be made
+        self.hook_outcomes: list[dict[str, Any]] = []
+        self.commit = commit.LeaseCommit(
+            this_host, record, channel, self.phases, options.leave_running, options.hand_over
+        )
 
     def run(self) -> CheckpointResult:
-        with self._alone(), agent_process.attended(self.config):
+        """Make the checkpoint, with the session's directory locked, and with the agent restarted if it dies."""
+        with self._locked(), agent_process.attended(self.config):
             return self._run()
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other command makes a checkpoint of it meanwhile: the lock is on its directory."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock on the session's directory, so that no other command checkpoints or restores it. Raises
+        Blocked if another command holds it."""
         folder = locks.open_directory(self.directory)
         try:
             if not locks.try_lock(folder):
@@ -113,65 +119,72 @@ class _Checkpoint:
         return Blocked(f"session {self.record.name!r} is being checkpointed or restored already", "Wait for that.")
 
     def _run(self) -> CheckpointResult:
-        wanted = self.wanted
+        options = self.options
         with self.phases.phase("prepare"):
             self.progress("preparing")
-            criu, found = self._prepare()
-        begun = open_image.start(
-            self.config, self.record, self.directory, found, wanted.carry, wanted.leave_running, wanted.on_pack
+            criu, in_use = self._prepare()
+        pending_image = open_image.start(
+            self.config, self.record, self.directory, in_use, options.carry, options.leave_running, options.on_pack
         )
         try:
-            closed = self._capture(criu, found, begun)
-            writer, _ = begun.result()
+            closed = self._capture(criu, in_use, pending_image)
+            writer, _ = pending_image.result()
             with self.phases.phase("upload"):
                 self.progress("uploading")
                 manifest = writer.finish(self.record.token, self._facts(criu))
-            proven = self._prove(criu, manifest)
+            proof_result = self._prove(criu, manifest)
             with self.phases.phase("publish"):
-                self._before_publish()
+                self._check_holder()
                 writer.publish(manifest)
-            if wanted.rounds is not None:
-                wanted.rounds.keep(self.images, writer.earlier)
+            if options.rounds is not None:
+                options.rounds.keep(self.images, writer.earlier)
             with self.phases.phase("commit"):
                 self.commit.run(manifest)
         except BaseException as error:
-            self._thaw()  # at once; the holder would do it too, when it sees us gone
-            open_image.give_up(begun, error)
+            self._thaw()  # immediately; the holder would also do it when our connection ends
+            open_image.abort(pending_image, error)
             raise
         finally:
             shutil.rmtree(self.images, ignore_errors=True)
-        if wanted.leave_running:
+        if options.leave_running:
             self.channel.ask(op="saved", checkpoint=manifest.checkpoint)
-        elif self.wanted.hand_over is None:
+        elif self.options.hand_over is None:
             with self.phases.phase("park"):
                 self._park(manifest)
         frozen = round(self.captured_at - self.frozen_at, 6)
         self.this_host.note(
             "checkpointed", self.record.session, checkpoint=manifest.checkpoint, token=manifest.token,
-            frozen_s=frozen, parked=not wanted.leave_running, new=manifest.sizes["new"], closed=len(closed),
+            frozen_s=frozen, parked=not options.leave_running, new=manifest.sizes["new"], closed=len(closed),
             memory=manifest.sizes["memory"], files=self.files_bytes, upload_s=self.phases.seconds["upload"],
-            phases=self.phases.seconds, chunks=chunk_counts(manifest), connections=closed[:TOLD_CONNECTIONS],
-            proved=proven.proved, proof_skipped=proven.skipped,
+            phases=self.phases.seconds, chunks=chunk_counts(manifest), connections=closed[:CONNECTIONS_IN_EVENT],
+            proved=proof_result.proved, proof_skipped=proof_result.skipped,
         )  # fmt: skip
         return CheckpointResult(
-            manifest, frozen, self.phases.seconds, closed, self.told, self.stopped_at, self.printed_at, proven
+            manifest,
+            frozen,
+            self.phases.seconds,
+            closed,
+            self.hook_outcomes,
+            self.stopped_at,
+            self.printed_at,
+            proof_result,
         )
 
     def _prepare(self) -> tuple[Criu, files_in_use.Touched]:
-        """What CRIU must be told, and all that needs nobody's answer, while the session still runs."""
+        """Check what can be checked while the session still runs. Return the CRIU to use and the files in use."""
         criu = resources.find_criu(self.config)
         leases.prove(leases.open_store(self.config), self.this_host, self.record)
-        mounts.check_in_place(self.record)  # first: the check after it calls a share out of its place a strange mount
-        self.untriable = dump_checks.check(self.group, self.record)
+        mounts.check_in_place(self.record)  # first: the next check would report a moved share as an unknown mount
+        self.no_trial_reason = dump_checks.check(self.group, self.record)
         self._check_room()
-        syscalls.few_heaps(2)  # for some ten threads; else another 30 MiB are held that nobody uses
-        return criu, dump_checks.check_watches(self._look())
+        syscalls.few_heaps(2)  # for some ten threads; otherwise the allocator holds another 30 MiB unused
+        return criu, dump_checks.check_watches(self._files_in_use())
 
     def _check_room(self) -> None:
-        """Refuses now what would fail half-way: in the worst case all of it has to wait on this disk."""
+        """Raise Blocked if the disk is too small: in the worst case all of the session is spilled to this disk."""
         sizes = [walk.measure(upper) for upper in self.uppers]
-        self.files_bytes = sum(one.data_bytes for one in sizes)
-        self.files_count = sum(one.files for one in sizes)
+        self.files_bytes = sum(size.data_bytes for size in sizes)
+        self.files_count = sum(size.files for size in sizes)
         dump_checks.warn_of_devices(self.record, sizes)
         needed = inspect.rss(self.group) + self.files_bytes + (64 << 20)
         free = trash.make_room(str(self.config.state_dir), needed)
@@ -179,96 +192,104 @@ class _Checkpoint:
             message = f"not enough disk at {self.config.state_dir}: {units.show_size(free)} free"
             raise Blocked(f"{message}, up to {units.show_size(needed)} needed", "Free some, then checkpoint again.")
 
-    def _look(self, before: files_in_use.Touched | None = None) -> files_in_use.Touched:
+    def _files_in_use(self, before: files_in_use.Touched | None = None) -> files_in_use.Touched:
         return files_in_use.look(cgroup.pids(self.group), files_in_use.Layers(self.record.layers, self.uppers), before)
 
-    def _capture(self, criu: Criu, before: files_in_use.Touched, begun: Opening) -> list[dict[str, object]]:
-        left = ("dump",) if self.wanted.rounds is not None else ("dump", start.KEPT)
-        start.remove_files(str(self.directory), left)  # by one who was killed: half a dump, or a round
+    def _capture(
+        self, criu: Criu, before: files_in_use.Touched, pending_image: PendingImage
+    ) -> list[dict[str, object]]:
+        """Freeze the session and capture all of it into the image. Return the outside connections. CRIU calls
+        `freeze_session` when it has probed the kernel, and `capture_again` if it made temporary links."""
+        leftovers = ("dump",) if self.options.rounds is not None else ("dump", start.KEPT)
+        start.remove_files(str(self.directory), leftovers)  # of a killed command: half a dump, or a pre-copy round
         self.images.mkdir(mode=0o700)
         frozen: dict[str, Any] = {}
         closed: list[tcp_connections.Connection] = []
         with ThreadPoolExecutor(1, "files") as pool, contextlib.ExitStack() as dumping:
             files: list[Future[list[bytes]]] = []
 
-            def capture(found: files_in_use.Touched) -> None:
-                files.append(pool.submit(changed_files.capture, begun.result()[0], self.directory, self.uppers, found))
+            def capture(in_use: files_in_use.Touched) -> None:
+                writer, _ = pending_image.result()
+                files.append(pool.submit(changed_files.capture, writer, self.directory, self.uppers, in_use))
 
             def capture_again() -> None:
-                """With the links that CRIU removes when it has its answer: the first walk may have missed them."""
-                capture(self._look(before))
+                """Capture once more, with the links that CRIU removes as soon as we answer: the first walk may have
+                missed them."""
+                capture(self._files_in_use(before))
                 files[-1].result()
 
-            def stand_still() -> files_in_use.Touched:
-                _, carrier = begun.result()
-                booting.close()
+            def freeze_session() -> files_in_use.Touched:
+                _, collector = pending_image.result()
+                starting_criu.close()
                 with self.phases.phase("hooks"):
-                    goal = hooks.FreezeFacts(self.wanted.reason, self.wanted.to, self.wanted.leave_running)
-                    hooks.before_freeze(self.this_host, self.record, goal, self.told)
+                    goal = hooks.FreezeFacts(self.options.reason, self.options.to, self.options.leave_running)
+                    hooks.before_freeze(self.this_host, self.record, goal, self.hook_outcomes)
                 with self.phases.phase("freeze"):
                     self.progress("freezing")
                     frozen.update(self._freeze())
-                self.is_ours = True
+                self.is_frozen_by_us = True
                 dump_checks.check_frozen(self.group, self.record)
-                found = dump_checks.check_watches(self._look(before))
-                carrier.add(found)
+                in_use = dump_checks.check_watches(self._files_in_use(before))
+                collector.add(in_use)
                 with self.phases.phase("reset"):
                     closed.extend(tcp_connections.external(self.group, self.record.link is not None))
-                    if not self.wanted.leave_running:
+                    if not self.options.leave_running:
                         tcp_connections.reset(frozen["pid"], closed)
-                capture(found)
+                capture(in_use)
                 dumping.enter_context(self.phases.phase("dump"))
                 self.progress("dumping")
-                return found
+                return in_use
 
-            with contextlib.ExitStack() as booting:
-                booting.enter_context(self.phases.phase("criu"))
+            with contextlib.ExitStack() as starting_criu:
+                starting_criu.enter_context(self.phases.phase("criu"))
                 dump = Dump(criu, self.config, self.record, self.group, self.images, self.channel)
-                dump.run(lambda: begun.result()[0], self.wanted.rounds, stand_still, capture_again)
+                dump.run(lambda: pending_image.result()[0], self.options.rounds, freeze_session, capture_again)
             dumping.close()
             frozen |= self._typeahead()
             with self.phases.phase("capture"):
-                writer, carrier = begun.result()
+                writer, collector = pending_image.result()
                 changed_files.add(writer, files[-1].result())
-                self._small_things(writer, carrier, closed, frozen)
+                self._add_metadata(writer, collector, closed, frozen)
                 writer.end_input()
         self.captured_at = time.monotonic()
-        if self.wanted.leave_running:
+        if self.options.leave_running:
             self.channel.ask(op="thaw")
-        return [one.to_json() for one in closed]
+        return [connection.to_json() for connection in closed]
 
     def _typeahead(self) -> dict[str, Any]:
+        """Return the input that the session has not read yet, from its terminal and its holder."""
         answer = self.channel.ask(op="typeahead")
         if answer.get("error"):
             raise Blocked(
-                f"session {self.record.name!r} cannot be captured: {answer['error']}", "It goes on. Try again."
+                f"session {self.record.name!r} cannot be captured: {answer['error']}", "It keeps running. Try again."
             )
         return answer
 
     def _freeze(self) -> dict[str, Any]:
+        """Have the holder freeze the session. Raises NotIdle, Blocked or TimedOut if it refuses or cannot."""
         self.frozen_at, self.stopped_at = time.monotonic(), clock.boottime()
-        idle = self.wanted.only_idle  # hooks may have woken it: then only who is attached counts
-        idle = 0.0 if idle is not None and self.told else idle
+        idle = self.options.only_idle  # hooks may have woken the session: then only attached clients count as use
+        idle = 0.0 if idle is not None and self.hook_outcomes else idle
         answer = self.channel.ask(op="freeze", only_idle=idle, timeout=FREEZE_TIMEOUT)
         if answer.get("error") == "active":
-            raise NotIdle(f"session {self.record.name!r} is in use again", "It goes on.")
+            raise NotIdle(f"session {self.record.name!r} is in use again", "It keeps running.")
         if answer.get("error") == "busy":
             raise self._busy()
         if answer.get("error") == "disk":
-            message = f"what session {self.record.name!r} printed cannot be put on disk: {answer['why']}"
-            raise Blocked(message, "It goes on. Free some space where state_dir is, then checkpoint again.")
+            message = f"the output of session {self.record.name!r} cannot be written to disk: {answer['why']}"
+            raise Blocked(message, "It keeps running. Free some space where state_dir is, then checkpoint again.")
         if answer.get("error"):
             raise TimedOut(
                 f"session {self.record.name!r} could not be frozen: a process of it does not stop",
-                "It goes on. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
+                "It keeps running. A process in uninterruptible sleep (state D in `show`) is the usual cause.",
             )
         self.printed_at = float(answer.get("printed_at", 0.0))
         return answer
 
-    def _small_things(
+    def _add_metadata(
         self,
         writer: ImageWriter,
-        carrier: host_files.Carrier,
+        collector: host_files.HostFileCollector,
         closed: list[tcp_connections.Connection],
         frozen: dict[str, Any],
     ) -> None:
@@ -276,74 +297,76 @@ class _Checkpoint:
             if path.suffix == ".img":
                 writer.add_blob(f"criu/{path.name}", path.read_bytes())
         writer.add_blob("output", (self.directory / "output.ring").read_bytes())
-        for name, data in image_checks.journal(self.directory):
+        for name, data in image_checks.read_input_journal(self.directory):
             writer.add_blob(name, data)
         typed = ("unread", "unwritten", "staged", "streams", "turn", "queued", "journal")
         terminal = {key: frozen[key] for key in (*typed, "rows", "cols")}
         writer.add_blob("affinity", json.dumps(cpu_affinity.read(cgroup.pids(self.group))).encode())
         writer.add_blob("threads", json.dumps(thread_settings.read(cgroup.pids(self.group))).encode())
         writer.add_blob("terminal", json.dumps(terminal).encode())
-        writer.add_blob("connections", json.dumps([asdict(one) for one in closed]).encode())
-        carrier.finish()
+        writer.add_blob("connections", json.dumps([asdict(connection) for connection in closed]).encode())
+        collector.finish()
 
     def _facts(self, criu: Criu) -> dict[str, Any]:
         return {
             "name": self.record.name,
             "host": self.record.host,
-            "tag": self.wanted.tag,
+            "tag": self.options.tag,
             "record": self.record.to_json(),
             "version": __version__,
             "criu": list(criu.version),
             "kernel": platform.release(),
             "machine": platform.machine(),
             "files_bytes": self.files_bytes,
-            "live": self.wanted.leave_running,
-            "migration": self.wanted.migration,
+            "live": self.options.leave_running,
+            "migration": self.options.migration,
         }
 
     def _prove(self, criu: Criu, manifest: Manifest) -> Proof:
-        """Restore a park on trial. Raises CriuFailed with the cause, before anything is published."""
-        wanted = self.wanted
-        if wanted.leave_running or wanted.hand_over is not None:
-            return Proof()  # the session, or the source's copy of it, is not ended
-        if not wanted.prove:
+        """Restore the checkpoint of a park on trial. Raises CriuFailed with the cause, before anything is published."""
+        options = self.options
+        if options.leave_running or options.hand_over is not None:
+            return Proof()  # neither the session nor the source's copy of it is ended
+        if not options.prove:
             return Proof(skipped="not asked for")
         free = shutil.disk_usage(self.config.state_dir).free
-        room = proof.why_not(self.record, self.files_count, self.files_bytes, wanted.deadline, free)
-        if why := self.untriable or room:
+        skip_reason = proof.skip_reason(self.record, self.files_count, self.files_bytes, options.deadline, free)
+        if why := self.no_trial_reason or skip_reason:
             return Proof(skipped=why)
         self.progress("proving")
         try:
             with self.phases.phase("prove"):
                 proof.prove(self.this_host, criu, manifest, self.record)
-        except proof.Skipped as skipped:
+        except proof.ProofSkipped as skipped:
             return Proof(skipped=str(skipped))
         except CriuFailed as error:
             self.this_host.note("proof_failed", self.record.session, reason=error.message.splitlines()[0])
             words = f"session {self.record.name!r} was not parked: a trial restore of its checkpoint failed: "
-            raise CriuFailed(f"{words}{error.message}", f"It goes on. {error.hint}") from error
+            raise CriuFailed(f"{words}{error.message}", f"It keeps running. {error.hint}") from error
         return Proof(proved=True)
 
-    def _before_publish(self) -> None:
-        """The last moment to find out that somebody ended the session meanwhile: then there is nothing to park."""
-        if self.wanted.leave_running:
+    def _check_holder(self) -> None:
+        """Raise HolderGone if the session was ended by another command meanwhile: then there is nothing to park."""
+        if self.options.leave_running:
             return
         try:
             self.channel.ask(op="status")
         except HolderGone:
-            if self.wanted.hand_over is None or not talk.died(self.this_host, self.record):
+            if self.options.hand_over is None or not talk.died(self.this_host, self.record):
                 raise
-            # With its holder it died, but all of it is captured: what is published now is the last of it.
+            # The session died with its holder, but all of it is captured: what is published now is its last state.
 
     def _park(self, manifest: Manifest) -> None:
+        """Have the holder end this incarnation. Raises Blocked if another command ended the session first."""
         try:
             self.channel.ask(op="park", checkpoint=manifest.checkpoint)
             for _ in self.channel.follow(timeout=30):
                 pass
         except HolderGone:
-            pass  # as it should be: the incarnation has ended
+            pass  # as expected: the incarnation has ended
         after = self.this_host.load(self.record.session)
-        is_done = after is not None and (after.phase == "parked" or after.token > self.record.token)  # it is back
+        # With a higher token it was restored again already.
+        is_done = after is not None and (after.phase == "parked" or after.token > self.record.token)
         if not is_done and not self._was_parked():
             raise Blocked(
                 f"session {self.record.name!r} was ended by someone else while it was being parked",
@@ -351,19 +374,20 @@ class _Checkpoint:
             )
 
     def _was_parked(self) -> bool:
-        """The holder was ended before it heard of it: then the lease tells, unless it was a person's wish."""
+        """Return whether the session is parked although its holder ended before the park request. The lease decides,
+        unless a person ended the session."""
         after = talk.after_loss(self.this_host, self.record)
         if reconcile.is_doubtful(after):
             store = leases.open_store(self.config)
-            with contextlib.suppress(OSError):  # on a full disk it is known to us alone
-                talk.until(lambda: reconcile.ask(self.this_host, store, after), bool, ended.DEAD)
+            with contextlib.suppress(OSError):  # on a full disk the outcome cannot be recorded
+                talk.until(lambda: reconcile.ask(self.this_host, store, after), bool, ended.RECORD_SECONDS)
             after = self.this_host.load(self.record.session) or after
         return after.phase == "parked"
 
     def _thaw(self) -> None:
-        if not self.is_ours or self.commit.in_doubt:
-            return  # in doubt the holder stands it still, as soon as our connection ends
+        if not self.is_frozen_by_us or self.commit.in_doubt:
+            return  # in doubt the holder keeps it frozen when our connection ends
         try:
             self.channel.ask(op="thaw")
         except (HolderGone, CmdopError, OSError) as error:
-            _log.warning("could not tell the holder to go on: %s", error)
+            _log.warning("could not tell the holder to thaw the session: %s", error)

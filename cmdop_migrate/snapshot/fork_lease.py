@@ -1,13 +1,13 @@
-"""A branch until it runs: its lease, and the checkpoint it is born with (images/store/fork_manifest.py).
+"""Acquire the lease of a fork and publish its initial checkpoint (images/store/fork_manifest.py).
 
-    lease     of a session that never was; it stands at nothing
-    birth     its parent's checkpoint, under its own name
-    commit    the lease stands at that: the first renewal      ── any host may bring it back from here on
-    …         its files, CRIU
-    renewal   the second one, then its first instruction
+    lease     acquire a lease for the new session id; it names no checkpoint yet
+    initial   publish the parent's checkpoint under the fork's own id
+    commit    the lease names that checkpoint: the first renewal     ── any host may restore the fork from here on
+    …         files, CRIU
+    renewal   the second renewal, then the fork's first instruction
 
-So a lease that was never renewed a second time tells of a branch that never ran. Nobody may be left who would end
-it: prune does, by the lease, and whoever comes late to that second renewal is refused.
+So a lease that was never renewed a second time belongs to a fork that never ran. The command that would end it may be
+dead: prune ends it, by its lease, and a command that comes late to the second renewal is refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.snapshot import image_checks
 from cmdop_migrate.storage.base import Store
 
-BEFORE_IT_RUNS = 1  # renewals: by the commit
-AS_IT_RUNS = 2  # its agent, who sees it at once, makes it three
+RENEWALS_BEFORE_RUN = 1  # by the commit
+RENEWALS_AT_START = 2  # the third renewal is that of its agent, soon after the start
 _log = log.get("restore")
 
 
@@ -45,71 +45,78 @@ def begin(
     source: Manifest,
     reach: Callable[[str], None],
 ) -> tuple[Held, Manifest]:
-    """The lease of the branch `record` of `source`, and its birth. CheckpointNotFound: `source` has been pruned."""
+    """Acquire the lease of the fork `record` of `source`, publish its initial checkpoint, and commit that to the lease.
+    Raises CheckpointNotFound if `source` has been pruned. On any error nothing is left of the fork."""
     facts = _facts(record, source)
     lease = host_leases.take_new(leases, this_host, record.session)
-    made = fork_manifest.of(source, record.session, lease.token, facts)
+    initial = fork_manifest.of(source, record.session, lease.token, facts)
     try:
-        fork_manifest.publish(store, ring, source, made)
-        reach("born")
-        begun = leases.commit_checkpoint(lease, made.checkpoint)
-        if isinstance(begun, Lost):
-            raise host_leases.fenced(record.name, begun)
+        fork_manifest.publish(store, ring, source, initial)
+        reach("initial")
+        lease_committed = leases.commit_checkpoint(lease, initial.checkpoint)
+        if isinstance(lease_committed, Lost):
+            raise host_leases.fenced(record.name, lease_committed)
     except BaseException:
-        undo(leases, store, lease, made)
+        undo(leases, store, lease, initial)
         raise
-    return begun, made
+    return lease_committed, initial
 
 
 def _facts(record: Record, source: Manifest) -> dict[str, object]:
-    """As captured, network and all; only who it is has changed."""
-    was = image_checks.record(source)
-    own = replace(was, session=record.session, name=record.name, parent=record.parent, created=record.created)
-    mine = {"name": record.name, "host": record.host, "tag": None, "migration": None}
-    return {**source.facts, **mine, "record": replace(own, host=record.host, checkpoint=source.checkpoint).to_json()}
+    """Return the facts of the initial checkpoint: those of `source`, its network included, with the fork's identity."""
+    captured = image_checks.record(source)
+    own = replace(captured, session=record.session, name=record.name, parent=record.parent, created=record.created)
+    changed = {"name": record.name, "host": record.host, "tag": None, "migration": None}
+    record_json = replace(own, host=record.host, checkpoint=source.checkpoint).to_json()
+    return {**source.facts, **changed, "record": record_json}
 
 
-def undo(leases: LeaseStore, store: Store, lease: Held, made: Manifest) -> None:
-    """It never ran. First the lease: what it stands at is there as long as it does. Taken over by another host, which
-    thought us dead, both are that one's."""
+def undo(leases: LeaseStore, store: Store, lease: Held, initial: Manifest) -> None:
+    """Remove a fork that never ran: first its lease, because the checkpoint a lease names must exist, then its initial
+    checkpoint. If another host has taken the lease over, both belong to that host and stay."""
     try:
         if isinstance(leases.release(lease), Ended):
-            store.delete([made.name])
+            store.delete([initial.name])
     except Unreachable as error:
-        _log.warning("the branch %s is left to the next prune: %s", made.session, error.message)
+        _log.warning("the fork %s is left to the next prune: %s", initial.session, error.message)
 
 
-def is_spent(standing: LeaseStatus | None, entry: Listed) -> bool:
-    """Whether a birth is of no more use: its branch has ended, or made a checkpoint of its own. One that is not known
-    has just begun."""
-    if not entry.is_birth or standing is None:
+def is_superseded(status: LeaseStatus | None, entry: Listed) -> bool:
+    """Return whether an initial checkpoint is no longer needed: its fork has ended, or made a checkpoint of its own. A
+    fork whose lease is unknown has just begun."""
+    if not entry.is_birth or status is None:
         return False
-    return standing.is_over or standing.checkpoint not in (None, entry.checkpoint)
+    return status.is_over or status.checkpoint not in (None, entry.checkpoint)
 
 
-def bury(
-    this_host: Host, leases: LeaseStore, store: Store, standings: Mapping[str, LeaseStatus], dry_run: bool
+def end_unstarted_forks(
+    this_host: Host, leases: LeaseStore, store: Store, statuses: Mapping[str, LeaseStatus], dry_run: bool
 ) -> dict[str, LeaseStatus]:
-    """`standings`, with the branches that never ran, and that nobody is about to run, at their end."""
-    found = dict(standings)
-    young = {session for session, one in found.items() if one.state == "held" and one.renewals <= AS_IT_RUNS}
+    """End the leases of forks that never ran and that no command is about to run. Return `statuses` with these ended;
+    with `dry_run` without ending them."""
+    after = dict(statuses)
+    young = {
+        session for session, status in after.items() if status.state == "held" and status.renewals <= RENEWALS_AT_START
+    }
     entries = list(catalog.listed(store)) if young else []
-    now = max((entry.modified for entry in entries), default=0.0)  # by the store's clock, and rather too early
+    now = max((entry.modified for entry in entries), default=0.0)  # by the store's clock; too early at most
     for entry in entries:
         if not entry.is_birth or entry.session not in young:
             continue
-        one = found[entry.session]
-        most = _most(this_host, entry, one, now)
-        if most is None or one.renewals > most or one.checkpoint not in (None, entry.checkpoint):
+        status = after[entry.session]
+        max_renewals = _max_renewals(this_host, entry, status, now)
+        if max_renewals is None or status.renewals > max_renewals:
             continue
-        if dry_run or leases.bury(entry.session, entry.checkpoint, most):
-            found[entry.session] = replace(one, state="free", checkpoint=None)
-    return found
+        if status.checkpoint not in (None, entry.checkpoint):
+            continue
+        if dry_run or leases.bury(entry.session, entry.checkpoint, max_renewals):
+            after[entry.session] = replace(status, state="free", checkpoint=None)
+    return after
 
 
-def _most(this_host: Host, entry: Listed, one: LeaseStatus, now: float) -> int | None:
-    """How often the lease of one that never ran may have been renewed; None: somebody may be about to run it. On this
-    host that is known, by its lock; of another all that is known is how long ago it began."""
-    if one.instance != this_host.instance():
-        return BEFORE_IT_RUNS if now - entry.modified > STALE_AFTER else None
-    return AS_IT_RUNS if not this_host.directory(entry.session).exists() else None
+def _max_renewals(this_host: Host, entry: Listed, status: LeaseStatus, now: float) -> int | None:
+    """Return how often the lease of a fork that never ran may have been renewed; None if a command may be about to run
+    the fork. On this host its directory tells; of another host only the age of the fork is known."""
+    if status.instance != this_host.instance():
+        return RENEWALS_BEFORE_RUN if now - entry.modified > STALE_AFTER else None
+    return RENEWALS_AT_START if not this_host.directory(entry.session).exists() else None

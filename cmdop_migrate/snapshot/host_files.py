@@ -1,4 +1,8 @@
-"""Files of this host that a session maps or has open: described, and carried where another host may lack them."""
+"""Handle the files of the host that a session maps or has open.
+
+A checkpoint describes them, and carries the content of those that another host may lack; a restore compares them with
+the files of its host, and installs the carried ones that differ or are missing.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,8 @@ _log = log.get("carry")
 
 
 @dataclass(frozen=True)
-class Carried:
-    """A file whose content is in the image."""
+class CarriedContent:
+    """Describe the content of a file that is in the image."""
 
     mode: int
     uid: int
@@ -41,29 +45,30 @@ class Carried:
     chunks: tuple[str, ...]
 
 
-class Carrier:
-    """Makes the image's list of host files. What it reads once it need not read again: most of it is libraries."""
+class HostFileCollector:
+    """Make the image's list of host files. Digests and chunk names are cached: most of these files are libraries."""
 
-    def __init__(self, state_dir: Path, writer: ImageWriter, key: str, what: Carry, wait: bool = True) -> None:
-        """`what` is carried, the rest described. With `wait`, what `add` was given is sealed when it returns: whoever
-        stands still later does not wait for it. Without, `finish` waits: it is done beside what CRIU does."""
-        self._writer, self._what, self._wait = writer, what, wait
+    def __init__(self, state_dir: Path, writer: ImageWriter, key: str, carry: Carry, wait: bool = True) -> None:
+        """Carry the files that `carry` names, and describe the others. With `wait`, the files are sealed when `add`
+        returns, so that a later freeze does not wait for them. Without, `finish` waits: they are sealed in parallel
+        with CRIU."""
+        self._writer, self._carry, self._wait = writer, carry, wait
         self._known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
         self._chunks_file = state_dir / "cache" / f"carried-{key}.json"
         self._chunks: dict[str, list[str]] = _load(self._chunks_file)
-        self._rows: dict[str, tuple[HostFile, Carried | None]] = {}
-        self._sent: dict[str, list[Future[str]]] = {}  # on its way
+        self._rows: dict[str, tuple[HostFile, CarriedContent | None]] = {}
+        self._sent: dict[str, list[Future[str]]] = {}  # chunks being sealed, by path
         self._last = Touched()
 
-    def add(self, found: Touched) -> None:
-        """Describe what processes hold, and carry of it what is to be carried. The list is of what was added last."""
-        self._last = found
-        self._take(found.mapped, self._what != "none")
-        self._take(found.opened, self._what == "opened")
+    def add(self, files: Touched) -> None:
+        """Describe the files in use, and carry those that are to be carried. The list has the files added last."""
+        self._last = files
+        self._add_paths(files.mapped, self._carry != "none")
+        self._add_paths(files.opened, self._carry == "opened")
         if self._wait:
-            self._arrived()
+            self._wait_sent()
 
-    def _take(self, paths: Iterable[str], carry: bool) -> None:
+    def _add_paths(self, paths: Iterable[str], carry: bool) -> None:
         for path in sorted(paths):
             known = self._rows.get(path)
             if path in self._sent or (known is not None and (known[1] is not None or not carry)):
@@ -74,13 +79,13 @@ class Carrier:
                 if carry:
                     self._sent[path] = self._send(path, described)
 
-    def _arrived(self) -> None:
-        for path, futures in self._sent.items():  # only now: several are digested and compressed at a time
+    def _wait_sent(self) -> None:
+        for path, futures in self._sent.items():  # waited for together: several are digested and compressed in parallel
             self._carried(path, tuple(future.result() for future in futures))
         self._sent.clear()
 
     def _send(self, path: str, described: HostFile) -> list[Future[str]]:
-        """Its chunks. Those that the store has are not read again."""
+        """Send a file's chunks to the writer, and return their names. A file whose chunks the store has is not read."""
         stored = self._chunks.get(described.digest or "", [])
         if stored and all(self._writer.refer(ref) for ref in stored):
             return [_done(ref) for ref in stored]
@@ -91,7 +96,7 @@ class Carrier:
                 size += len(piece)
                 sent.append(self._writer.submit_named(piece, ahead=True))
         if (size, read.hexdigest()) != (described.size, described.digest):
-            # Somebody writes to it: what travels is what was read, and must not pass for what was there before.
+            # A process writes to the file: what was read now is carried, and must not pass for what was described.
             self._rows[path] = replace(described, size=size, build_id=None, digest=read.hexdigest()), None
         return sent
 
@@ -99,64 +104,68 @@ class Carrier:
         described, info = self._rows[path][0], os.stat(path)
         if described.digest:
             self._chunks[described.digest] = list(chunks)
-        self._rows[path] = described, Carried(info.st_mode & 0o7777, info.st_uid, info.st_gid, chunks)
+        self._rows[path] = described, CarriedContent(info.st_mode & 0o7777, info.st_uid, info.st_gid, chunks)
 
     def finish(self) -> None:
-        self._arrived()
-        held, renamed = self._last.mapped | self._last.opened, self._last.renamed
+        """Add the list to the image, and save the caches."""
+        self._wait_sent()
+        in_use, renamed = self._last.mapped | self._last.opened, self._last.renamed
         rows = [
-            [one.as_json(), _row(carried), *([renamed[path]] if path in renamed else [])]
-            for path, (one, carried) in self._rows.items()
-            if path in held
+            [described.as_json(), _row(carried), *([renamed[path]] if path in renamed else [])]
+            for path, (described, carried) in self._rows.items()
+            if path in in_use
         ]
         self._writer.add_blob(BLOB, json.dumps(rows).encode())
         self._known.save()
         try:
             self._chunks_file.parent.mkdir(mode=0o700, exist_ok=True)
             atomic.replace(str(self._chunks_file), json.dumps(self._chunks).encode(), durable=False)
-        except OSError as error:  # it stands still, and this only spares the next one work
-            _log.warning("what was carried will be read again: %s", error)
+        except OSError as error:  # the session is frozen, and this cache only saves the next checkpoint some work
+            _log.warning("the cache of carried files cannot be written, they will be read again: %s", error)
 
 
 @dataclass(frozen=True)
-class Held:
-    """A host file that a session holds. `shown` is what the session calls it: another path than the host's where the
-    session renamed a directory above it."""
+class HostFileEntry:
+    """Describe a host file that a session has in use. `shown` is its path in the session: another than the host's if
+    the session renamed a directory above it."""
 
     file: HostFile
-    carried: Carried | None
+    carried: CarriedContent | None
     shown: str
 
 
 @dataclass(frozen=True)
-class Brought:
-    """Paths of files that came from the image; of those that are as they were, with more after it; and of those that
-    are others, or gone, and taken all the same."""
+class InstalledFiles:
+    """List the host files of a restored session that are not the same as at the checkpoint: `carried` came from the
+    image, `grown` are unchanged but longer, `accepted` differ or are missing and were accepted by --accept-files."""
 
     carried: list[str] = field(default_factory=list)
     grown: list[str] = field(default_factory=list)
     accepted: list[str] = field(default_factory=list)
 
     @property
-    def as_found(self) -> list[str]:
+    def accepted_files(self) -> list[str]:
+        """Return the files that CRIU must open as they are on this host."""
         return self.grown + self.accepted
 
 
-def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], accept: bool = False) -> Brought:
-    """Puts files this host lacks, or has otherwise, into the session's own layer.
+def install(
+    image: Image, state_dir: Path, points: list[str], uppers: list[Path], accept: bool = False
+) -> InstalledFiles:
+    """Install the files that differ or are missing on this host into the session's own layer.
 
-    Blocked, before anything runs, when one is needed and was not carried; with `accept`, only when that is a program or
-    a library: others are opened as they are, or empty where there are none.
+    Raises Blocked, before anything runs, if one of them was not carried; with `accept`, only if it is a program or a
+    library: other files are opened as they are, or empty if they are missing.
     """
     rows = parse(image.blob(BLOB))
     known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = dict(compare((row.file for row in rows), known.describe, known.begins))
     known.save()
-    wanting = [row for row in rows if verdicts[row.file.path] is not Verdict.SAME]
-    own = [row for row in wanting if not _in_upper(row.shown, points, uppers)]
-    grown = [row for row in own if verdicts[row.file.path] is Verdict.GROWN and row.carried is None]
-    own = [row for row in own if row not in grown]
-    missing = [row for row in own if row.carried is None]
+    different = [row for row in rows if verdicts[row.file.path] is not Verdict.SAME]
+    needed = [row for row in different if not _in_upper(row.shown, points, uppers)]
+    grown = [row for row in needed if verdicts[row.file.path] is Verdict.GROWN and row.carried is None]
+    needed = [row for row in needed if row not in grown]
+    missing = [row for row in needed if row.carried is None]
     code = _code(image, missing) if accept else {row.shown for row in missing}
     accepted = [row for row in missing if row.shown not in code]
     if refused := [row.file.path for row in missing if row.shown in code]:
@@ -165,33 +174,35 @@ def bring(image: Image, state_dir: Path, points: list[str], uppers: list[Path], 
             "Install the same packages here, or checkpoint with --carry opened; or take data as it is: --accept-files."
         )
         raise Blocked(f"files the session needs are missing or different on this host: {some}", hint)
-    for row in own:
+    for row in needed:
         if row.carried is not None:
             _place(image, row, row.file.size, row.carried, points, uppers)
         elif verdicts[row.file.path] is Verdict.MISSING:
-            _place(image, row, 0, Carried(0o644, 0, 0, ()), points, uppers)
-    return Brought(
-        [row.shown for row in own if row not in accepted], [row.shown for row in grown], [row.shown for row in accepted]
+            _place(image, row, 0, CarriedContent(0o644, 0, 0, ()), points, uppers)
+    return InstalledFiles(
+        [row.shown for row in needed if row not in accepted],
+        [row.shown for row in grown],
+        [row.shown for row in accepted],
     )
 
 
-def _code(image: Image, wanting: Iterable[Held]) -> set[str]:
-    """Return the programs and libraries, as the session calls them: no others fit the memory of a process that maps
-    them. By their build-id; of those that have none, by what is in their place, or, where there is nothing, by their
-    mode."""
+def _code(image: Image, rows: Iterable[HostFileEntry]) -> set[str]:
+    """Return those of the files that are programs or libraries, by their path in the session: a process that maps them
+    works with no other version. They are known by their build-id; without one, by the file that is at their path here,
+    or, if it is missing, by their mode in the image."""
     name = f"criu/{files_image.NAME}"
     run = files_image.executables(image.blob(name)) if name in image.manifest.blobs else set()
     return {
         row.shown
-        for row in wanting
+        for row in rows
         if row.file.build_id is not None
         or is_code(row.file.path)
         or (os.fsencode(row.shown) in run and not os.path.isfile(row.file.path))
     }
 
 
-def parse(blob: bytes) -> list[Held]:
-    """ImageRefused for anything `Carrier` does not write."""
+def parse(blob: bytes) -> list[HostFileEntry]:
+    """Parse the image's list of host files. Raises ImageRefused for anything `HostFileCollector` does not write."""
     try:
         rows = json.loads(blob)
         if not isinstance(rows, list):
@@ -203,11 +214,11 @@ def parse(blob: bytes) -> list[Held]:
         ) from error
 
 
-def _held(row: Any, carried: Any, shown: str | None = None) -> Held:
+def _held(row: Any, carried: Any, shown: str | None = None) -> HostFileEntry:
     file = HostFile.from_json(row)
     if shown is not None and not (isinstance(shown, str) and is_sound(shown)):
         raise ValueError("bad path")
-    return Held(file, _carried(carried), file.path if shown is None else shown)
+    return HostFileEntry(file, _carried(carried), file.path if shown is None else shown)
 
 
 def _done(ref: str) -> Future[str]:
@@ -216,17 +227,17 @@ def _done(ref: str) -> Future[str]:
     return done
 
 
-def _row(carried: Carried | None) -> list[Any] | None:
+def _row(carried: CarriedContent | None) -> list[Any] | None:
     return None if carried is None else [carried.mode, carried.uid, carried.gid, list(carried.chunks)]
 
 
-def _carried(row: Any) -> Carried | None:
+def _carried(row: Any) -> CarriedContent | None:
     if row is None:
         return None
     mode, uid, gid, chunks = row
     if not all(isinstance(number, int) and 0 <= number < 1 << 32 for number in (mode, uid, gid)) or mode > 0o7777:
         raise ValueError("bad mode or owner")
-    return Carried(mode, uid, gid, tuple(str(ref) for ref in chunks))
+    return CarriedContent(mode, uid, gid, tuple(str(ref) for ref in chunks))
 
 
 def _layer(path: str, points: list[str]) -> int:
@@ -243,7 +254,9 @@ def _in_upper(path: str, points: list[str], uppers: list[Path]) -> bool:
     return os.path.lexists(_upper_path(path, points, uppers))
 
 
-def _place(image: Image, row: Held, size: int, carried: Carried, points: list[str], uppers: list[Path]) -> None:
+def _place(
+    image: Image, row: HostFileEntry, size: int, carried: CarriedContent, points: list[str], uppers: list[Path]
+) -> None:
     """Write a file into the upper layer, under the name the session has for it."""
     number = _layer(row.shown, points)
     target = _upper_path(row.shown, points, uppers)
@@ -253,7 +266,7 @@ def _place(image: Image, row: Held, size: int, carried: Carried, points: list[st
         here, inside = here / part, os.path.join(inside, part)
         if here.is_symlink() or (here.exists() and not here.is_dir()):
             raise ImageRefused(
-                f"{row.shown} cannot be brought along: {os.path.join(points[number], inside)} is no directory in the"
+                f"{row.shown} cannot be installed: {os.path.join(points[number], inside)} is no directory in the"
                 " session"
             )
         if not here.exists():
@@ -269,7 +282,7 @@ def _place(image: Image, row: Held, size: int, carried: Carried, points: list[st
             file.write(image.read(ref))
         file.flush()
         if os.fstat(fd).st_size != size:
-            raise ImageRefused(f"the image's copy of {row.file.path} is not whole", "Restore an older checkpoint.")
+            raise ImageRefused(f"the image's copy of {row.file.path} is incomplete", "Restore an older checkpoint.")
         os.fchown(fd, carried.uid, carried.gid)
         os.fchmod(fd, carried.mode)
         os.utime(fd, ns=(row.file.mtime_ns, row.file.mtime_ns))

@@ -1,4 +1,4 @@
-"""Mounts of a session that CRIU neither dumps nor makes."""
+"""List and check the mounts of a session that CRIU neither dumps nor creates."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from cmdop_migrate.errors import Blocked
 from cmdop_migrate.model import Record
 from cmdop_migrate.session import host_mounts
 
-_MOVABLE = host_mounts.REAL - {"tmpfs"}  # CRIU makes a tmpfs anew wherever it is
+_MOVABLE = host_mounts.REAL - {"tmpfs"}  # CRIU creates a tmpfs wherever it is
 
 
 def shared_mounts(record: Record, root: str) -> tuple[request.SharedMount, ...]:
-    """What CRIU must not dump or make: the views of other file systems (ours to mount, under `root`) and shares."""
+    """Return the mounts that CRIU must neither dump nor create: overlays of other file systems, which the holder mounts
+    under `root`, and shares."""
     layers = [
         request.SharedMount(f"layer{number}", point, f"{root}{point}")
         for number, point in enumerate(record.layers)
@@ -24,18 +25,18 @@ def shared_mounts(record: Record, root: str) -> tuple[request.SharedMount, ...]:
 
 
 def check_in_place(record: Record) -> None:
-    """Raise Blocked if the session renamed a directory above one of these mounts: CRIU knows them by their place."""
+    """Raise Blocked if the session renamed a directory above one of these mounts: CRIU knows them by their path."""
     try:
         text = Path(f"/proc/{record.pid}/mountinfo").read_bytes().decode("utf-8", "surrogateescape")
     except OSError:
-        return  # it has ended: reported elsewhere
+        return  # the session has ended: reported elsewhere
     mounts = host_mounts.parse_mounts(text)
-    given, found = (*record.layers, *record.binds), {one.point for one in mounts}
-    gone = [point for point in given if point not in found]
-    moved = [one.point for one in mounts if one.kind in _MOVABLE and one.point not in given]
+    expected, present = (*record.layers, *record.binds), {mount.point for mount in mounts}
+    gone = [point for point in expected if point not in present]
+    moved = [mount.point for mount in mounts if mount.kind in _MOVABLE and mount.point not in expected]
     if gone and moved:
         raise Blocked(
             f"session {record.name!r} renamed a directory that has a mount of the host below it: what was at"
             f" {gone[0]} is at {moved[0]} now",
-            "The session goes on. Rename the directory back inside it, then try again.",
+            "The session keeps running. Rename the directory back inside it, then try again.",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cmdop_migrate.errors import Fenced
@@ -13,21 +14,38 @@ from cmdop_migrate.images.store.keep_policy import Keep
 from cmdop_migrate.snapshot import fork_lease
 
 
+@dataclass(frozen=True)
+class PruneResult:
+    """Describe what a prune removed. The fields are those of `checkpoints prune --json`."""
+
+    checkpoints: list[str]
+    packs: int
+    bytes: int
+    waiting: int  # packs that are removed by a later prune
+    unreadable: list[str]  # manifests that this host's keys cannot read: what they may need was kept
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `checkpoints prune --json` prints."""
+        return asdict(self)
+
+
 def prune(
     this_host: Host, keep_last: int | None, keep_within: float | None, drop: tuple[str, ...], dry_run: bool
-) -> dict[str, Any]:
-    """The leases tell what is needed, not what this host remembers: a session that ended here may run elsewhere.
+) -> PruneResult:
+    """Remove the checkpoints that no rule keeps and no session needs.
 
-    The checkpoint a lease names stays, and so does the newest one of every session that is not known to have ended:
-    one that is committed while we look is the newest. What a branch was born with stays only as long as its lease, if
-    it is known, may stand there."""
+    The leases decide what is needed, not the records of this host: a session that ended here may run elsewhere. The
+    checkpoint a lease names stays, and so does the newest one of every session that is not known to have ended: one
+    that is committed during the prune is the newest. The initial checkpoint of a fork stays only as long as its lease
+    is unknown or may name it."""
     store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     host_leases = leases.open_store(this_host.config)
-    kept = fork_lease.bury(this_host, host_leases, store, leases.survey(host_leases), dry_run)
+    kept = fork_lease.end_unstarted_forks(this_host, host_leases, store, leases.survey(host_leases), dry_run)
     ended, needed = set(), {lease.checkpoint for lease in kept.values()}
     coming = {}
     for record in this_host.all():
-        # Parked, or running while its memory is still in the store. A branch needs what its parent's name is on.
+        # A session needs its checkpoint if it is parked, or runs while its memory is still in the store. The checkpoint
+        # of a fork may be one of its parent.
         is_coming = (this_host.directory(record.session) / "image").exists()
         if record.phase == "live" and is_coming:
             coming[record.checkpoint] = record.name
@@ -35,30 +53,25 @@ def prune(
             needed.add(record.checkpoint)
         elif record.phase == "exited":
             ended.add(record.session)
-    also = [catalog.find(store, one).checkpoint for one in drop]
-    for one in also:
-        leases.may_drop(this_host, kept, one)
-        if one in coming:
+    dropped = [catalog.find(store, reference).checkpoint for reference in drop]
+    for checkpoint in dropped:
+        leases.may_drop(this_host, kept, checkpoint)
+        if checkpoint in coming:
             raise Fenced(
-                f"session {coming[one]!r} runs, and its memory is still coming from checkpoint {one[:12]}",
-                "Wait until it is here; see: cmdop-migrate ls",
+                f"session {coming[checkpoint]!r} runs, and its memory is still being fetched from checkpoint"
+                f" {checkpoint[:12]}",
+                "Wait until all of it is here; see: cmdop-migrate ls",
             )
     done = store_prune.prune(
         store,
         ring,
         Keep(keep_last, keep_within),
         lambda session: not kept[session].is_over if session in kept else session not in ended,
-        also=also,
+        also=dropped,
         dry_run=dry_run,
         needed=needed,
-        spent=lambda entry: fork_lease.is_spent(kept.get(entry.session), entry),
+        spent=lambda entry: fork_lease.is_superseded(kept.get(entry.session), entry),
     )
     if done.checkpoints and not dry_run:
         this_host.events.emit("pruned", checkpoints=list(done.checkpoints), bytes=done.bytes)
-    return {
-        "checkpoints": list(done.checkpoints),
-        "packs": done.packs,
-        "bytes": done.bytes,
-        "waiting": done.waiting,
-        "unreadable": list(done.unreadable),
-    }
+    return PruneResult(list(done.checkpoints), done.packs, done.bytes, done.waiting, list(done.unreadable))

@@ -36,8 +36,8 @@ a store that has none yet.
 With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix, passing}], …}`, also when it is
 blocked: then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into warnings, on
 your own responsibility. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the
-same rules what cannot be dumped (the checks from `other_users` to `mounts`). What is `passing` is usually gone in a moment:
-`checkpoint --wait-quiet 30s` and `migrate --wait-quiet 30s` try again until then.
+same rules what cannot be dumped (the checks from `other_users` to `mounts`). What is `passing` is usually gone in a
+moment: `checkpoint --wait-quiet 30s` and `migrate --wait-quiet 30s` try again until then.
 
 ## Files of the host
 

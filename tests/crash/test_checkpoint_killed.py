@@ -1,4 +1,4 @@
-"""Checkpoint, with somebody killed at every step: the session is running or ended, as told, and nothing else."""
+"""Kill each process of a checkpoint at every step: the session runs or has ended, as reported, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ STEPS = (
     "publish",
     "park",
 )
-FROZEN = STEPS[3:]  # at the beginning of these it stands still
+FROZEN = STEPS[3:]  # the session is frozen when these begin
 
 
-def test_the_command_killed_at_every_step_leaves_the_session_running_or_parked(
+def test_command_killed_at_every_step_leaves_the_session_running_or_parked(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = Witness.start(host)
@@ -54,7 +54,7 @@ def test_the_command_killed_at_every_step_leaves_the_session_running_or_parked(
         show("checkpoint, its command killed", rows, print)
 
 
-def test_the_holder_killed_at_every_step_ends_or_parks_the_session_and_says_so(
+def test_holder_killed_at_every_step_ends_or_parks_the_session_and_reports_it(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("step", "killed", "exit", "session", "why")]
@@ -81,7 +81,7 @@ def test_the_holder_killed_at_every_step_ends_or_parks_the_session_and_says_so(
 
 
 def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host) -> None:
-    """What it left in the session's processes sees that nobody is there any more, and puts all back."""
+    """The code that CRIU injected into the session's processes notices that CRIU is gone, and restores their state."""
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         criu.kill()
@@ -95,7 +95,7 @@ def test_criu_killed_in_the_dump_leaves_the_session_running(host: Host) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.03, 0.06, 0.1])
 def test_criu_killed_at_any_time_leaves_the_session_whole_or_ended(host: Host, delay: float) -> None:
     """In the one or two milliseconds in which CRIU's first instructions are in a process, its death is that process's
-    (docs/concepts.md): then it is said so, and nothing half-dead stays."""
+    (docs/concepts.md): then that is reported, and no process of it is left."""
     one = Witness.start(host)
     cli = subprocess.Popen(
         [*CM, "--json", "checkpoint", one.name], env=host.env(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -120,7 +120,7 @@ def test_criu_killed_at_any_time_leaves_the_session_whole_or_ended(host: Host, d
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_what_a_service_manager_sends_to_all_does_not_reach_criu(host: Host, number: signal.Signals) -> None:
+def test_terminating_signals_do_not_end_criu(host: Host, number: signal.Signals) -> None:
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         if has_capability(CAP_SYS_RESOURCE):  # nor does the kernel choose it when memory runs out
@@ -132,7 +132,7 @@ def test_what_a_service_manager_sends_to_all_does_not_reach_criu(host: Host, num
     one.restore()
 
 
-def test_ctrl_c_in_the_dump_waits_for_criu_to_let_go(host: Host) -> None:
+def test_ctrl_c_in_the_dump_waits_until_criu_releases_the_session(host: Host) -> None:
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         cli.send_signal(signal.SIGINT)
@@ -145,7 +145,7 @@ def test_ctrl_c_in_the_dump_waits_for_criu_to_let_go(host: Host) -> None:
     assert host.cm_json("checkpoints", "ls")["checkpoints"] == []
 
 
-def test_a_stopped_command_keeps_it_frozen_and_its_death_thaws_it(host: Host) -> None:
+def test_stopped_command_keeps_the_session_frozen_and_its_death_thaws_it(host: Host) -> None:
     one = Witness.start(host)
     with stopped(host, "capture", "checkpoint", one.name) as (cli, _):
         assert one.state in ("frozen", "checkpointing")
@@ -156,7 +156,7 @@ def test_a_stopped_command_keeps_it_frozen_and_its_death_thaws_it(host: Host) ->
     assert one.assert_runs() >= before
 
 
-def test_a_stopped_command_that_goes_on_finishes(host: Host) -> None:
+def test_stopped_command_finishes_after_sigcont(host: Host) -> None:
     one = Witness.start(host)
     with stopped(host, "dump", "checkpoint", one.name) as (cli, _):
         time.sleep(0.3)
@@ -168,7 +168,7 @@ def test_a_stopped_command_that_goes_on_finishes(host: Host) -> None:
 
 
 @pytest.mark.parametrize("step", ["prepare", "dump", "upload"])
-def test_ctrl_c_gives_up_and_the_session_goes_on(host: Host, step: str) -> None:
+def test_ctrl_c_aborts_the_checkpoint_and_the_session_keeps_running(host: Host, step: str) -> None:
     one = Witness.start(host)
     with stopped(host, step, "checkpoint", one.name) as (cli, _):
         cli.send_signal(signal.SIGINT)
@@ -180,7 +180,7 @@ def test_ctrl_c_gives_up_and_the_session_goes_on(host: Host, step: str) -> None:
     assert not (host.state / "store" / "uploads").exists() or not os.listdir(host.state / "store" / "uploads")
 
 
-def test_of_two_checkpoints_at_once_one_is_refused_and_does_no_harm(host: Host) -> None:
+def test_second_simultaneous_checkpoint_is_refused_without_harm(host: Host) -> None:
     one = Witness.start(host)
     with stopped(host, "dump", "checkpoint", one.name) as (cli, _):
         before = len(one.numbers())
@@ -195,7 +195,7 @@ def test_of_two_checkpoints_at_once_one_is_refused_and_does_no_harm(host: Host) 
     assert one.restore()["checkpoint"] == answer["checkpoint"]
 
 
-def test_a_kill_while_frozen_wins(host: Host) -> None:
+def test_kill_of_a_frozen_session_wins_over_its_checkpoint(host: Host) -> None:
     for step in ("dump", "publish"):
         one = Witness.start(host, step.replace(":", "-"))
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
@@ -208,7 +208,7 @@ def test_a_kill_while_frozen_wins(host: Host) -> None:
     host.assert_clean(ended=True)
 
 
-def test_what_a_killed_dump_left_does_not_get_into_the_next_image(host: Host) -> None:
+def test_leftovers_of_a_killed_dump_are_not_in_the_next_image(host: Host) -> None:
     one = Witness.start(host)
     with stopped(host, "capture", "checkpoint", one.name) as (cli, _):
         images = host.state / "sessions" / one.session / "dump"
@@ -218,7 +218,7 @@ def test_what_a_killed_dump_left_does_not_get_into_the_next_image(host: Host) ->
     assert one.restore()["checkpoint"] == done["checkpoint"]
 
 
-def test_a_session_that_ends_right_then_is_reported_as_ended(host: Host) -> None:
+def test_session_that_exits_during_its_checkpoint_is_reported_as_exited(host: Host) -> None:
     facts = host.start("sh", "-c", "read line; exit 3", name="brief")
     with stopped(host, "freeze", "checkpoint", "brief") as (cli, _):
         host.cm_json("send", "brief", "go", "--enter")

@@ -1,5 +1,5 @@
-"""The session's time runs out while CRIU has it thawed to dump it: CRIU's own code in its processes stands still with
-them, and must go on when they may. And what had to stand still before the dump does so after it."""
+"""The lease deadline passes while CRIU has the session thawed for the dump: CRIU's injected code is frozen with the
+processes, and must resume when they do. A session that was frozen before the dump is frozen after it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def no_agent(host: Host, one: Witness) -> Iterator[None]:
         os.kill(agent, signal.SIGCONT)
 
 
-def test_time_that_runs_out_in_the_dump_only_delays_it(quick: Host) -> None:
+def test_lease_deadline_during_the_dump_only_delays_it(quick: Host) -> None:
     one = Witness.start(quick, size=100)
     group = quick.group(one.session)
     with dumping(one) as (cli, criu):
@@ -51,10 +51,10 @@ def test_time_that_runs_out_in_the_dump_only_delays_it(quick: Host) -> None:
     one.restore()
 
 
-def test_an_agent_that_dies_in_the_dump_is_started_anew(quick: Host) -> None:
+def test_agent_that_dies_during_the_dump_is_restarted(quick: Host) -> None:
     one = Witness.start(quick, size=100)
     with dumping(one) as (cli, criu):
-        os.kill(cli.pid, signal.SIGSTOP)  # nobody is there to start one
+        os.kill(cli.pid, signal.SIGSTOP)  # the command cannot start one
         quick.kill_agent()
         until(lambda: [event for event in quick.events(one.session) if event["event"] == "fenced"], 15, "fenced")
         criu.resume()
@@ -64,7 +64,7 @@ def test_an_agent_that_dies_in_the_dump_is_started_anew(quick: Host) -> None:
     one.restore()
 
 
-def test_the_command_dies_in_the_dump_and_criu_later(host: Host) -> None:
+def test_command_killed_in_the_dump_and_criu_later(host: Host) -> None:
     """CRIU freezes the session again as it leaves, and who is to thaw it must not do so before."""
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
@@ -78,7 +78,7 @@ def test_the_command_dies_in_the_dump_and_criu_later(host: Host) -> None:
     one.restore()
 
 
-def test_criu_dies_while_its_time_is_over(quick: Host) -> None:
+def test_criu_killed_after_the_lease_deadline(quick: Host) -> None:
     one = Witness.start(quick, size=100)
     group = quick.group(one.session)
     with dumping(one) as (cli, criu):
@@ -94,11 +94,11 @@ def test_criu_dies_while_its_time_is_over(quick: Host) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_session_killed_in_the_dump_takes_criu_along(host: Host, stopped: bool) -> None:
+def test_session_killed_in_the_dump_ends_criu(host: Host, stopped: bool) -> None:
     one = Witness.start(host, size=100)
     with dumping(one) as (cli, criu):
         if not stopped:
-            os.kill(cli.pid, signal.SIGSTOP)  # nobody takes CRIU's pages: it waits
+            os.kill(cli.pid, signal.SIGSTOP)  # CRIU's pages are not read: it waits
             criu.resume()
         host.cm_json("kill", one.name, "--signal", "KILL")
         until(lambda: not criu.is_running() or criu.status() == psutil.STATUS_ZOMBIE, 10, "CRIU is gone")
@@ -109,7 +109,7 @@ def test_a_session_killed_in_the_dump_takes_criu_along(host: Host, stopped: bool
     host.assert_clean(ended=True)
 
 
-def test_a_session_that_is_taken_over_while_it_is_dumped(quick: Host) -> None:
+def test_session_taken_over_during_its_dump(quick: Host) -> None:
     """Its time ran out, another host has it: the copy here goes, and CRIU with it."""
     one = Witness.start(quick, size=100)
     with dumping(one) as (cli, criu):
@@ -122,7 +122,7 @@ def test_a_session_that_is_taken_over_while_it_is_dumped(quick: Host) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_what_a_person_has_frozen_stays_so_after_the_dump(host: Host, dies: bool) -> None:
+def test_session_frozen_by_seize_stays_frozen_after_the_dump(host: Host, dies: bool) -> None:
     one = Witness.start(host, size=100)
     group = host.group(one.session)
     host.ok("turn", one.name, "seize", "--actor", "root", "--freeze")

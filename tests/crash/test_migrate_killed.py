@@ -1,5 +1,5 @@
-"""A migration with somebody killed at every step: the session ends in exactly one place, its memory intact, and `resume`
-says where. All steps of one victim at once: a session each, its migration stopped at that step.
+"""Kill each process of a migration at every step: the session ends in exactly one place, its memory intact, and `resume`
+reports where. All steps of one victim are tested together: one session each, its migration stopped at that step.
 
 With the holder, or with all of host-a, dies the session; before all of it is captured nothing is left of it: `exited`.
 """
@@ -142,7 +142,7 @@ def kill(*pids: int, by: signal.Signals = signal.SIGKILL) -> None:
 
 
 def machine_dies(host: Host, sessions: list[str]) -> None:
-    """Everything of this host, at once and without a word: stopped first, so that a holder that is still to be killed
+    """Kill every process of this host simultaneously: stopped first, so that a holder that is still to be killed
     does not see its session die, and say so."""
     own = f"CMDOP_MIGRATE_STATE_DIR={host.state}".encode()
     pids = []
@@ -169,7 +169,7 @@ def cells(world: World) -> Iterator[list[Cell]]:
 
 
 def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed: Callable[[str], set[str]]) -> None:
-    """`strike` does what it is about, and lets what is left go on."""
+    """Call `strike`, which kills or cuts its victim and lets the other processes continue."""
     with cells(world) as made:
         strike(made)
         for cell in made:
@@ -226,7 +226,7 @@ def go_on(made: list[Cell]) -> None:
         cell.go_on()
 
 
-def test_the_command(world: World) -> None:
+def test_command_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         kill(*[cell.cli.pid for cell in made])
         go_on(made)
@@ -234,7 +234,7 @@ def test_the_command(world: World) -> None:
     run(world, strike, "the command", lives)
 
 
-def test_the_source_agent(world: World) -> None:
+def test_source_agent_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         world.a.kill_agent()
         go_on(made)
@@ -242,7 +242,7 @@ def test_the_source_agent(world: World) -> None:
     run(world, strike, "host-a's agent", lives)
 
 
-def test_the_target_agent(world: World) -> None:
+def test_target_agent_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         world.b.kill_agent()
         go_on(made)
@@ -250,7 +250,7 @@ def test_the_target_agent(world: World) -> None:
     run(world, strike, "host-b's agent", lives)
 
 
-def test_the_holder(world: World) -> None:
+def test_holder_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         kill(*[world.a.holder(cell.one.session) for cell in made])
         go_on(made)
@@ -258,7 +258,7 @@ def test_the_holder(world: World) -> None:
     run(world, strike, "the holder", dies_with("the holder"))
 
 
-def test_the_connection(world: World) -> None:
+def test_connection_cut_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         world.sshd.hang_up()
         go_on(made)
@@ -266,7 +266,7 @@ def test_the_connection(world: World) -> None:
     run(world, strike, "the SSH connection", lives)
 
 
-def test_the_restore_there(world: World) -> None:
+def test_restore_on_the_target_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         kill(*[one.pid for cell in made for one in restorers(cell.one.session)])
         go_on(made)
@@ -274,7 +274,7 @@ def test_the_restore_there(world: World) -> None:
     run(world, strike, "the restore on host-b", lives)
 
 
-def test_host_a(world: World) -> None:
+def test_source_host_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         machine_dies(world.a, [cell.one.session for cell in made])
         go_on(made)
@@ -282,7 +282,7 @@ def test_host_a(world: World) -> None:
     run(world, strike, "host-a", dies_with("host-a"))
 
 
-def test_host_b(world: World) -> None:
+def test_target_host_killed_at_every_step(world: World) -> None:
     def strike(made: list[Cell]) -> None:
         world.sshd.stop()
         machine_dies(world.b, [cell.one.session for cell in made])
@@ -296,7 +296,7 @@ def test_host_b(world: World) -> None:
 
 
 @pytest.mark.parametrize("victim", ["the S3 server", "the lease store"])
-def test_a_service(tmp_path: Path, victim: str) -> None:
+def test_store_or_lease_store_lost_at_every_step(tmp_path: Path, victim: str) -> None:
     with seaweed(tmp_path) as s3, etcd(tmp_path / "etcd") as leases:
         places = {"CMDOP_MIGRATE_STORE": s3.url(s3.new_bucket()), "CMDOP_MIGRATE_LEASE": leases.url("l")}
 

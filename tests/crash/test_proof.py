@@ -84,7 +84,7 @@ def test_trial_that_fails_leaves_the_session_running_and_publishes_nothing(host:
         cli.send_signal(signal.SIGCONT)
         status, answer = finished(cli)
     assert (status, answer["error"]["code"]) == (8, "criu_failed"), answer
-    assert "trial restore" in answer["error"]["message"] and "goes on" in answer["error"]["hint"]
+    assert "trial restore" in answer["error"]["message"] and "keeps running" in answer["error"]["hint"]
     assert [event["event"] for event in host.events(one.session)].count("proof_failed") == 1
     one.assert_runs()
     assert host.cm_json("checkpoints", "ls")["checkpoints"] == []
@@ -168,9 +168,9 @@ def test_socket_and_deleted_file_in_a_shared_directory_survive_a_trial(host: Hos
 def test_reasons_to_skip_a_trial() -> None:
     record = Record.__new__(Record)
     object.__setattr__(record, "binds", ())
-    assert proof.why_not(record, 10, 1 << 20, None, 1 << 40) is None
-    assert "deadline" in str(proof.why_not(record, 10, 1 << 20, 0.0, 1 << 40))
-    assert "room" in str(proof.why_not(record, 10, 1 << 30, None, 1 << 20))
+    assert proof.skip_reason(record, 10, 1 << 20, None, 1 << 40) is None
+    assert "deadline" in str(proof.skip_reason(record, 10, 1 << 20, 0.0, 1 << 40))
+    assert "room" in str(proof.skip_reason(record, 10, 1 << 30, None, 1 << 20))
 
 
 def test_drain_gives_each_park_its_share_of_the_spare_time() -> None:

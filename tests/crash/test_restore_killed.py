@@ -1,4 +1,4 @@
-"""Restore, with somebody killed at every step: parked as before and nothing ran, or, once it ran, never with holes."""
+"""Kill each process of a restore at every step: parked as before and nothing ran, or, once it ran, no page missing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parked(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> Iterato
         yield found
         for one in found.values():
             one.restore()
-        show("restore, somebody killed", rows, print)
+        show("restore, a process killed", rows, print)
 
 
 def assert_untouched(one: Witness, counted: int) -> None:
@@ -48,7 +48,9 @@ def assert_untouched(one: Witness, counted: int) -> None:
 
 @pytest.mark.parametrize("memory", ["laid out", "served"])
 @pytest.mark.parametrize("step", [*BEFORE, *STANDING])
-def test_the_worker_killed_before_it_ran(parked: dict[str, Witness], rows: list[Row], memory: str, step: str) -> None:
+def test_restore_process_killed_before_the_session_ran(
+    parked: dict[str, Witness], rows: list[Row], memory: str, step: str
+) -> None:
     if memory == "served" and step in BEFORE[:3]:
         pytest.skip("the same, so far, as with memory laid out")
     one = parked[memory]
@@ -65,7 +67,9 @@ def test_the_worker_killed_before_it_ran(parked: dict[str, Witness], rows: list[
 
 @pytest.mark.parametrize("memory", ["laid out", "served"])
 @pytest.mark.parametrize("step", STANDING)
-def test_the_holder_killed_before_it_ran(parked: dict[str, Witness], rows: list[Row], memory: str, step: str) -> None:
+def test_holder_killed_before_the_session_ran(
+    parked: dict[str, Witness], rows: list[Row], memory: str, step: str
+) -> None:
     one = parked[memory]
     counted = len(one.numbers())
     with stopped(one.host, step, "restore", one.name) as (cli, worker):
@@ -87,7 +91,7 @@ def _only_holder(one: Witness) -> int | None:
     ("laid out", "swrk", "images"), ("laid out", "swrk", "restore"),
     ("laid out", "swrk", "pre-resume"), ("served", "swrk", "pre-resume"),
 ])  # fmt: skip
-def test_criu_killed_before_it_ran(
+def test_criu_killed_before_the_session_ran(
     parked: dict[str, Witness], rows: list[Row], memory: str, victim: str, step: str
 ) -> None:
     one = parked[memory]
@@ -101,7 +105,9 @@ def test_criu_killed_before_it_ran(
     rows.append((step, memory, f"criu {victim}", str(status), one.state, str(one.record()["token"])))
 
 
-def test_killed_while_memory_comes_it_never_runs_with_holes(parked: dict[str, Witness], rows: list[Row]) -> None:
+def test_restore_killed_while_memory_arrives_never_leaves_missing_pages(
+    parked: dict[str, Witness], rows: list[Row]
+) -> None:
     one = parked["served"]
     token = one.record()["token"]
     with stopped(one.host, "memory", "restore", one.name) as (cli, worker):
@@ -121,8 +127,8 @@ def test_killed_while_memory_comes_it_never_runs_with_holes(parked: dict[str, Wi
 
 
 @pytest.mark.parametrize("step", ["restore", "pre-resume"])
-def test_killed_over_one_that_had_ended_nothing_stays_in_the_clear(host: Host, step: str) -> None:
-    """Worker and holder: nobody clears up after them but the next command. What the session is on record stays."""
+def test_killed_restore_over_an_ended_session_leaves_no_plaintext(host: Host, step: str) -> None:
+    """Worker and holder are killed: only the next command cleans up. The record of the session is unchanged."""
     one = Witness.start(host)
     host.cm_json("checkpoint", one.name, "--leave-running")
     gone(psutil.Process(host.holder(one.session)))
@@ -141,7 +147,7 @@ def test_killed_over_one_that_had_ended_nothing_stays_in_the_clear(host: Host, s
     one.assert_runs()
 
 
-def test_killed_once_it_runs_nothing_stays_in_the_clear(host: Host) -> None:
+def test_restore_killed_once_the_session_runs_leaves_no_plaintext(host: Host) -> None:
     one = Witness.start(host)
     host.cm_json("checkpoint", one.name)
     with stopped(host, "adopted", "restore", one.name) as (_, worker):
@@ -157,18 +163,18 @@ def test_ctrl_c_or_a_closed_terminal_does_not_stop_a_restore(parked: dict[str, W
         status, _ = finished(cli)
         assert status == 130
         worker.send_signal(signal.SIGCONT)
-        until(lambda: one.state == "running", 20, "the worker goes on")
+        until(lambda: one.state == "running", 20, "the worker continues")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
     image = one.host.state / "sessions" / one.session / "image"
     with Pty([*CM, "restore", one.name], env=one.host.env()):
         until(image.exists, 20, "the worker is there, and at it")
-    until(lambda: one.state == "running", 20, "the worker goes on")
+    until(lambda: one.state == "running", 20, "the worker continues")
     one.assert_runs()
     one.host.cm_json("checkpoint", one.name)
 
 
-def test_of_two_restores_at_once_one_wins(parked: dict[str, Witness]) -> None:
+def test_one_of_two_simultaneous_restores_wins(parked: dict[str, Witness]) -> None:
     one = parked["laid out"]
     runs = [
         subprocess.Popen([*CM, "--json", "restore", one.name], env=one.host.env(), stdout=subprocess.PIPE,
@@ -181,7 +187,7 @@ def test_of_two_restores_at_once_one_wins(parked: dict[str, Witness]) -> None:
     one.host.cm_json("checkpoint", one.name)
 
 
-def test_who_chose_before_another_restored_it_is_refused_though_it_ended_since(host: Host) -> None:
+def test_restore_chosen_before_another_restore_is_refused_even_if_that_session_ended(host: Host) -> None:
     """The lock is free again, and the checkpoint the same: only a second look tells."""
     one = Witness.start(host)
     host.cm_json("checkpoint", one.name)
@@ -193,7 +199,7 @@ def test_who_chose_before_another_restored_it_is_refused_though_it_ended_since(h
     assert (status, answer["error"]["code"]) == (5, "fenced"), answer
 
 
-def test_what_has_ended_is_not_brought_back_though_its_agent_did_not_say_so_yet(host: Host) -> None:
+def test_ended_session_is_not_restored_before_its_agent_released_the_lease(host: Host) -> None:
     one = Witness.start(host)
     host.cm_json("checkpoint", one.name)
     one.restore()
@@ -223,7 +229,7 @@ def test_running_and_restored_already_are_fenced(host: Host) -> None:
     host.fails("restore", second, status=5, code="fenced")
 
 
-def test_a_kill_during_a_restore_does_not_touch_it(parked: dict[str, Witness]) -> None:
+def test_kill_during_a_restore_does_not_affect_it(parked: dict[str, Witness]) -> None:
     one = parked["laid out"]
     with stopped(one.host, "resumed", "restore", one.name) as (cli, worker):
         error = one.host.fails("kill", one.name, status=5, code="fenced")
@@ -234,7 +240,7 @@ def test_a_kill_during_a_restore_does_not_touch_it(parked: dict[str, Witness]) -
     one.host.cm_json("checkpoint", one.name)
 
 
-def test_a_program_that_ends_before_its_memory_is_there_has_lost_nothing(host: Host) -> None:
+def test_program_that_exits_before_all_memory_arrived_lost_nothing(host: Host) -> None:
     code = f"import os; m = os.urandom({LARGE} << 20); print('ready', flush=True); input(); os._exit(7)"
     facts = host.start("python3", "-c", code, name="brief")
     host.wait_for("brief", "ready")

@@ -49,7 +49,7 @@ def sleep_past(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("continued", [True, False])
-def test_holder_stopped_before_it_takes_over(quick: Host, continued: bool) -> None:
+def test_holder_stopped_before_it_adopts_the_session(quick: Host, continued: bool) -> None:
     one = Witness.start(quick)
     quick.cm_json("checkpoint", one.name)
     counted = len(one.numbers())

@@ -1,4 +1,4 @@
-"""A session that notices whatever is done to it, and the means to stop a command at a named step.
+"""A session that notices any damage to its state, and the means to stop a command at a named step.
 
 It counts, and checks the digest of its memory at each count: a number that is
 missing, doubled or marked BAD is a session that was not left as it was.
@@ -87,7 +87,7 @@ class Witness:
         assert not self.host.pids(self.session)
 
     def restore(self, *options: str) -> dict[str, Any]:
-        """It goes on from exactly where it was parked."""
+        """Restore it, and check that it resumes exactly where it was parked."""
         before = len(self.numbers())
         facts = self.host.cm_json("restore", self.session, *options)
         assert self.assert_runs() >= before

@@ -1,4 +1,4 @@
-"""What a session does after CRIU was started for its dump, and before it stands still."""
+"""Changes that a session makes after CRIU was started for its dump, and before the freeze."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_file_is_watched_that_criu_was_not_told_of(host: Host) -> None:
+def test_checkpoint_with_a_watch_added_after_the_first_check(host: Host) -> None:
     host.start(sys.executable, "-c", WATCHER, name="w")
     with stopped(host, "freeze", "checkpoint", "w") as (cli, _):
         host.cm_json("send", "w", "watch", "--enter")
@@ -43,7 +43,7 @@ def test_a_file_is_watched_that_criu_was_not_told_of(host: Host) -> None:
     host.wait_for("w", "new heard True")
 
 
-def test_processes_that_came_and_went(host: Host) -> None:
+def test_processes_started_and_ended_during_the_checkpoint(host: Host) -> None:
     host.start("bash", "--norc", name="w")
     host.cm_json("send", "w", "sleep 1001 & sleep 1002 &", "--enter")
     host.wait_for("w", r"\[2\] \d+")
@@ -76,8 +76,8 @@ for line in sys.stdin:
 
 
 @pytest.mark.parametrize("who", ["ann", "dev"])
-def test_what_is_written_through_memory_on_another_mount_comes_along(host: Host, tmp_path: Path, who: str) -> None:
-    """No time stamp tells of the second write: its page was writable already. A home, say, and somebody called dev."""
+def test_writes_through_a_mapping_on_another_mount_are_captured(host: Host, tmp_path: Path, who: str) -> None:
+    """No time stamp tells of the second write: its page was writable already. Like a home directory, of a user called dev."""
     with disk.tmpfs(tmp_path / "home", 1 << 20) as home:
         (home / who).mkdir()
         host.start(sys.executable, "-c", MAPPER, str(home / who / "db"), name="m")
@@ -104,7 +104,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_file_of_the_host_on_another_mount_must_be_the_same(host: Host, tmp_path: Path) -> None:
+def test_host_file_on_another_mount_must_be_unchanged(host: Host, tmp_path: Path) -> None:
     """As on the first one: what a session has open must not be another file when it comes back."""
     with disk.tmpfs(tmp_path / "home", 1 << 20) as home:
         (home / "data").write_text("as it was")

@@ -91,7 +91,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_flipped_bit_anywhere(parked: Parked) -> None:
+def test_flipped_bit_anywhere_is_refused(parked: Parked) -> None:
     """In the manifest, in the chunk table, in chunks: sampled here, every position in the unit tests."""
     found = parked.manifest
     table = load_table(parked.store, found, Sealer(parked.ring.get(found.key)))
@@ -110,7 +110,7 @@ def test_a_flipped_bit_anywhere(parked: Parked) -> None:
         parked.mend()
 
 
-def test_truncated_missing_and_swapped_packs(parked: Parked) -> None:
+def test_truncated_missing_and_swapped_packs_are_refused(parked: Parked) -> None:
     one, *others = [parked.path(layout.pack_name(pack)) for pack in parked.manifest.packs]
     assert others, "the image must have two packs to swap"
     for size in (0, 100, one.stat().st_size // 2):
@@ -126,20 +126,20 @@ def test_truncated_missing_and_swapped_packs(parked: Parked) -> None:
     parked.refused()
 
 
-def test_an_older_manifest_replayed_under_the_newer_name(parked: Parked) -> None:
+def test_older_manifest_under_a_newer_name_is_refused(parked: Parked) -> None:
     older = parked.path(layout.manifest_name(parked.witness.session, parked.first))
     shutil.copy(older, parked.path(parked.manifest.name))
     parked.refused()
 
 
-def test_a_missing_manifest_is_not_replaced_by_an_older_one(parked: Parked) -> None:
+def test_missing_manifest_is_not_replaced_by_an_older_one(parked: Parked) -> None:
     parked.path(parked.manifest.name).unlink()
     parked.host.fails("restore", "w", status=3, code="checkpoint_not_found")
     assert not parked.calls.exists()
     parked.witness.assert_parked()
 
 
-def test_signature_and_format(parked: Parked) -> None:
+def test_wrong_signature_or_format_is_refused(parked: Parked) -> None:
     path = parked.path(parked.manifest.name)
     envelope = json.loads(path.read_bytes())
     other = keys.new_key().signer.sign(b"").hex()
@@ -153,7 +153,7 @@ def test_signature_and_format(parked: Parked) -> None:
         parked.refused(words)
 
 
-def test_another_hosts_key(parked: Parked, make_host: Callable[[str], Host]) -> None:
+def test_checkpoint_sealed_with_another_hosts_key(parked: Parked, make_host: Callable[[str], Host]) -> None:
     other = make_host("host-b")
     other.extra["CMDOP_MIGRATE_STORE"] = f"file://{parked.place}"
     error = other.fails("restore", parked.second, status=7, code="image_refused")
@@ -226,14 +226,14 @@ FORGED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_signed_with_the_right_key_and_still_refused(parked: Parked, what: str) -> None:
+def test_invalid_content_signed_with_the_right_key_is_refused(parked: Parked, what: str) -> None:
     change, words = FORGED[what]
     # As a copy: the session's own lease names another checkpoint, and would refuse this one before it is looked at.
     message = parked.refused(words, forge(parked, change), "--fork", "copy")
     assert not os.path.lexists("/etc/cron.d/x"), message
 
 
-def test_sizes_that_cannot_be(parked: Parked) -> None:
+def test_impossible_sizes_are_refused(parked: Parked) -> None:
     parked.refused("size", forge(parked, lambda _, facts: facts.update(files_bytes=-1)), "--fork", "copy")
     found = parked.manifest
     sizes = dict(found.sizes) | {"stored": 1 << 62}
@@ -242,7 +242,7 @@ def test_sizes_that_cannot_be(parked: Parked) -> None:
     parked.refused("size")
 
 
-def test_lazily_it_is_found_when_it_is_needed_and_the_session_does_not_run_on(parked: Parked) -> None:
+def test_lazy_restore_ends_the_session_at_a_damaged_page(parked: Parked) -> None:
     """What is needed to begin is checked before; memory is checked as it comes."""
     parked.path(layout.pack_name(parked.manifest.packs[0])).unlink()
     done = parked.host.cm("--json", "restore", "w", "--lazy")

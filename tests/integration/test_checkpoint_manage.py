@@ -44,10 +44,10 @@ def test_ls_show_and_prune(host: Host) -> None:
     # The agent lets go of its lease in its own time: until then what it may be restored from stays.
     until(lambda: host.cm_json("checkpoints", "prune", "--keep-within", "0.001s")["checkpoints"] == made[2:])
     left = [path for path in (host.state / "store" / "packs").rglob("*") if path.is_file()]
-    assert left == [], "nobody needs these"
+    assert left == [], "no checkpoint needs these"
 
 
-def test_prune_while_a_checkpoint_is_on_its_way(host: Host) -> None:
+def test_prune_during_a_checkpoint(host: Host) -> None:
     """What the upload relies on stays, though nothing that is published needs it any more."""
     one = Witness.start(host)
     first = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
@@ -61,7 +61,7 @@ def test_prune_while_a_checkpoint_is_on_its_way(host: Host) -> None:
     assert one.restore()["checkpoint"] == answer["checkpoint"]
 
 
-def test_fork_is_another_session_on_shared_chunks(host: Host) -> None:
+def test_fork_is_a_new_session_on_shared_chunks(host: Host) -> None:
     one = Witness.start(host)
     host.fails("fork", "w", "w", status=4, code="blocked")
     host.fails("fork", "w", "../x", status=2, code="usage")
@@ -80,7 +80,7 @@ def test_fork_is_another_session_on_shared_chunks(host: Host) -> None:
     host.fails("restore", facts["checkpoint"], "--fork", "other", status=4, code="blocked")
 
 
-def test_a_branch_that_never_got_its_memory_is_restored_as_itself(host: Host) -> None:
+def test_fork_whose_memory_never_arrived_is_restored_as_itself(host: Host) -> None:
     one = Witness.start(host, size=40)
     saved = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     with stopped(host, "memory", "restore", saved, "--fork", "branch") as (cli, worker):
@@ -95,7 +95,7 @@ def test_a_branch_that_never_got_its_memory_is_restored_as_itself(host: Host) ->
     one.assert_runs()
 
 
-def test_a_killed_fork_leaves_nothing(host: Host) -> None:
+def test_killed_fork_leaves_nothing(host: Host) -> None:
     one = Witness.start(host)
     saved = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     for step in ("fetch", "files", "pre-resume"):
@@ -124,7 +124,7 @@ def test_references(host: Host) -> None:
     error = host.fails("restore", status=2, code="usage")
     assert "a, b" in error["message"] and "--all" in error["hint"]
     host.fails("restore", "a", "--all", status=2, code="usage")
-    # a's name was taken meanwhile: it is told, and stays parked; b comes back
+    # a's name was taken meanwhile: that is reported, and it stays parked; b is restored
     host.start("sleep", "100", name="c")
     record = host.state / "sessions" / a.session / "session.json"
     text = record.read_text()
@@ -133,7 +133,7 @@ def test_references(host: Host) -> None:
         path.rename(path.with_suffix(".away"))
     done = host.cm("--json", "restore", "--all")
     assert done.returncode == 10, done
-    answer = json.loads(done.stdout)  # one object, whatever happened
+    answer = json.loads(done.stdout)  # one object, also after an error
     assert [one["name"] for one in answer["restored"]] == ["b"] and [one["name"] for one in answer["failed"]] == ["a"]
     assert answer["error"]["exit"] == 10 and "a (" in answer["error"]["message"]
     for path in manifests.iterdir():
@@ -143,7 +143,7 @@ def test_references(host: Host) -> None:
     a.restore()
 
 
-def test_a_name_that_was_taken_meanwhile(host: Host) -> None:
+def test_restore_under_a_name_taken_meanwhile(host: Host) -> None:
     one = Witness.start(host)
     saved = host.cm_json("checkpoint", "w")["checkpoint"]
     host.fails("run", "-d", "--name", "w", "--", "sleep", "9", status=4, code="blocked")
@@ -154,7 +154,7 @@ def test_a_name_that_was_taken_meanwhile(host: Host) -> None:
     host.fails("restore", saved, "--fork", "w", status=4, code="blocked")
 
 
-def test_a_stopped_program_stays_stopped(host: Host) -> None:
+def test_stopped_program_stays_stopped(host: Host) -> None:
     host.start("bash", "--norc", name="sh")
     host.cm_json("send", "sh", "PS1='$ '; sleep 300", "--enter")
     time.sleep(0.5)
@@ -168,7 +168,7 @@ def test_a_stopped_program_stays_stopped(host: Host) -> None:
 
     assert len(standing()) == 1
     host.cm_json("send", "sh", "jobs; fg", "--enter")
-    until(lambda: not standing(), 10, "it goes on when it is told to")
+    until(lambda: not standing(), 10, "it continues after SIGCONT")
 
 
 def test_keys_are_private_and_rotate(host: Host) -> None:
@@ -195,7 +195,7 @@ def test_keys_are_private_and_rotate(host: Host) -> None:
     _assert_no_secret(host)
 
 
-def test_a_checkpoint_after_a_rotation_warns_of_nothing(host: Host) -> None:
+def test_checkpoint_after_a_key_rotation_logs_no_warning(host: Host) -> None:
     """What the old key has sealed is not damaged."""
     host.start("sleep", "1000", name="t")
     host.ok("checkpoint", "t", "--leave-running")
@@ -206,7 +206,7 @@ def test_a_checkpoint_after_a_rotation_warns_of_nothing(host: Host) -> None:
 
 
 def _assert_no_secret(host: Host) -> None:
-    """No form of any key in whatever is kept, said or could be seen by `ps`."""
+    """No form of any key is in files, output or the arguments that `ps` shows."""
     said = b""
     for args in (("--json", "key", "show"), ("-vv", "checkpoints", "verify"), ("--json", "ls"), ("events",)):
         done = host.cm(*args)
@@ -227,7 +227,9 @@ def _assert_no_secret(host: Host) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_a_second_host_with_the_key_and_the_store(make_host: Callable[[str], Host], tmp_path: Path, kind: str) -> None:
+def test_second_host_with_the_key_and_the_store_restores(
+    make_host: Callable[[str], Host], tmp_path: Path, kind: str
+) -> None:
     a, b = make_host("host-a"), make_host("host-b")
     if kind == "file":
         for host in (a, b):
@@ -261,8 +263,8 @@ def _move(a: Host, b: Host) -> None:
     b.cm_json("kill", "w", "--signal", "KILL")  # its address is one of host-a's: gone before that is looked at
 
 
-def test_what_a_killed_move_left_of_its_last_round_is_cleared(host: Host) -> None:
-    """CRIU's images of a round ahead: of no use to anybody, once the command that made them is gone."""
+def test_leftover_of_a_killed_pre_copy_round_is_removed(host: Host) -> None:
+    """CRIU's images of a pre-copy round are of no use once the command that made them is gone."""
     session = host.start("sleep", "1000", name="t")["session"]
     (left,) = host.state.glob(f"sessions/{session}*")
     (left / "images.before").mkdir()
@@ -271,7 +273,7 @@ def test_what_a_killed_move_left_of_its_last_round_is_cleared(host: Host) -> Non
     assert not (left / "images.before").exists() and not (left / "dump").exists()
 
 
-def test_an_empty_reference_is_nobody(host: Host) -> None:
+def test_empty_reference_matches_no_session(host: Host) -> None:
     """A variable that is not set, in quotes: the only checkpoint or session there is was not meant."""
     one = Witness.start(host)
     made = host.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
@@ -287,7 +289,7 @@ def test_an_empty_reference_is_nobody(host: Host) -> None:
     one.assert_runs()
 
 
-def test_a_name_goes_before_the_beginning_of_an_id(tmp_path: Path) -> None:
+def test_name_wins_over_the_prefix_of_an_id(tmp_path: Path) -> None:
     """On a host that knows a session from the store alone."""
     with pair(tmp_path) as (a, b):
         other = a.start("sleep", "1000", name="other")["session"]
@@ -304,7 +306,7 @@ def test_a_name_goes_before_the_beginning_of_an_id(tmp_path: Path) -> None:
             b.ok("kill", session, "--signal", "KILL")
 
 
-def test_what_is_no_key_and_no_key_file(host: Host, tmp_path: Path) -> None:
+def test_invalid_keys_and_key_files_are_refused(host: Host, tmp_path: Path) -> None:
     first = host.cm_json("key", "show")["fingerprint"]
     for given in (
         b"\xff\xfe-\x00",
@@ -327,7 +329,7 @@ def test_what_is_no_key_and_no_key_file(host: Host, tmp_path: Path) -> None:
     del host.extra["CMDOP_MIGRATE_KEY_FILE"]
 
 
-def test_a_tag_does_not_move_the_cursor(host: Host) -> None:
+def test_tag_with_control_characters_does_not_move_the_cursor(host: Host) -> None:
     host.start("sleep", "1000", name="t")
     made = host.cm_json("checkpoint", "t", "--leave-running", "--tag", "a\x1b[2Jb\nkey          c")["checkpoint"]
     for words in (("ls",), ("show", made)):
@@ -335,8 +337,8 @@ def test_a_tag_does_not_move_the_cursor(host: Host) -> None:
         assert "\x1b" not in said and "a\\x1b[2Jb\\nkey" in said
 
 
-def test_an_interrupted_command_says_where_to_look(host: Host) -> None:
-    """What it has begun may be done, undone or go on behind it: only `ls` tells."""
+def test_interrupted_command_names_the_next_command(host: Host) -> None:
+    """Its work may be done, undone or still under way in the background: only `ls` tells."""
     one = Witness.start(host)
     cli = subprocess.Popen(
         [*CM, "checkpoint", "w"], env=host.env(**{TEST_STOP: "checkpoint:upload"}), stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A store that is away, full, forbidden, slow or cut: exit 6 with a hint, and the session goes on."""
+"""A store that is unreachable, full, forbidden, slow or cut: exit 6 with a hint, and the session keeps running."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refused(one: Witness, code: str, *words: str) -> None:
     one.assert_runs()
 
 
-def test_down_missing_and_denied(host: Host, server: S3Server) -> None:
+def test_store_down_missing_or_denied(host: Host, server: S3Server) -> None:
     one = Witness.start(host)
     bucket = server.new_bucket()
     (port,) = free_ports(1)
@@ -67,8 +67,8 @@ def test_down_missing_and_denied(host: Host, server: S3Server) -> None:
     one.restore()
 
 
-def test_cut_in_the_middle_of_an_upload(host: Host, server: S3Server) -> None:
-    """It goes on at once, and the next try does not send again what has arrived."""
+def test_connection_cut_during_an_upload(host: Host, server: S3Server) -> None:
+    """The session resumes immediately, and the next attempt does not send again what has arrived."""
     one = Witness.start(host, size=64)
     bucket = server.new_bucket()
     with Proxy(server.port) as proxy:
@@ -82,7 +82,7 @@ def test_cut_in_the_middle_of_an_upload(host: Host, server: S3Server) -> None:
     one.restore()
 
 
-def test_cut_in_the_middle_of_a_fetch(host: Host, server: S3Server) -> None:
+def test_connection_cut_during_a_fetch(host: Host, server: S3Server) -> None:
     one = Witness.start(host, size=LARGE)
     bucket = server.new_bucket()
     use(host, server, server.url(bucket))
@@ -98,7 +98,7 @@ def test_cut_in_the_middle_of_a_fetch(host: Host, server: S3Server) -> None:
     one.restore()
 
 
-def test_a_directory_that_is_full_or_read_only(host: Host, tmp_path: Path) -> None:
+def test_full_or_read_only_store_directory(host: Host, tmp_path: Path) -> None:
     one = Witness.start(host, size=LARGE)
     with tmpfs(tmp_path / "disk", 24 << 20) as disk:
         host.extra["CMDOP_MIGRATE_STORE"] = f"file://{disk}/store"
@@ -110,7 +110,7 @@ def test_a_directory_that_is_full_or_read_only(host: Host, tmp_path: Path) -> No
     one.restore()
 
 
-def test_a_slow_store_does_not_lengthen_the_freeze(host: Host, server: S3Server) -> None:
+def test_slow_store_does_not_lengthen_the_freeze(host: Host, server: S3Server) -> None:
     one = Witness.start(host, size=LARGE)
     use(host, server, server.url(server.new_bucket()))
     fast = host.cm_json("checkpoint", one.name, "--leave-running")
@@ -125,7 +125,7 @@ def test_a_slow_store_does_not_lengthen_the_freeze(host: Host, server: S3Server)
 
 
 @pytest.mark.parametrize("step", ["criu", "upload"])
-def test_ctrl_c_does_not_wait_for_a_store_that_hangs(host: Host, server: S3Server, step: str) -> None:
+def test_ctrl_c_does_not_wait_for_a_hanging_store(host: Host, server: S3Server, step: str) -> None:
     one = Witness.start(host)
     use(host, server, server.url(server.new_bucket()))
     with stopped(host, step, "checkpoint", one.name) as (cli, _), server.frozen():
@@ -138,7 +138,7 @@ def test_ctrl_c_does_not_wait_for_a_store_that_hangs(host: Host, server: S3Serve
     one.restore()
 
 
-def test_killed_while_criu_waits_for_a_store_that_hangs_nothing_stays(host: Host, server: S3Server) -> None:
+def test_command_killed_during_a_hanging_store_leaves_nothing(host: Host, server: S3Server) -> None:
     """CRIU has looked at the kernel, not at the session: it goes, and nothing was frozen."""
     one = Witness.start(host)
     use(host, server, server.url(server.new_bucket()))
@@ -156,7 +156,7 @@ def test_killed_while_criu_waits_for_a_store_that_hangs_nothing_stays(host: Host
     one.restore()
 
 
-def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
+def test_small_disk_is_refused_before_the_freeze(host: Host) -> None:
     host.state.mkdir()
     with tmpfs(host.state, 96 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
@@ -168,8 +168,8 @@ def test_a_small_disk_is_refused_before_anything_is_frozen(host: Host) -> None:
         host.cm_json("kill", one.name, "--signal", "KILL")
 
 
-def test_a_disk_that_fills_half_way_thaws_and_leaves_nothing(host: Host) -> None:
-    """Somebody else takes the room that was there when it was asked for."""
+def test_disk_that_fills_during_the_checkpoint_thaws_the_session_and_leaves_nothing(host: Host) -> None:
+    """Another program takes the space that was free at the check."""
     host.state.mkdir()
     with tmpfs(host.state, 220 << 20), contextlib.closing(host):
         one = Witness.start(host, size=64)
@@ -193,7 +193,7 @@ def crowd(host: Host) -> Path:
     return fill(host.state)
 
 
-def test_a_disk_that_is_full_once_it_runs_again_is_no_failure(host: Host, tmp_path: Path) -> None:
+def test_disk_full_after_the_thaw_is_no_failure(host: Host, tmp_path: Path) -> None:
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
     with tmpfs(host.state, 220 << 20), contextlib.closing(host):
@@ -209,7 +209,7 @@ def test_a_disk_that_is_full_once_it_runs_again_is_no_failure(host: Host, tmp_pa
         host.cm_json("kill", one.name, "--signal", "KILL")
 
 
-def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_path: Path) -> None:
+def test_disk_full_after_the_commit_is_no_failure(host: Host, tmp_path: Path) -> None:
     """What cannot be put on record is true all the same, and put on record when there is room."""
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full_once_it_is_committed_is_no_failure(host: Host, tmp_
         host.cm_json("kill", one.name, "--signal", "KILL")
 
 
-def test_a_restore_that_is_refused_takes_nothing_from_a_session_that_ended(host: Host, tmp_path: Path) -> None:
+def test_refused_restore_removes_nothing_of_an_ended_session(host: Host, tmp_path: Path) -> None:
     """What it changed since its last checkpoint is here alone, until that one is back."""
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{tmp_path}/store"
@@ -267,7 +267,7 @@ def test_restore_on_a_full_disk_is_refused_and_leaves_it_parked(host: Host, tmp_
         host.cm_json("kill", one.name, "--signal", "KILL")
 
 
-def test_more_memory_than_dev_shm_has_room(host: Host) -> None:
+def test_more_memory_than_dev_shm_can_hold(host: Host) -> None:
     """Nothing of ours goes there."""
     small = 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"'
     one = Witness.start(host, size=LARGE)
@@ -277,7 +277,7 @@ def test_more_memory_than_dev_shm_has_room(host: Host) -> None:
     host.prefix = ()
 
 
-def test_lazily_a_lost_store_stalls_it_visibly_and_it_goes_on_when_it_is_back(host: Host, server: S3Server) -> None:
+def test_lazy_restore_reports_a_stalled_store_and_resumes_when_it_is_back(host: Host, server: S3Server) -> None:
     one = Witness.start(host, size=64)
     bucket = server.new_bucket()
     use(host, server, server.url(bucket))
@@ -314,7 +314,7 @@ def memory_events(one: Witness) -> list[str]:
     return [event["event"] for event in one.host.events(one.session) if event["event"].startswith("memory")]
 
 
-def test_lazily_the_worker_killed_during_a_stall_parks_it_again(host: Host, server: S3Server) -> None:
+def test_lazy_restore_process_killed_during_a_stall_parks_the_session(host: Host, server: S3Server) -> None:
     one = Witness.start(host, size=64)
     bucket = server.new_bucket()
     use(host, server, server.url(bucket))

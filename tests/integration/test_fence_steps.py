@@ -19,7 +19,7 @@ from cmdop_migrate.host import agent_process
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.lease.store import Held
 from cmdop_migrate.snapshot import restore, takeover
-from cmdop_migrate.snapshot.rebuild import restore_session
+from cmdop_migrate.snapshot.restore_options import RestoreOptions
 from tests.support import fenced_sessions
 from tests.support.host import Host, pair, until
 
@@ -308,7 +308,7 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)
     with pytest.raises(Unexpected):
-        restore.restore(LocalHost(config.load()), session, restore_session.Wanted())
+        restore.restore(LocalHost(config.load()), session, RestoreOptions())
     until(left.exists, 10, "the lease is given back")
     assert int(ran.read_text()) > 0 and left.read_text() == "0"
     until(lambda: not a.holders(session), 10)
@@ -332,7 +332,7 @@ def test_a_lease_is_given_back_when_no_agent_can_be_had(
 
     monkeypatch.setattr(agent_process, "ensure", none)
     with pytest.raises(Unexpected):
-        restore.restore(records, session, restore_session.Wanted())
+        restore.restore(records, session, RestoreOptions())
     until(lambda: fenced_sessions.lease(a, session)["state"] == "parked", 10, "the lease is given back")
     b.ok("restore", session)
     fenced_sessions.counts_on(b, session)

@@ -223,12 +223,12 @@ def test_migrate_runs_hooks_on_both_hosts_and_stops_if_one_fails(tmp_path: Path)
         assert [one["level"] for one in found] == ["warn"] and str(mine) in found[0]["message"]
         refuse = Path(host_hook(a, "pre-freeze", "echo not now; exit 1", "two"))
         error = a.fails("migrate", "w", "--to", "host-b", status=4, code="blocked")
-        assert "not now" in error["message"] and "goes on here" in error["hint"]
+        assert "not now" in error["message"] and "keeps running here" in error["hint"]
         assert world.where(session) == ["host-a"] and len(facts(before)) == len(facts(thawed)) == 2
         refuse.unlink()
         b.start("sleep", "1000", name="w")  # found out only when the session is there already
         said = a.cm("--json", "migrate", "w", "--to", "host-b", "--accept", "name")
-        assert said.returncode == 4 and b"goes on here" in said.stdout, said
+        assert said.returncode == 4 and b"keeps running here" in said.stdout, said
         assert len(facts(before)) == len(facts(thawed)) == 3, "a move that is undone is told of too"
         assert facts(thawed)[-1].items() >= {"session": session, "token": 2}.items(), facts(thawed)[-1]
         b.ok("kill", "w")

@@ -53,8 +53,8 @@ def complete(one: Witness) -> None:
     one.assert_runs()
 
 
-def test_killed_while_the_store_is_away_it_is_over_at_once(host: Host, server: S3Server) -> None:
-    """Nobody waits for memory that nobody needs any more."""
+def test_kill_during_a_stalled_store_is_immediate(host: Host, server: S3Server) -> None:
+    """The kill does not wait for memory that is not needed any more."""
     bucket = server.new_bucket()
     one, _ = parked(host, server, bucket)
     with Proxy(server.port) as proxy:
@@ -65,11 +65,11 @@ def test_killed_while_the_store_is_away_it_is_over_at_once(host: Host, server: S
         began = time.monotonic()
         host.cm_json("kill", one.name, "--grace", "1s")
         assert time.monotonic() - began < 8
-        until(lambda: not worker(one), 10, "whoever brought its memory is gone")
+        until(lambda: not worker(one), 10, "the process that fetched its memory is gone")
     host.assert_clean(ended=True)
 
 
-def test_its_checkpoint_is_not_dropped_under_it(host: Host, server: S3Server) -> None:
+def test_prune_refuses_the_checkpoint_a_lazy_restore_reads(host: Host, server: S3Server) -> None:
     bucket = server.new_bucket()
     one, saved = parked(host, server, bucket)
     with Proxy(server.port) as proxy:
@@ -83,7 +83,7 @@ def test_its_checkpoint_is_not_dropped_under_it(host: Host, server: S3Server) ->
     assert host.cm_json("checkpoints", "prune", "--drop", saved)["checkpoints"] == [saved]
 
 
-def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Server) -> None:
+def test_disk_that_fills_does_not_end_a_lazily_restored_session(host: Host, server: S3Server) -> None:
     """What is still to come has its room from the beginning."""
     bucket = server.new_bucket()
     host.state.mkdir()
@@ -103,7 +103,7 @@ def test_a_disk_that_fills_meanwhile_does_not_end_it(host: Host, server: S3Serve
         host.close()
 
 
-def test_whoever_ends_all_that_the_command_started_does_not_end_it(host: Host, server: S3Server) -> None:
+def test_ending_the_commands_cgroup_does_not_end_the_session(host: Host, server: S3Server) -> None:
     """As a service manager does when the command of a unit is done."""
     bucket = server.new_bucket()
     one, _ = parked(host, server, bucket)
@@ -123,7 +123,7 @@ def test_whoever_ends_all_that_the_command_started_does_not_end_it(host: Host, s
         cgroup.remove(unit)
 
 
-def test_a_store_that_is_unmounted_stalls_it(host: Host, tmp_path: Path) -> None:
+def test_unmounted_store_stalls_a_lazy_restore(host: Host, tmp_path: Path) -> None:
     """Its disk away, a directory looks empty: that is not a pack that is gone."""
     disk, aside = tmp_path / "disk", tmp_path / "aside"
     aside.mkdir()

@@ -39,7 +39,7 @@ def dies(host: Host, name: str) -> None:
     host.ok("kill", name, "--signal", "KILL")
 
 
-def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
+def test_migrated_session_keeps_counting(world: World, tmp_path: Path) -> None:
     a, b = world.a, world.b
     session = fenced_sessions.counter(a, "w1")
     page = tmp_path / "move.html"
@@ -66,7 +66,7 @@ def test_it_goes_there_and_counts_on(world: World, tmp_path: Path) -> None:
     fenced_sessions.counts_on(a, session)
 
 
-def test_a_report_that_cannot_be_written_does_not_hide_the_move(world: World) -> None:
+def test_unwritable_report_does_not_hide_the_migration(world: World) -> None:
     session = fenced_sessions.counter(world.a, "full")
     done = world.a.cm("--json", "migrate", "full", "--to", "host-b", "--report", "/dev/full")
     assert done.returncode == 0, done.stderr
@@ -75,7 +75,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_move(world: World) ->
     assert world.where(session) == ["host-b"]
 
 
-def test_sent_ahead_it_ships_only_what_changed(world: World) -> None:
+def test_pre_copy_ships_only_changed_pages_at_the_end(world: World) -> None:
     a, b = world.a, world.b
     one = Witness.start(a, "big", LARGE)
     facts = a.cm_json("migrate", "big", "--to", "host-b", "--pre-ship", "2")
@@ -87,7 +87,7 @@ def test_sent_ahead_it_ships_only_what_changed(world: World) -> None:
     assert os.listdir(b.state / "ahead") == []
 
 
-def test_a_quiet_session_is_measured_from_the_freeze(world: World) -> None:
+def test_downtime_of_a_quiet_session_is_measured_from_the_freeze(world: World) -> None:
     world.a.start("sleep", "1000", name="quiet")
     time.sleep(1.1)
     facts = world.a.cm_json("migrate", "quiet", "--to", "host-b")
@@ -95,7 +95,7 @@ def test_a_quiet_session_is_measured_from_the_freeze(world: World) -> None:
     assert facts["downtime_s"] == facts["frozen_s"]
 
 
-def test_restore_and_fork_there(world: World) -> None:
+def test_restore_and_fork_on_another_host(world: World) -> None:
     a, b = world.a, world.b
     session = fenced_sessions.counter(a, "w2")
     error = a.fails("restore", "w2", "--to", "host-b", status=5, code="fenced")
@@ -113,14 +113,14 @@ def test_restore_and_fork_there(world: World) -> None:
     a.fails("restore", session, "--to", "host-b", status=5, code="fenced")
 
 
-def test_a_target_that_cannot_take_it_gives_it_back(world: World) -> None:
+def test_session_resumes_here_if_the_target_cannot_restore_it(world: World) -> None:
     """Found out only when it is there already: a session of that name."""
     a, b = world.a, world.b
     session = fenced_sessions.counter(a, "w3")
     b.start("sleep", "1000", name="w3")
     assert "name" in a.fails("migrate", "w3", "--to", "host-b", status=4, code="blocked")["message"]
     error = a.fails("migrate", "w3", "--to", "host-b", "--accept", "name", status=4, code="blocked")
-    assert "goes on here (token " in error["hint"], error
+    assert "keeps running here (token " in error["hint"], error
     fenced_sessions.counts_on(a, session)
     assert world.where(session) == ["host-a"]
     found = fenced_sessions.lease(a, session)
@@ -134,8 +134,8 @@ def test_a_target_that_cannot_take_it_gives_it_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("step", ["migrate:hand-over", "checkpoint:committing"])
-def test_ctrl_c_when_it_is_handed_over(world: World, step: str) -> None:
-    """It goes on here, or there: the lease tells."""
+def test_ctrl_c_during_the_hand_over(world: World, step: str) -> None:
+    """It keeps running here, or resumes there: the lease decides."""
     flow, _, at = step.partition(":")
     name = f"{flow}-{at}"
     session = fenced_sessions.counter(world.a, name)
@@ -153,7 +153,7 @@ def test_ctrl_c_when_it_is_handed_over(world: World, step: str) -> None:
     assert world.resume() == []
 
 
-def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
+def test_second_migration_and_other_commands_during_a_migration(world: World) -> None:
     a = world.a
     session = fenced_sessions.counter(a, "w5")
     with stopped(a, "hand-over", "migrate", "w5", "--to", "host-b") as (cli, _):
@@ -166,7 +166,7 @@ def test_two_at_once_and_what_others_may_do_meanwhile(world: World) -> None:
     fenced_sessions.counts_on(world.b, session)
 
 
-def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
+def test_resume_reports_known_and_unknown_ends(world: World) -> None:
     a = world.a
     known, unknown = fenced_sessions.counter(a, "w7"), "f" * 24
     moves = Moves(a.state, keep=0.0)
@@ -182,8 +182,8 @@ def test_resume_says_what_it_knows_and_what_it_does_not(world: World) -> None:
     assert "w8" in answer["error"]["message"]
 
 
-def test_the_journal_of_a_move_cannot_be_read(world: World) -> None:
-    """Written by another version, or damaged: the session stands still, and the lease tells whose it is all the same."""
+def test_unreadable_journal_of_a_move(world: World) -> None:
+    """Written by another version, or damaged: the session is frozen, and the lease decides who has it nevertheless."""
     a = world.a
     session = fenced_sessions.counter(a, "w9")
     (a.state / "migrations").mkdir(exist_ok=True)
@@ -198,7 +198,7 @@ def test_the_journal_of_a_move_cannot_be_read(world: World) -> None:
     (a.state / "migrations" / "odd.json").unlink()
 
 
-def test_a_session_that_ends_on_the_way(world: World) -> None:
+def test_session_that_exits_during_its_migration(world: World) -> None:
     a = world.a
     a.start("sh", "-c", "read line; exit 3", name="brief")
     with stopped(a, "begin ship", "migrate", "brief", "--to", "host-b") as (cli, _):
@@ -216,7 +216,7 @@ def answer_session(host: Host, name: str) -> str:
     return str(row["session"])
 
 
-def test_what_makes_no_sense(world: World, tmp_path: Path) -> None:
+def test_invalid_options_are_refused(world: World, tmp_path: Path) -> None:
     a = world.a
     session = fenced_sessions.counter(a, "w6")
     a.fails("migrate", "w6", "--to", "nowhere", status=3, code="host_not_found")
@@ -231,7 +231,7 @@ def test_what_makes_no_sense(world: World, tmp_path: Path) -> None:
     fenced_sessions.counts_on(a, session)
 
 
-def test_a_target_that_is_not_fit(world: World) -> None:
+def test_unfit_target_is_refused(world: World) -> None:
     """Said before anything is frozen."""
     a = world.a
     session = fenced_sessions.counter(a, "w7")
@@ -239,14 +239,14 @@ def test_a_target_that_is_not_fit(world: World) -> None:
         world.set_there(CMDOP_MIGRATE_CRIU="/bin/false")
         assert "CRIU" in a.fails("migrate", "w7", "--to", "host-b", status=4, code="blocked")["message"]
         error = a.fails("migrate", "w7", "--to", "host-b", "--accept", "host_ready", status=4, code="blocked")
-        assert "goes on here" in error["hint"], error  # nor does the target, asked to stand by, pretend
+        assert "keeps running here" in error["hint"], error  # nor does the target, asked to stand by, pretend
     finally:
         world.set_there()
     fenced_sessions.counts_on(a, session)
     assert not [one for one in a.events(session) if one["event"] == "checkpointed"]
 
 
-def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
+def test_target_whose_disk_fills_after_the_plan(world: World) -> None:
     """`plan` looks at the state directory; here its sessions lie on a smaller disk of their own."""
     a, b = world.a, world.b
     one = Witness.start(a, "w8", size=LARGE)
@@ -258,7 +258,7 @@ def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
         assert a.cm_json("plan", "w8", "--to", "host-b")["ok"]
         before = len(one.numbers())
         said = a.cm("--json", "migrate", "w8", "--to", "host-b", timeout=120)
-        assert said.returncode == 4 and b"goes on here" in said.stdout, said
+        assert said.returncode == 4 and b"keeps running here" in said.stdout, said
         assert one.assert_runs() >= before
         assert world.where(one.session) == ["host-a"]
         assert world.resume() == []
@@ -271,8 +271,8 @@ def test_a_target_that_is_full_though_it_did_not_look_so(world: World) -> None:
 
 
 @pytest.mark.parametrize("accept", [False, True])
-def test_a_log_that_is_rotated_on_the_way(world: World, tmp_path: Path, accept: bool) -> None:
-    """By nobody's word it goes on here; by somebody's it goes there, and reads what it finds."""
+def test_log_rotated_during_the_migration_blocks_unless_accepted(world: World, tmp_path: Path, accept: bool) -> None:
+    """Without --accept it keeps running here; with it, it moves and reads the file of the target."""
     a, b = world.a, world.b
     log = tmp_path / "log"
     log.write_text("one\ntwo\n")
@@ -292,7 +292,7 @@ def test_a_log_that_is_rotated_on_the_way(world: World, tmp_path: Path, accept: 
     here.wait_for("log", r"got red\." if accept else r"got two\.")
 
 
-def test_there_by_somebodys_word(world: World, tmp_path: Path) -> None:
+def test_restore_on_another_host_with_accepted_files(world: World, tmp_path: Path) -> None:
     """Parked, its log removed: `restore --to` says so, and takes the same word."""
     a, b = world.a, world.b
     log = tmp_path / "log"

@@ -1,4 +1,4 @@
-"""`checkpoint --wait-quiet`: what passes by itself is waited for, what does not is refused at once."""
+"""`checkpoint --wait-quiet`: an obstacle that passes by itself is waited for, another is refused immediately."""
 
 from __future__ import annotations
 

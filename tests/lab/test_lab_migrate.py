@@ -88,7 +88,7 @@ def test_a_target_that_is_cut_off_when_it_should_take_over(lab: TestLab) -> None
             lab.heal("host-b")
     error = json.loads(out)["error"]
     assert (error["code"], error["exit"]) == ("peer_lost", 9), (error, err)
-    assert "goes on here (token 2)" in error["hint"]
+    assert "keeps running here (token 2)" in error["hint"]
     assert took < 25, "it stood still for longer than it takes to see that nobody took it"
     counts_on(a, session)
     assert len(numbers(a, session)) > before and not b.pids(session)

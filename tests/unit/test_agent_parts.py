@@ -17,7 +17,7 @@ from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.register import Cell
 from cmdop_migrate.lease.store import Held, LeaseStore
-from cmdop_migrate.migration.ownership import Settled, Settling
+from cmdop_migrate.migration.ownership import MoveOutcome, MoveSettlement
 from cmdop_migrate.model import Exit, Record, Spec
 from tests.support.disk import fill, tmpfs
 
@@ -88,16 +88,16 @@ def test_resume_does_not_park_a_lease_that_a_restore_here_holds(records: LocalHo
 
     register.before_read = restore
     move = Move("m", SESSION, "w", "host-a", "host-b", first.token, 0.0, checkpoint="c2", parent="c1")
-    settling = Settling(records, leases, move, lambda *_: None)
+    settling = MoveSettlement(records, leases, move, lambda *_: None)
     try:
-        assert not isinstance(settling.once(), Settled)
+        assert not isinstance(settling.once(), MoveOutcome)
         seen = leases.inspect(SESSION)
         assert seen is not None and (seen.record.state, seen.record.token) == ("held", first.token + 1)
     finally:
         os.close(locks[0] or 0)
     found = settling.once()  # the restore was killed: now it is
     seen = leases.inspect(SESSION)
-    assert isinstance(found, Settled) and seen is not None and seen.record.state == "parked"
+    assert isinstance(found, MoveOutcome) and seen is not None and seen.record.state == "parked"
 
 
 def test_lease_of_a_session_restored_and_ended_between_two_rounds_is_released(records: LocalHost) -> None:

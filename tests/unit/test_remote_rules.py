@@ -199,7 +199,12 @@ def test_alike_enough() -> None:
     ("change", "kind", "words", "hint"),
     [
         ({"host_id": "a"}, Usage, "b is this host itself", "another"),
-        ({"store": {"url": "s3://y/", "id": "9"}}, PeerDiffers, "another store: s3://y/, this host s3://x/", "alike"),
+        (
+            {"store": {"url": "s3://y/", "id": "9"}},
+            PeerDiffers,
+            "another store: s3://y/, this host s3://x/",
+            "same value on both hosts",
+        ),
         ({"lease": {"url": "sqlite:///f", "id": "9"}}, PeerDiffers, "another lease store: sqlite:///f", "each machine"),
         ({"keys": ["k1"]}, PeerDiffers, "does not have the key k2", "key export"),
         ({"keys": []}, PeerDiffers, "does not have the key k2", "key export"),

@@ -1,4 +1,4 @@
-"""A session that runs while the store is away: who waits for its memory tells of it, and fails for no other reason."""
+"""A session that runs while the store is unreachable: its restore reports the stall, and does not fail because of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, cast
 from cmdop_migrate.errors import StoreUnreachable
 from cmdop_migrate.events import Events
 from cmdop_migrate.host.host import Host as LocalHost
-from cmdop_migrate.snapshot.rebuild.restore_session import Wanted
 from cmdop_migrate.snapshot.restore import _Restore
+from cmdop_migrate.snapshot.restore_options import RestoreOptions
 
 AWAY = StoreUnreachable("no answer", "")
-READERS = 6  # as many threads may wait for the store at once
+READERS = 6  # so many threads wait for the store simultaneously
 
 
 def restoring(place: Path) -> _Restore:
     records = cast(LocalHost, SimpleNamespace(config=None, events=Events(place, "a")))
-    one = _Restore(records, None, Wanted(lazy=True), lambda _: None, lambda _: None)
-    one.session, one.stall = "abc", place / "stall"
+    one = _Restore(records, None, RestoreOptions(lazy=True), lambda _: None, lambda _: None)
+    one.session, one.stall_note = "abc", place / "stall"
     return one
 
 
@@ -37,7 +37,7 @@ def all_at_once(act: Callable[[], None]) -> None:
         list(pool.map(run, range(READERS)))
 
 
-def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
+def test_simultaneous_stall_reports_write_each_event_once(tmp_path: Path) -> None:
     one = restoring(tmp_path)
     for _ in range(50):
         all_at_once(lambda: one._stalled(1.0, AWAY))
@@ -46,7 +46,7 @@ def test_all_that_waited_hear_the_store_at_once(tmp_path: Path) -> None:
     assert events == ["memory_stalled", "memory_going_on"] * 50
 
 
-def test_where_nothing_can_be_written_it_only_waits(tmp_path: Path) -> None:
+def test_stall_that_cannot_be_recorded_does_not_fail(tmp_path: Path) -> None:
     one = restoring(tmp_path / "gone")
     one._stalled(1.0, AWAY)
     one._stalled(2.0, None)

@@ -18,14 +18,14 @@ from cmdop_migrate.host import reconcile, references
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import remote_restore
 from cmdop_migrate.migration import standby as standby_flow
-from cmdop_migrate.migration.target import Target
+from cmdop_migrate.migration.target import RemoteHost
 from cmdop_migrate.snapshot import checkpoint as checkpoint_flow
 from cmdop_migrate.snapshot import checkpoints as snapshot_checkpoints
 from cmdop_migrate.snapshot import fork as snapshot_fork
 from cmdop_migrate.snapshot import prune as snapshot_prune
 from cmdop_migrate.snapshot import restore as restore_flow
 from cmdop_migrate.snapshot.checkpoint_options import CheckpointOptions
-from cmdop_migrate.snapshot.rebuild import restore_session
+from cmdop_migrate.snapshot.restore_options import RestoreOptions, RestoreResult
 
 
 @click.command()
@@ -126,15 +126,15 @@ def restore(
       cmdop-migrate restore 3f9c --fork experiment
     """
     this_host = app.this_host()
-    wanted = restore_session.Wanted(name, lazy, allow_devices, wait, accept_files)
+    wanted = RestoreOptions(name, lazy, allow_devices, wait, accept_files)
     if standby is not None and reference is not None:
-        render.answer(_stand_by(this_host, reference, standby, wanted))
+        render.answer(_stand_by(this_host, reference, standby, wanted).to_json())
         return None
     if reference is None:
         reconcile.settle(this_host)
     with _place(app, this_host, host) as target, render.progress(app.json) as show:
 
-        def bring(one: str | None) -> dict[str, Any]:
+        def bring(one: str | None) -> RestoreResult:
             if target is None:
                 return restore_flow.restore(this_host, one, wanted, show)
             show(f"restoring on {target.name}")
@@ -142,32 +142,32 @@ def restore(
 
         if everything:
             return _restore_all(app, this_host, wanted, reference, bring)
-        facts = bring(reference)
+        result = bring(reference)
     if app.json:
-        render.answer(facts)
+        render.answer(result.to_json())
         return None
-    render.hooks(False, facts["hooks"])
-    render.line(f"{facts['name']}: running on {facts['host']} (token {facts['token']}), after {facts['took_s']:.2f} s")
-    if facts["carried"]:
-        render.line(f"  {len(facts['carried'])} files of its old host came along")
-    if facts.get("accepted"):
-        render.line(f"  {len(facts['accepted'])} files are not what they were: {', '.join(facts['accepted'][:5])}")
-    render.line(f"  attach with: cmdop-migrate attach {facts['name']}")
+    render.hooks(False, result.hooks)
+    render.line(f"{result.name}: running on {result.host} (token {result.token}), after {result.took_s:.2f} s")
+    if result.carried:
+        render.line(f"  {len(result.carried)} files of its old host came along")
+    if result.accepted:
+        render.line(f"  {len(result.accepted)} files are not what they were: {', '.join(result.accepted[:5])}")
+    render.line(f"  attach with: cmdop-migrate attach {result.name}")
     return None
 
 
-def _stand_by(this_host: Host, session: str, migration: str, wanted: restore_session.Wanted) -> dict[str, Any]:
+def _stand_by(this_host: Host, session: str, migration: str, wanted: RestoreOptions) -> RestoreResult:
     one = standby_flow.Standby(this_host, session, migration, render.beat)
     try:
         known = one.wait()
-        with standby_flow.Pulse(render.progress_line) as pulse:
+        with standby_flow.Heartbeat(render.progress_line) as pulse:
             return restore_flow.restore(this_host, session, wanted, pulse.say, known)
     finally:
         one.close()
 
 
 @contextlib.contextmanager
-def _place(app: App, this_host: Host, host: str | None) -> Iterator[Target | None]:
+def _place(app: App, this_host: Host, host: str | None) -> Iterator[RemoteHost | None]:
     """Another host, connected and checked; None: here."""
     if host is None or host == app.config.host:
         yield None
@@ -175,15 +175,15 @@ def _place(app: App, this_host: Host, host: str | None) -> Iterator[Target | Non
     from cmdop_migrate.migration import peers  # brings SSH along: not for those who stay here
 
     with peers.pool(app.config) as pool:
-        yield peers.partner(this_host, pool, host)
+        yield peers.checked_peer(this_host, pool, host)
 
 
 def _restore_all(
     app: App,
     this_host: Host,
-    wanted: restore_session.Wanted,
+    wanted: RestoreOptions,
     reference: str | None,
-    bring: Callable[[str], dict[str, Any]],
+    bring: Callable[[str], RestoreResult],
 ) -> int | None:
     if reference is not None or wanted.fork is not None:
         raise Usage("--all goes with neither a session nor --fork", "See: cmdop-migrate restore --help")
@@ -200,11 +200,11 @@ def _restore_all(
         partial = Partial(words, "They are still parked; restore them one by one.")
     if app.json:
         trouble = {"error": render.error_facts(partial)} if partial else {}
-        render.answer({"restored": done, "failed": failed, **trouble})
+        render.answer({"restored": [result.to_json() for result in done], "failed": failed, **trouble})
         return partial.exit if partial else None
-    for one in done:
-        render.hooks(False, one["hooks"])
-        render.line(f"{one['name']}: running")
+    for result in done:
+        render.hooks(False, result.hooks)
+        render.line(f"{result.name}: running")
     if partial:
         raise partial
     return None
@@ -227,13 +227,13 @@ def fork(app: App, session: str, name: str, host: str | None) -> None:
     this_host = app.this_host()
     with _place(app, this_host, host) as target, render.progress(app.json) as show:
         if target is None:
-            facts = snapshot_fork.fork(this_host, session, name, show)
+            result = snapshot_fork.fork(this_host, session, name, show)
         else:
-            facts = remote_restore.fork(this_host, session, name, target, show)
+            result = remote_restore.fork(this_host, session, name, target, show)
     if app.json:
-        render.answer(facts)
+        render.answer(result.to_json())
     else:
-        render.hooks(False, facts["hooks"])
+        render.hooks(False, result.hooks)
         render.line(f"{name}: a branch of {session}; attach with: cmdop-migrate attach {name}")
 
 
@@ -254,7 +254,7 @@ def list_checkpoints(app: App, session: str | None) -> None:
     """
     found = snapshot_checkpoints.listing(app.this_host(), session)
     if app.json:
-        render.answer({"checkpoints": found})
+        render.answer({"checkpoints": [row.to_json() for row in found]})
         return
     if not found:
         render.note("No checkpoints.")
@@ -263,17 +263,17 @@ def list_checkpoints(app: App, session: str | None) -> None:
         ("CHECKPOINT", "SESSION", "NAME", "HOST", "TOKEN", "AGE", "MEMORY", "STORED", "TAG"),
         (
             (
-                one["checkpoint"][:12],
-                one["session"][:12],
-                one["name"],
-                one["host"],
-                str(one["token"]),
-                units.show_duration(max(0.0, time.time() - one["created"])),
-                units.show_size(one["bytes"]["memory"]) if one["bytes"] else "-",
-                units.show_size(one["bytes"]["stored"]) if one["bytes"] else "-",
-                one["tag"] or one["problem"] or "",
+                row.checkpoint[:12],
+                row.session[:12],
+                row.name,
+                row.host,
+                str(row.token),
+                units.show_duration(max(0.0, time.time() - row.created)),
+                units.show_size(row.bytes["memory"]) if row.bytes else "-",
+                units.show_size(row.bytes["stored"]) if row.bytes else "-",
+                row.tag or row.problem or "",
             )
-            for one in found
+            for row in found
         ),
     )
 
@@ -307,11 +307,11 @@ def verify_checkpoint(app: App, checkpoint: str | None) -> None:
       cmdop-migrate checkpoints verify
     """
     results = snapshot_checkpoints.verify(app.this_host(), checkpoint)
-    bad = [one for one in results if one["problem"]]
+    bad = [result for result in results if result.problem]
     if app.json and not bad:
-        render.answer({"verified": results})
-    for one in [] if app.json else results:
-        render.line(f"{one['checkpoint'][:12]}  {one['problem'] or 'whole: ' + units.show_size(one['bytes'])}")
+        render.answer({"verified": [result.to_json() for result in results]})
+    for result in [] if app.json else results:
+        render.line(f"{result.checkpoint[:12]}  {result.problem or 'whole: ' + units.show_size(result.bytes)}")
     if bad:
         raise snapshot_checkpoints.damaged(bad)
 
@@ -335,10 +335,10 @@ def prune(app: App, keep_last: int | None, keep_within: float | None, drop: tupl
         raise Usage("nothing says what to keep", "For example: --keep-last 3 --keep-within 7d")
     result = snapshot_prune.prune(app.this_host(), keep_last, keep_within, drop, dry_run)
     if app.json:
-        render.answer(result)
+        render.answer(result.to_json())
         return
     verb = "would go" if dry_run else "removed"
-    render.line(f"{len(result['checkpoints'])} checkpoints {verb}, {units.show_size(result['bytes'])} freed")
-    if result["unreadable"]:
-        count = len(result["unreadable"])
+    render.line(f"{len(result.checkpoints)} checkpoints {verb}, {units.show_size(result.bytes)} freed")
+    if result.unreadable:
+        count = len(result.unreadable)
         render.note(f"{count} manifests cannot be read with this host's keys: nothing they may need was removed")

@@ -133,19 +133,19 @@ def check_host(app: App, name: str) -> int:
     """
     this_host = app.this_host()
     with peers.pool(app.config) as pool:
-        facts = peers.examine(this_host, pool, name)
+        result = peers.check_host(this_host, pool, name)
     if app.json:
-        render.answer(facts)
+        render.answer(result.to_json())
     else:
         rows = [
-            ("reached", f"{facts['address']} in {facts['connect_s'] * 1000:.0f} ms"),
-            ("answers", f"in {facts['answer_s'] * 1000:.0f} ms, as {facts['host']} ({facts['host_id']})"),
-            ("version", f"{facts['version']}, protocol {facts['protocol']}; same store, lease store and key"),
-            *((one["name"], f"{one['level']}: {one['message']}") for one in facts["checks"]),
+            ("reached", f"{result.address} in {result.connect_s * 1000:.0f} ms"),
+            ("answers", f"in {result.answer_s * 1000:.0f} ms, as {result.host} ({result.host_id})"),
+            ("version", f"{result.version}, protocol {result.protocol}; same store, lease store and key"),
+            *((one["name"], f"{one['level']}: {one['message']}") for one in result.checks),
         ]
         render.table(("CHECK", "WHAT"), rows)
-        render.line(f"\n{name} is ready." if facts["ok"] else f"\n{name} is not ready. There: cmdop-migrate doctor")
-    return 0 if facts["ok"] else PeerFailed.exit
+        render.line(f"\n{name} is ready." if result.ok else f"\n{name} is not ready. There: cmdop-migrate doctor")
+    return 0 if result.ok else PeerFailed.exit
 
 
 @hosts.command("rm")

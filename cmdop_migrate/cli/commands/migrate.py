@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
     if host == app.config.host:
         raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     this_host = app.this_host()
-    wanted = migrate_flow.Wanted(**options)
+    wanted = migrate_flow.MigrateOptions(**options)
     migrate_flow.check(this_host, session, wanted)  # what cannot be meant is said before anybody is called
     if report is not None and not (os.access(report.absolute().parent, os.W_OK) and not report.is_dir()):
         raise Usage(f"cannot write {report}", "Name a file in a directory that exists.")
@@ -64,21 +65,21 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
         def tell(one: Report) -> None:
             show(one.words, one.done, one.eta_s, one.to_json())
 
-        facts = migrate_flow.migrate(this_host, session, peers.partner(this_host, pool, host), wanted, tell)
+        result = migrate_flow.migrate(this_host, session, peers.checked_peer(this_host, pool, host), wanted, tell)
     if report is not None:
         try:
-            report.write_text(report_page.page(facts), encoding="utf-8")
+            report.write_text(report_page.page(result.to_json()), encoding="utf-8")
         except OSError as error:  # it has moved: that is what must be said
             render.note(f"warning: cannot write {report}: {error.strerror}")
     if app.json:
-        render.answer(facts)
+        render.answer(result.to_json())
         return
-    render.hooks(False, facts["hooks"])
-    render.line(f"{facts['name']}: moved to {facts['to']} (token {facts['token']}), in {facts['took_s']:.2f} s")
-    if facts["downtime_s"] is not None:
-        render.line(f"  frozen {facts['frozen_s']:.2f} s; nothing came out of it for {facts['downtime_s']:.2f} s")
-    for one in facts["closed_connections"]:
-        render.line(f"  closed: {one['command']} {one['local']} -> {one['remote']}")
+    render.hooks(False, result.hooks)
+    render.line(f"{result.name}: moved to {result.target} (token {result.token}), in {result.took_s:.2f} s")
+    if result.downtime_s is not None:
+        render.line(f"  frozen {result.frozen_s:.2f} s; nothing came out of it for {result.downtime_s:.2f} s")
+    for connection in result.shipped.closed:
+        render.line(f"  closed: {connection['command']} {connection['local']} -> {connection['remote']}")
 
 
 @click.command()
@@ -93,7 +94,8 @@ def resume(app: App, migration: str | None) -> int:
     """
     this_host = app.this_host()
     with peers.pool(app.config) as pool, render.progress(app.json) as show:
-        done, failed = resume_flow.resume(this_host, migration, lambda name: peers.partner(this_host, pool, name), show)
+        result = resume_flow.resume(this_host, migration, lambda name: peers.checked_peer(this_host, pool, name), show)
+    done, failed = result.done, result.failed
     if failed and not done and len(failed) == 1:
         raise failed[0][1]
     error = _unknown(done, failed) if failed else None
@@ -110,7 +112,7 @@ def resume(app: App, migration: str | None) -> int:
     return 0
 
 
-def _unknown(done: list[Move], failed: list[tuple[Move, CmdopError]]) -> Partial:
+def _unknown(done: Sequence[Move], failed: Sequence[tuple[Move, CmdopError]]) -> Partial:
     names = ", ".join(f"{one.name} ({error.message})" for one, error in failed)
     told = f"; ended: {', '.join(map(_words, done))}" if done else ""
     return Partial(f"not known yet: {names}{told}", "Run it again later: cmdop-migrate resume")

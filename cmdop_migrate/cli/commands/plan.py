@@ -13,7 +13,7 @@ import click
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import Blocked, ImageRefused, Usage
-from cmdop_migrate.migration import gather_host_facts
+from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.migration import plan as flow
 from cmdop_migrate.preflight.facts.host import Ask
 from cmdop_migrate.preflight.findings import Finding
@@ -54,7 +54,7 @@ def plan(app: App, session: str, host: str | None, carry: Any, accept: tuple[str
     return 0 if answer.ok else Blocked.exit
 
 
-def _show(answer: flow.Answer) -> None:
+def _show(answer: flow.PlanResult) -> None:
     columns = shutil.get_terminal_size((100, 24)).columns
     taken = max(len(one.check) for one in answer.findings) + 9
     rows = [row for one in answer.findings for row in _rows(one, max(30, columns - taken))]
@@ -93,7 +93,7 @@ def facts(app: App, asked: BinaryIO) -> None:
     data = asked.read(MAX_ASK)
     try:
         ask = Ask.from_json(json.loads(data))
-        found = gather_host_facts.gather(app.this_host(keeping=False), ask)
+        found = gather_facts.gather_host(app.this_host(keeping=False), ask)
     except (ValueError, ImageRefused) as error:
         raise Usage(f"not a question about a host: {error}", "It is asked by: cmdop-migrate plan --to HOST") from error
     render.answer(found.to_json())

@@ -1,4 +1,4 @@
-"""Hold the facts of a running session that matter for a move. `migration/gather_session_facts.py` reads them."""
+"""Hold the facts of a running session that matter for a move. `migration/gather_facts.py` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files a session changed, into its image: from each overlay's upper layer, while it stands still."""
+"""Capture the files a session changed into its image: each overlay's upper layer, while the session is frozen."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class _Sink:
         self.submit = writer.submit_named
 
 
-def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], found: Touched) -> list[bytes]:
+def capture(writer: ImageWriter, directory: Path, uppers: Sequence[Path], files: Touched) -> list[bytes]:
     """Store the files of each layer; return the layers' tables, serialised. Files that did not change since the last
     capture on this host are not read again, so a second capture during one freeze costs a walk."""
     sink, tables = _Sink(writer), []
     for number, upper in enumerate(uppers):
-        mapped = frozenset(path for layer, path in found.written if layer == number)
+        mapped = frozenset(path for layer, path in files.written if layer == number)
         cache = directory / f"files-{number}"
         captured = files_capture.capture(upper, sink, previous=_previous(cache), mapped=mapped, present=writer.has)
         if not _all_there(writer, captured):
-            # It was, when the capture began: what this host knows of the store may go at any time (index_cache).
-            _log.info("what the store had of %s cannot be found any more: all of it is read", upper)
+            # It was there when the capture began: entries of the index cache may be dropped at any time (index_cache).
+            _log.info("chunks of %s are no longer in the index cache: all its files are read again", upper)
             captured = files_capture.capture(upper, sink, mapped=mapped)
         table = captured.table.serialise()
         tables.append(table)
@@ -45,21 +45,21 @@ def add(writer: ImageWriter, tables: Sequence[bytes]) -> None:
 
 
 def _all_there(writer: ImageWriter, captured: files_capture.Capture) -> bool:
-    """Takes all that the table needs into the image. False: the store lacks something, and nobody has sent it."""
+    """Refer to every chunk of the table from the image. Return False if one is neither in the store nor sent."""
     return all(writer.refer(ref) for ref in captured.table.chunks)
 
 
 def _keep(cache: Path, table: bytes, stats: bytes) -> None:
-    """For the next capture, which takes longer without."""
+    """Save the table and stats for the next capture, which takes longer without them."""
     try:
         cache.with_suffix(".table").write_bytes(table)
         cache.with_suffix(".stats").write_bytes(stats)
     except OSError as error:
-        _log.warning("the next checkpoint reads all files again: %s", error)
+        _log.warning("the file cache cannot be written, the next checkpoint reads all files again: %s", error)
 
 
 def _previous(cache: Path) -> files_capture.Capture | None:
-    """What the last capture on this host knew; nothing of it is believed that cannot be checked."""
+    """Return what the last capture on this host saved, None if it is missing or damaged."""
     try:
         table = file_table.parse(cache.with_suffix(".table").read_bytes())
         stats = stat_cache.parse(cache.with_suffix(".stats").read_bytes(), table)

@@ -1,6 +1,6 @@
-"""A checkpoint's point of no return: the session's lease names it.
+"""Commit a checkpoint to the session's lease: the point of no return.
 
-The lease store itself refuses a host that was superseded: its manifest then counts for nothing.
+The lease store refuses a host whose fencing token was superseded; the manifest it published is then ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.session.holder_client import Channel
 from cmdop_migrate.util.timings import Phases
 
-SETTLE_SECONDS = 10.0
+SETTLE_SECONDS = 10.0  # to find out whether a park whose answer was lost took effect
 
 
-class Commit:
-    """`hand_over` is called with what is whole in the store now, and that another host may have the session from; it
-    then stays here, frozen."""
+class LeaseCommit:
+    """Commit one checkpoint of a session to its lease.
+
+    `hand_over` is called with the published manifest before another host may take the session; the session then stays
+    here, frozen."""
 
     def __init__(
         self,
@@ -36,11 +38,12 @@ class Commit:
     ) -> None:
         self._this_host, self._record, self._channel, self._phases = this_host, record, channel, phases
         self._leave_running, self._hand_over = leave_running, hand_over
-        self.in_doubt = False  # it may be parked: nobody may thaw it on our word
-        self.handed = False  # whoever settles the move thaws it, if it stays, and tells so
+        self.in_doubt = False  # the lease may be parked: the session must not be thawed on our request
+        self.handed_over = False  # the code that settles the move thaws the session if it stays, and runs the hooks
 
     def run(self, manifest: Manifest) -> None:
-        """Fenced, LeaseUnreachable: not committed, or (`in_doubt`) not known."""
+        """Commit the checkpoint. Raises Fenced or LeaseUnreachable when it was not committed, or, if `in_doubt` is set,
+        when that is unknown."""
         if self._hand_over is not None:
             self._hand_over(manifest)
         store = leases.open_store(self._this_host.config)
@@ -54,26 +57,28 @@ class Commit:
         try:
             self._check(store.park(lease, manifest.checkpoint))
         except LeaseUnreachable:
-            self._is_parked(store, lease, manifest)
+            self._find_out_parked(store, lease, manifest)
 
     def _check(self, answer: object) -> None:
         if isinstance(answer, Lost):
             raise leases.fenced(self._record.name, answer)
 
     def _announce(self, manifest: Manifest) -> None:
-        """Should we be gone after this, the holder lets it run only when someone has asked the lease store."""
+        """Tell the holder that the commit begins. If this process dies after that, the holder keeps the session frozen
+        until the lease store has been asked."""
         if self._hand_over is None:
             self._channel.ask(op="committing")
             return
-        self.handed = True
+        self.handed_over = True
         answer = self._channel.ask(op="hand_over", checkpoint=manifest.checkpoint)
         if answer.get("error"):
-            self.handed = False
+            self.handed_over = False
             words = f"session {self._record.name!r} cannot be handed over: {answer['error']}"
-            raise Blocked(words, "It goes on here.")
+            raise Blocked(words, "It keeps running here.")
 
-    def _is_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
-        """The answer got lost. A renewal tells: held, then it was not parked and will not be; or it was."""
+    def _find_out_parked(self, store: LeaseStore, lease: Held, manifest: Manifest) -> None:
+        """Find out by a renewal whether a park whose answer was lost took effect. Return if it did. A lease that is
+        still held was not parked and will not be: raise LeaseUnreachable."""
         until = time.monotonic() + SETTLE_SECONDS
         while True:
             try:
@@ -84,8 +89,10 @@ class Commit:
                     raise
                 time.sleep(0.5)
         if isinstance(answer, Held):
-            self.in_doubt = self._hand_over is not None  # handed over, only the lease's holder may thaw it
-            raise LeaseUnreachable("the lease store did not take the checkpoint", "The session goes on; try again.")
+            self.in_doubt = self._hand_over is not None  # after a hand-over only the owner of the lease may thaw it
+            raise LeaseUnreachable(
+                "the lease store did not take the checkpoint", "The session keeps running; try again."
+            )
         holder = answer.holder
         if answer.why is not Why.PARKED or holder is None or holder.checkpoint != manifest.checkpoint:
             raise leases.fenced(self._record.name, answer)

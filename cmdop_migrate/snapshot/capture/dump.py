@@ -1,4 +1,4 @@
-"""CRIU reads a session that stands still: its memory goes to the image's writer, the rest to a directory."""
+"""Run a CRIU dump of a frozen session: its memory goes to the image's writer, the rest to a directory."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ from cmdop_migrate.session.holder_client import Channel
 from cmdop_migrate.snapshot import session_memory
 from cmdop_migrate.snapshot.capture import stop_signals
 from cmdop_migrate.snapshot.capture.dump_guard import DumpGuard
-from cmdop_migrate.snapshot.capture.incremental import Rounds, StillMemory
+from cmdop_migrate.snapshot.capture.incremental import FrozenMemory, PreCopyRounds
 from cmdop_migrate.snapshot.mounts import shared_mounts
 
 CRIU_TIMEOUT = 600.0
-READY = "pre-dump"  # CRIU's word for it: nothing of the session was looked at yet
-DUMPED = "post-dump"  # all images are written, the temporary links are still there
+READY = "pre-dump"  # CRIU's notification before it looks at the session
+DUMPED = "post-dump"  # all images are written, CRIU's temporary links still exist
 
 
 class Dump:
-    """CRIU needs a while to look at the kernel before it looks at the session: it is stood still when that is over.
+    """Dump one session. CRIU probes the kernel before it looks at the session, so the session is frozen only after
+    that.
 
-    CRIU thaws the group as soon as it has all of it in its hands, to run code of its own in there, and freezes it
-    again as it leaves, however that comes about. So `channel`, with which it was frozen, is CRIU's too: only when both
-    of us are gone the holder thaws it."""
+    CRIU thaws the cgroup once it has seized all its processes, to run injected code in them, and freezes it again when
+    it ends, also after a failure. Therefore CRIU inherits `channel`, the connection with which the session was frozen:
+    the holder thaws the session only when both this process and CRIU are gone."""
 
     def __init__(self, criu: Criu, config: Config, record: Record, group: str, images: Path, channel: Channel) -> None:
         self._criu, self._config, self._record = criu, config, record
         self._group, self._images, self._channel = group, images, channel
-        self._stops = stop_signals.Exchange(images.parent, group)
+        self._stops = stop_signals.StopSignalExchange(images.parent, group)
 
     def run(
         self,
         writer: Callable[[], ImageWriter],
-        rounds: Rounds | None,
-        stand_still: Callable[[], Touched],
+        rounds: PreCopyRounds | None,
+        freeze_session: Callable[[], Touched],
         on_link_remaps: Callable[[], None],
     ) -> None:
-        """Dump the session. `stand_still` freezes it and returns what it has open; what it raises is raised here, and
-        nothing was dumped. `writer` is not called before that. `on_link_remaps` is called while CRIU keeps temporary
-        links in the session's files, and only if it made any (openfiles.has_link_remaps)."""
+        """Dump the session. `freeze_session` freezes it and returns what it has open; an error it raises is raised
+        here, and nothing was dumped. `writer` is not called before that. `on_link_remaps` is called while CRIU keeps
+        temporary links in the session's files, and only if it made any (files_image.has_link_remaps)."""
         try:
-            self._dump(writer, rounds, stand_still, on_link_remaps)
+            self._dump(writer, rounds, freeze_session, on_link_remaps)
             owner.write(self._images, cgroup.pids(self._group))
             dev_tty.resolve(self._images, cgroup.pids(self._group))
             self._stops.write(self._images)
@@ -65,39 +66,40 @@ class Dump:
     def _dump(
         self,
         writer: Callable[[], ImageWriter],
-        rounds: Rounds | None,
-        stand_still: Callable[[], Touched],
+        rounds: PreCopyRounds | None,
+        freeze_session: Callable[[], Touched],
         on_link_remaps: Callable[[], None],
     ) -> None:
         ours, theirs = page_server.channel()
-        failed: list[BaseException] = []
+        failures: list[BaseException] = []
         earlier = rounds.earlier if rounds is not None else None
 
-        def receive(still: StillMemory | None) -> None:
+        def receive(frozen_memory: FrozenMemory | None) -> None:
             try:
-                page_server.receive(ours, session_memory.Sink(writer(), earlier, still, noted), self._criu.version)
-            except BaseException as error:  # noqa: BLE001 - told below, after CRIU has heard it by the closed socket
-                failed.append(error)
+                sink = session_memory.MemorySink(writer(), earlier, frozen_memory, injected)
+                page_server.receive(ours, sink, self._criu.version)
+            except BaseException as error:  # noqa: BLE001 - raised below, after the closed socket has ended CRIU
+                failures.append(error)
 
-        def on_notify(note: runner.Notification) -> None:
-            if note.script == DUMPED:
+        def on_notify(notification: runner.Notification) -> None:
+            if notification.script == DUMPED:
                 correct_directories(self._images, cgroup.pids(self._group))
-            if note.script == DUMPED and files_image.has_link_remaps(self._images):
+            if notification.script == DUMPED and files_image.has_link_remaps(self._images):
                 on_link_remaps()
-            if note.script != READY:
+            if notification.script != READY:
                 return
-            watched_paths.write(self._images, stand_still().watched.paths)
+            watched_paths.write(self._images, freeze_session().watched.paths)
             self._stops.make()
-            noted.update(injected_code.note(cgroup.pids(self._group)))
+            injected.update(injected_code.note(cgroup.pids(self._group)))
             guard.snapshot()
             if earlier is not None:
-                still.append(stack.enter_context(contextlib.closing(StillMemory(cgroup.pids(self._group)))))
+                frozen_memory.append(stack.enter_context(contextlib.closing(FrozenMemory(cgroup.pids(self._group)))))
             receiver.start()
             stack.callback(receiver.join)
 
-        noted: dict[int, injected_code.Code] = {}
-        still: list[StillMemory] = []
-        receiver = threading.Thread(target=lambda: receive(still[0] if still else None), name="pages")
+        injected: dict[int, injected_code.Code] = {}
+        frozen_memory: list[FrozenMemory] = []
+        receiver = threading.Thread(target=lambda: receive(frozen_memory[0] if frozen_memory else None), name="pages")
         directory = os.open(self._images, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, directory)
@@ -107,7 +109,7 @@ class Dump:
                 images_dir_fd=directory,
                 root="/",
                 freeze_cgroup=self._group,
-                leave_running=True,  # it stays frozen by its cgroup, until the checkpoint is safe in the store
+                leave_running=True,  # its cgroup stays frozen until the checkpoint is safe in the store
                 pages_fd=theirs.fileno(),
                 track=rounds is not None,
                 parent=rounds.parent if rounds is not None else None,
@@ -130,15 +132,15 @@ class Dump:
             except CmdopError as error:
                 theirs.close()
                 stack.close()
-                own = next((one for one in failed if isinstance(one, CmdopError)), None)
+                cause = next((failure for failure in failures if isinstance(failure, CmdopError)), None)
                 if isinstance(error, CriuFailed):
                     error = resources.keep_log(error, self._images, self._config, "dump", self._record.session)
-                raise own or error from error
+                raise cause or error from error
             finally:
                 theirs.close()
                 watched_paths.remove(self._images)
             guard.mend_images(self._images)
-        if failed:
-            raise failed[0]
+        if failures:
+            raise failures[0]
         if receiver.ident is None:
-            raise CriuFailed("the dump failed: CRIU never said that it begins", "See: cmdop-migrate doctor")
+            raise CriuFailed("the dump failed: CRIU sent no pre-dump notification", "See: cmdop-migrate doctor")

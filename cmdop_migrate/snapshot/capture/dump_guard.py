@@ -1,7 +1,7 @@
-"""Start the dump guard (criu/guard/process.py) beside a CRIU, and hear from it.
+"""Start the dump guard (criu/guard/process.py) beside a CRIU, and read its reports.
 
-A dump without a guard is as good as one with it unless CRIU is killed: what keeps the guard from working is logged,
-and the dump continues.
+A dump without a guard differs from one with it only if CRIU is killed: a failure of the guard is logged, and the dump
+continues.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.holder_order import HOLDERS
 from cmdop_migrate.session.holder_client import Channel
 
-ANSWERS_WITHIN = 10.0
-ENDS_WITHIN = 40.0  # seconds for putting back a session of thousands of threads
+ANSWER_TIMEOUT = 10.0
+END_TIMEOUT = 40.0  # seconds for restoring the state of a session with thousands of threads
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.criu.guard.process import main; main()"
 _log = log.get("checkpoint")
 
 
 class DumpGuard:
-    """The guard of one CRIU. Use as a context manager: at the end of the block it has ended."""
+    """Run the guard of one CRIU. Use as a context manager: at the end of the block the guard has ended."""
 
     def __init__(self, group: str, channel: Channel) -> None:
-        """`group`: the session's cgroup; `channel`: the connection to the holder with which it is frozen."""
+        """Take the session's cgroup `group`, and `channel`, the connection to the holder with which it is frozen."""
         self._group, self._channel = group, channel
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -45,9 +45,9 @@ class DumpGuard:
         return self
 
     def start(self, criu: int) -> None:
-        """Start the guard. CRIU leaves the command's cgroup: with its code in a process it must not be killed. It gets
-        the processor as soon as it wants it: the shorter a process waits for CRIU at the end of CRIU's code, the less
-        likely a kill comes in that moment, in which the trap that ends this code is on its way."""
+        """Start the guard. CRIU leaves the command's cgroup: while its code is injected into a process, CRIU must not
+        be killed. CRIU gets real-time priority: the shorter a process waits for CRIU at the end of the injected code,
+        the less likely a kill comes while the trap that ends this code is pending."""
         holders = os.path.join(os.path.dirname(self._group), HOLDERS)
         _join(holders, criu)
         with contextlib.suppress(OSError):  # where the host does not allow it
@@ -55,7 +55,7 @@ class DumpGuard:
         if not ptrace.is_possible():
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(ANSWERS_WITHIN)
+        ours.settimeout(ANSWER_TIMEOUT)
         fds = (theirs.fileno(), self._channel.fileno())
         words = [str(Path(cmdop_migrate.__file__).parent.parent), *map(str, fds), str(criu), self._group]
         with theirs:
@@ -72,7 +72,7 @@ class DumpGuard:
         self._control = ours
 
     def snapshot(self) -> None:
-        """Have the guard note the state of the session, which is frozen, before CRIU looks at it."""
+        """Have the guard record the state of the frozen session before CRIU looks at it."""
         if self._control is None:
             return
         answer = self._ask(b"snapshot")
@@ -88,33 +88,33 @@ class DumpGuard:
             signal_masks.unblock_trap(images, self._blocked_trap)
 
     def __exit__(self, *_: object) -> None:
-        """Wait until the guard has ended: until then the session is not to be thawed."""
+        """Wait until the guard has ended: until then the session must not be thawed."""
         if self._control is None or self._process is None:
             return
         if self._guards:
-            report = self._hear(ENDS_WITHIN)
+            report = self._receive(END_TIMEOUT)
             if not report:
-                self._stand_in()
+                self._unblock_trap()
             elif report["damaged"]:
                 _log.warning("CRIU died with its code in the session: %s", report)
             else:
                 _log.debug("dump guard: %s", report)
         self._control.close()
         try:
-            self._process.wait(ENDS_WITHIN)
+            self._process.wait(END_TIMEOUT)
         except subprocess.TimeoutExpired:
-            _log.warning("the dump guard does not end: killed")
+            _log.warning("the dump guard does not end: it is killed")
             self._process.kill()
             self._process.wait()
 
     def end(self) -> None:
-        """Kill a guard that does not release CRIU: it is stopped itself, for example."""
+        """Kill a guard that does not release CRIU, for example because the guard itself is stopped."""
         if self._process is not None:
-            _log.warning("the dump guard does not let CRIU end: killed")
+            _log.warning("the dump guard does not let CRIU end: it is killed")
             self._process.kill()
 
-    def _stand_in(self) -> None:
-        """Do what is left to do for a guard that was killed, after CRIU has ended."""
+    def _unblock_trap(self) -> None:
+        """Unblock SIGTRAP in the session in place of a guard that was killed, after CRIU has ended."""
         _log.warning("the dump guard was killed")
         with contextlib.suppress(OSError, ptrace.Stuck):
             put_back.unblock_trap(self._group, self._blocked_trap)
@@ -125,12 +125,12 @@ class DumpGuard:
             self._control.send(request)
         except OSError:
             return {}
-        return self._hear(ANSWERS_WITHIN)
+        return self._receive(ANSWER_TIMEOUT)
 
-    def _hear(self, within: float) -> dict[str, Any]:
+    def _receive(self, timeout: float) -> dict[str, Any]:
         assert self._control is not None
         try:
-            if not select.select([self._control], [], [], within)[0]:
+            if not select.select([self._control], [], [], timeout)[0]:
                 return {}
             data = self._control.recv(1 << 20)
             answer: dict[str, Any] = json.loads(data) if data else {}

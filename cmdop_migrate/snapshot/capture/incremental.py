@@ -1,8 +1,8 @@
-"""What the rounds of one move know of each other, where the kernel tells which pages were written since the last one.
+"""Keep the state between the pre-copy rounds of one move, where the kernel tracks which pages were written.
 
-CRIU asks the kernel to begin anew when it has dumped a session, and dumps the next time only what was written since; of
-the rest it says that it is in the parent. Whole windows of that are the chunks of the last round, by their names; the
-rest of a window in which something was written is read from the session, which stands still.
+CRIU resets the kernel's dirty bits after each dump, and the next time dumps only the pages written since; it marks the
+others as being in the parent dump. A whole window of unwritten pages is taken over from the last round by its chunk
+name; the unwritten pages of a window in which others were written are read from the frozen session.
 """
 
 from __future__ import annotations
@@ -21,48 +21,51 @@ from cmdop_migrate.images.write.previous_round import Earlier
 FEATURE = "mem_dirty_track"
 
 
-class Rounds:
-    """`earlier` is the memory of the last round, None before the first."""
+class PreCopyRounds:
+    """Keep the last pre-copy round. `earlier` is its memory, None before the first round."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the session's; CRIU's own images of the last round stay in it until `close`."""
+        """Keep CRIU's own images of the last round in the session's `directory` until `close`."""
         self._kept = directory / KEPT
         self.earlier: Earlier | None = None
         self.close()
 
     @property
     def parent(self) -> str | None:
-        """For CRIU, beside its new images: what it is to compare with."""
+        """Return the path of the last round's images relative to the new ones, as CRIU's parent; None before the first
+        round."""
         return f"../{KEPT}" if self.earlier is not None else None
 
     def keep(self, images: Path, earlier: Earlier) -> None:
+        """Replace the last round by the one whose CRIU images are in `images`, which is moved."""
         self.close()
-        (images / "parent").unlink(missing_ok=True)  # CRIU's way to the round before, which is gone now
+        (images / "parent").unlink(missing_ok=True)  # CRIU's link to the round before, which is removed now
         images.rename(self._kept)
         self.earlier = earlier
 
     def close(self) -> None:
+        """Remove the last round."""
         self.earlier = None
         shutil.rmtree(self._kept, ignore_errors=True)
 
 
-def are_told(criu: Criu) -> bool:
-    """Whether this kernel tracks writes."""
+def tracks_writes(criu: Criu) -> bool:
+    """Return whether this kernel tracks writes for CRIU."""
     return FEATURE in find.features(criu, (FEATURE,))
 
 
-class StillMemory:
-    """Pages of processes that stand still, by their pids inside the session."""
+class FrozenMemory:
+    """Read pages of frozen processes, by their pids inside the session."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._files: dict[int, int] = {}
         for pid in pids:
-            inner = _inner(pid)
-            if inner is not None:
-                self._files[inner] = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            inner_pid = _inner_pid(pid)
+            if inner_pid is not None:
+                self._files[inner_pid] = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, target: Target, vaddr: int, into: memoryview) -> None:
-        """OSError when there is no such process, or no such page."""
+        """Fill `into` with the memory at `vaddr`. Raises OSError if there is no such process, or no such page."""
         if target.id not in self._files:
             raise OSError(f"process {target.id} of the session is gone")
         while into:
@@ -72,12 +75,13 @@ class StillMemory:
             into, vaddr = into[done:], vaddr + done
 
     def close(self) -> None:
+        """Close the memory files."""
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
 
 
-def _inner(pid: int) -> int | None:
+def _inner_pid(pid: int) -> int | None:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A checkpoint's image is begun beside CRIU's start: all that is to be had from the store before the freeze."""
+"""Open a checkpoint's image in a thread while CRIU starts, so that no request to the store waits until the freeze."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.snapshot import host_files
 from cmdop_migrate.util import threads
 
-LAST_WORD = 5.0  # seconds that a store has to hear that nothing more comes
-Opening = Future[tuple[ImageWriter, host_files.Carrier]]
+ABORT_TIMEOUT = 5.0  # seconds for removing the upload mark after Ctrl-C
+PendingImage = Future[tuple[ImageWriter, host_files.HostFileCollector]]
 _log = log.get("checkpoint")
 
 
@@ -25,44 +25,46 @@ def start(
     config: Config,
     record: Record,
     directory: Path,
-    found: Touched,
-    what: host_files.Carry,
-    goes_on: bool,
+    files: Touched,
+    carry: host_files.Carry,
+    leave_running: bool,
     on_pack: Callable[[str], None] | None,
-) -> Opening:
-    """`goes_on`: else it is parked, or moved, and waits for all of it anyway."""
+) -> PendingImage:
+    """Start to open the image. With `leave_running` the frozen time counts, so the writer spills to disk; a session
+    that is parked or moved waits for the whole upload anyway."""
 
-    def open_image() -> tuple[ImageWriter, host_files.Carrier]:
+    def open_image() -> tuple[ImageWriter, host_files.HostFileCollector]:
         ring, store = resources.open_keys(config), resources.open_store(config)
         spill = config.state_dir / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
-        is_far = not config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
+        is_remote = not config.store.startswith("file:")  # writing to a file store costs the same as spilling
         writer = ImageWriter(
             store, ring, record.session, spill, parent=record.checkpoint, on_pack=on_pack,
-            hold=goes_on and is_far, put_off=goes_on, hints=directory / "memory.groups",
+            hold=leave_running and is_remote, put_off=leave_running, hints=directory / "memory.groups",
             ledgers=config.state_dir / "ledgers",
         )  # fmt: skip
         try:
             writer.begin()
-            carrier = host_files.Carrier(config.state_dir, writer, ring.current.fingerprint, what, wait=goes_on)
-            carrier.add(found)
+            key = ring.current.fingerprint
+            collector = host_files.HostFileCollector(config.state_dir, writer, key, carry, wait=leave_running)
+            collector.add(files)
         except BaseException:
             writer.abort()
             raise
-        return writer, carrier
+        return writer, collector
 
     return threads.start(open_image, "open")
 
 
-def give_up(opening: Opening, error: BaseException) -> None:
-    """The store hears of it. Whoever pressed Ctrl-C does not wait for one that hangs: what it has not heard in time it
-    finds out by itself, as after a crash."""
+def abort(pending_image: PendingImage, error: BaseException) -> None:
+    """Abort the upload after `error`. After Ctrl-C a store that hangs is waited for ABORT_TIMEOUT only; the upload mark
+    left behind then expires, as after a crash."""
 
-    def tell() -> None:
-        if opening.exception() is None:
-            opening.result()[0].abort()
+    def abort_writer() -> None:
+        if pending_image.exception() is None:
+            pending_image.result()[0].abort()
 
-    ended = threads.start(tell, "give-up")
-    futures.wait([ended], None if isinstance(error, Exception) else LAST_WORD)
-    if ended.done() and (failure := ended.exception()) is not None:
-        _log.error("giving up failed", exc_info=failure)
+    aborted = threads.start(abort_writer, "abort")
+    futures.wait([aborted], None if isinstance(error, Exception) else ABORT_TIMEOUT)
+    if aborted.done() and (failure := aborted.exception()) is not None:
+        _log.error("aborting the upload failed", exc_info=failure)

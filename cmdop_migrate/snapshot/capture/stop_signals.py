@@ -1,4 +1,4 @@
-"""Exchange the signal that stopped a process for one that CRIU dumps.
+"""Exchange the signal that stopped a process for one that CRIU can dump.
 
 CRIU refuses a process that its terminal has stopped (SIGTTIN, SIGTTOU: `cat &`,
 `vim f &`). In a frozen cgroup SIGCONT and SIGSTOP, sent one after the other,
@@ -6,10 +6,10 @@ leave it stopped by SIGSTOP: it does not run in between, and when it is thawed
 it stops before its first instruction. Its parent is notified of the stop once
 more.
 
-The signals are put back however the dump ends; if this command is killed, by the
-session's holder (`holder/stopped_jobs.py`). Killed in the microseconds between
-SIGCONT and SIGSTOP, the command leaves a process continued, as `bg` would; the
-holder stops it again.
+The original signals are restored also when the dump fails; if this command is
+killed, the session's holder restores them (`holder/stopped_jobs.py`). If it is
+killed in the microseconds between SIGCONT and SIGSTOP, it leaves a process
+continued, as `bg` would; the holder stops that process again.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _log = log.get("checkpoint")
 REFUSED = (signal.SIGTTIN, signal.SIGTTOU)
 _TASK, _STOP_SIGNAL = 3, 21  # in a core_entry, and in the task_core_entry there
 _WALL = 0x40000000
-WITHIN = 5.0
+STOP_TIMEOUT = 5.0
 
 
-class Exchange:
-    """The processes of one session whose stop signals are exchanged, and what these were.
+class StopSignalExchange:
+    """Exchange the stop signals of one session's processes, and remember the original ones.
 
-    `directory` is that of the session, `group` its cgroup."""
+    `directory` is the session's directory, `group` its cgroup."""
 
     def __init__(self, directory: Path, group: str) -> None:
         self._directory, self._group = str(directory), group
         self._numbers: dict[int, int] = {}  # signals, by the session's own pids
 
     def make(self) -> None:
-        """Exchange the signals of those processes that CRIU would refuse; the session is frozen. Raises Blocked when
-        the disk is full."""
+        """Exchange the signals of the processes that CRIU would refuse; the session is frozen. Raises Blocked if the
+        disk is full."""
         before = {}
         for pid in cgroup.pids(self._group):
             status = _status(pid)
@@ -58,18 +58,19 @@ class Exchange:
         except OSError as error:
             raise Blocked(
                 f"{self._directory} cannot be written: {error.strerror}",
-                "The session goes on. Free some space where state_dir is, then checkpoint again.",
+                "The session keeps running. Free some space where state_dir is, then checkpoint again.",
             ) from error
         for pid in before:
             stopped_jobs.stop_by(pid, signal.SIGSTOP)
 
     def write(self, images: Path) -> None:
-        """Put the true signals into the images of the dump: a restored process is stopped by the one it was."""
+        """Write the original signals into the images of the dump: a restored process is stopped by its original
+        signal."""
         write(images, self._numbers)
 
     def undo(self) -> None:
-        """Stop the processes by their own signals again, unless the holder has done so already. The signals have the
-        effect they had: a stopped process has not blocked or handled them meanwhile."""
+        """Stop the processes by their original signals again, unless the holder has done so already. The signals have
+        the same effect as before: a stopped process cannot have blocked or handled them meanwhile."""
         stopped_jobs.put_back(self._directory, self._group)
 
 
@@ -85,33 +86,34 @@ def write(images: Path, numbers: Mapping[int, int]) -> None:
 
 
 def _stop_signal(pid: int) -> int:
-    """-> the signal that has stopped it, which only a tracer is told. A stopped process stays stopped while and after
-    it is traced. 0 when it is not stopped, or another process traces it, which CRIU will report."""
+    """Return the signal that stopped a process, which the kernel reports only to a tracer. A stopped process stays
+    stopped while and after it is traced. Return 0 if the process is not stopped, or if another process traces it,
+    which CRIU will report."""
     task = Task(pid)
     try:
         task.attach()
-        status = _soon(lambda: os.waitpid(pid, _WALL | os.WNOHANG)[1])
+        status = _wait_for(lambda: os.waitpid(pid, _WALL | os.WNOHANG)[1])
         task.let_go()
-        # CRIU counts the stops of a process that it finds on its way back into the stop, and waits for one too many.
-        _soon(lambda: _is_stopped(_status(pid)))
+        # CRIU would wait for one stop too many if it found the process on its way back into the stop.
+        _wait_for(lambda: _is_stopped(_status(pid)))
     except (Ended, ChildProcessError, ProcessLookupError) as error:
-        _log.warning("process %d is stopped, but not known by what: %s", pid, error)
+        _log.warning("process %d is stopped by an unknown signal: %s", pid, error)
         return 0
     return os.WSTOPSIG(status) if os.WIFSTOPPED(status) and status >> 16 else 0
 
 
-def _soon(read: Callable[[], int]) -> int:
-    """-> the first value that is not 0."""
-    until = time.monotonic() + WITHIN
+def _wait_for(read: Callable[[], int]) -> int:
+    """Call `read` until it returns a value that is not 0, and return that. Raises Ended after STOP_TIMEOUT."""
+    until = time.monotonic() + STOP_TIMEOUT
     while not (value := read()):
         if time.monotonic() > until:
-            raise Ended("it does not stop")
+            raise Ended("the process does not stop")
         time.sleep(0.0005)
     return value
 
 
 def _is_stopped(status: Mapping[str, str]) -> bool:
-    return status.get("State", "").startswith("T")  # with a small letter it is traced
+    return status.get("State", "").startswith("T")  # "t" is a traced process
 
 
 def _status(pid: int) -> dict[str, str]:

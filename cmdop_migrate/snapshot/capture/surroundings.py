@@ -1,5 +1,5 @@
-"""Find what keeps a session from being dumped that no single process of it shows: sockets that wait or lead outside,
-mounts, and processes beside its cgroup."""
+"""Find obstacles to a dump that no single process shows: pending or outside sockets, mounts, and processes outside
+the session's cgroup."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cmdop_migrate.session.unix_sockets import UnixSocket
 
 
 def look(group: str, record: Record, processes: tuple[Process, ...]) -> Iterator[Obstacle]:
-    """Find them all. What cannot be read, because its process has just ended, is not there any more."""
+    """Yield all such obstacles. A file that cannot be read belongs to a process that has just ended, and is skipped."""
     if record.pid is None or not processes:
         return
     yield from _mounts(record, processes)
@@ -30,7 +30,7 @@ def look(group: str, record: Record, processes: tuple[Process, ...]) -> Iterator
 
 
 def has_huge_pages() -> bool:
-    """Whether this machine keeps huge pages for programs (vm.nr_hugepages)."""
+    """Return whether this machine reserves huge pages for programs (vm.nr_hugepages)."""
     return any(_number(pool) for pool in Path("/sys/kernel/mm/hugepages").glob("*/nr_hugepages"))
 
 
@@ -43,13 +43,13 @@ def _number(path: Path) -> int:
 
 def _mounts(record: Record, processes: Iterable[Process]) -> Iterator[Obstacle]:
     tables: dict[str, MountTable] = {}
-    for one in processes:
+    for process in processes:
         try:
-            space = os.readlink(f"/proc/{one.pid}/ns/mnt")
+            namespace = os.readlink(f"/proc/{process.pid}/ns/mnt")
         except OSError:
             continue
-        if space not in tables:
-            tables[space] = mount_table.read(one.pid)
+        if namespace not in tables:
+            tables[namespace] = mount_table.read(process.pid)
     cannot, lost = mount_table.unknown(tables.values(), (*record.layers, *record.binds))
     if cannot:
         yield Obstacle("mount", ", ".join(sorted(cannot)[:5]))
@@ -61,13 +61,14 @@ def _mounts(record: Record, processes: Iterable[Process]) -> Iterator[Obstacle]:
 
 
 def _strays(group: str, processes: tuple[Process, ...]) -> Iterator[Obstacle]:
-    """Children of the session's processes that are in another cgroup: they would not be frozen."""
+    """Yield the children of the session's processes that are in another cgroup: they would not be frozen."""
     with contextlib.suppress(OSError):
         if inner := cgroup.inner_groups(group):
             yield Obstacle("sub_cgroup", ", ".join(inner[:5]))
-    known = {one.pid for one in processes}
-    strange = {child for one in processes for child in _children(one.pid)} - known
-    for pid in strange - set(cgroup.pids(group)) if strange else ():  # else it was started while we looked
+    known = {process.pid for process in processes}
+    unknown = {child for process in processes for child in _children(process.pid)} - known
+    # A child that is in the cgroup by now was started during the check.
+    for pid in unknown - set(cgroup.pids(group)) if unknown else ():
         try:
             if Path(f"/proc/{pid}/status").read_text().find("State:\tZ") < 0:
                 yield Obstacle("outside_cgroup", "", pid, Path(f"/proc/{pid}/comm").read_text().strip())
@@ -76,62 +77,62 @@ def _strays(group: str, processes: tuple[Process, ...]) -> Iterator[Obstacle]:
 
 
 def _children(pid: int) -> set[int]:
-    found: set[int] = set()
+    children: set[int] = set()
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
-                found |= set(map(int, file.read().split()))
+                children |= set(map(int, file.read().split()))
     except OSError:
-        return found
-    return found
+        return children
+    return children
 
 
 def _netlink(processes: tuple[Process, ...]) -> Iterator[Obstacle]:
-    """Messages from the kernel that a program has not read yet."""
-    for one in processes:
-        if not one.netlink:
+    """Yield the processes that have netlink messages from the kernel which they have not read yet."""
+    for process in processes:
+        if not process.netlink:
             continue
         try:
-            lines = Path(f"/proc/{one.pid}/net/netlink").read_text(encoding="ascii").splitlines()[1:]
+            lines = Path(f"/proc/{process.pid}/net/netlink").read_text(encoding="ascii").splitlines()[1:]
         except OSError:
             continue
         rows = [line.split() for line in lines]
-        if any(int(row[9]) in one.netlink and int(row[4]) for row in rows if len(row) > 9):
-            yield Obstacle("netlink_news", "", one.pid, one.command)
+        if any(int(row[9]) in process.netlink and int(row[4]) for row in rows if len(row) > 9):
+            yield Obstacle("netlink_news", "", process.pid, process.command)
 
 
 def _unix(processes: tuple[Process, ...]) -> Iterator[Obstacle]:
-    own = {inode: one for one in reversed(processes) for inode in one.unix}
+    own = {inode: process for process in reversed(processes) for inode in process.unix}
     if not own:
         return
     sockets: dict[int, UnixSocket] = {}
     seen: set[str] = set()
-    for one in processes:
+    for process in processes:
         try:
-            space = os.readlink(f"/proc/{one.pid}/ns/net") if one.unix else ""
-            if space and space not in seen:
-                seen.add(space)
-                sockets |= unix_sockets.read(one.pid)
+            namespace = os.readlink(f"/proc/{process.pid}/ns/net") if process.unix else ""
+            if namespace and namespace not in seen:
+                seen.add(namespace)
+                sockets |= unix_sockets.read(process.pid)
         except OSError:
             continue
-    queued = {client for one in sockets.values() for client in one.waiting}
-    peers: dict[int, Process] = {}  # of sockets that no process of the session has
+    queued = {client for unix_socket in sockets.values() for client in unix_socket.waiting}
+    peers: dict[int, Process] = {}  # sockets that no process of the session has, and the process connected to each
     for inode, owner in own.items():
-        found = sockets.get(inode)
-        if found is None:
-            if _has_socket(owner.pid, inode):  # else it was closed meanwhile
+        unix_socket = sockets.get(inode)
+        if unix_socket is None:
+            if _has_socket(owner.pid, inode):  # otherwise it was closed meanwhile
                 yield Obstacle("foreign_unix", "", owner.pid, owner.command)
             continue
-        if any(client == 0 or (client in sockets and sockets[client].unread) for client in found.waiting):
-            yield Obstacle("unaccepted", found.name or "a socket without a name", owner.pid, owner.command)
-        if found.is_dangling and inode not in queued:
+        if any(client == 0 or (client in sockets and sockets[client].unread) for client in unix_socket.waiting):
+            yield Obstacle("unaccepted", unix_socket.name or "a socket without a name", owner.pid, owner.command)
+        if unix_socket.is_dangling and inode not in queued:
             yield Obstacle("outside_unix", "a process that has not accepted it", owner.pid, owner.command)
-        elif found.peer and found.peer not in own:
-            if found.kind == socket.SOCK_DGRAM and (service := sockets.get(found.peer)) and service.name:
+        elif unix_socket.peer and unix_socket.peer not in own:
+            if unix_socket.kind == socket.SOCK_DGRAM and (service := sockets.get(unix_socket.peer)) and service.name:
                 yield Obstacle("host_service", service.name, owner.pid, owner.command)  # CRIU connects it by name
             else:
-                peers[found.peer] = owner
-    yield from _outside(peers, {one.pid for one in processes}, sockets)
+                peers[unix_socket.peer] = owner
+    yield from _outside(peers, {process.pid for process in processes}, sockets)
 
 
 def _has_socket(pid: int, inode: int) -> bool:
@@ -139,18 +140,19 @@ def _has_socket(pid: int, inode: int) -> bool:
 
 
 def _sockets_of(pid: int) -> set[int]:
-    found: set[int] = set()
+    inodes: set[int] = set()
     with contextlib.suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):  # closed meanwhile
                 link = os.readlink(f"/proc/{pid}/fd/{fd}")
                 if link.startswith("socket:["):
-                    found.add(int(link[8:-1]))
-    return found
+                    inodes.add(int(link[8:-1]))
+    return inodes
 
 
 def _outside(peers: dict[int, Process], session: set[int], sockets: dict[int, UnixSocket]) -> Iterator[Obstacle]:
-    """Connections whose other end a process outside has. An end that no process has is on its way in a message."""
+    """Yield the connections whose other end belongs to a process outside the session. An end that no process has is in
+    a message that has not been received yet."""
     if not peers:
         return
     holders: dict[int, str] = {}

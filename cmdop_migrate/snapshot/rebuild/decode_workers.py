@@ -1,8 +1,8 @@
-"""Memory on its way back is decoded by processes of their own (offspring.py).
+"""Decode memory during a restore in worker processes (util/worker_process.py).
 
-A chunk is opened so quickly that two threads of one process wait for each other's interpreter more than they
-decode. Each process here has a megabyte that we see, too: it is told what to put there, and says when it is done.
-It has nothing of ours but the sealed image.
+Decrypting and decompressing a chunk is so quick that two threads of one process would wait for the interpreter lock
+more than they decode. Each worker shares one megabyte of memory with this process: it receives a job, writes the
+decoded memory there and answers. It inherits nothing but the sealed image.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from collections.abc import Iterator
 
 from cmdop_migrate import log
 from cmdop_migrate.criu.lazy import address_space, pager
-from cmdop_migrate.snapshot.session_memory import Later, Source
+from cmdop_migrate.snapshot.session_memory import LazyMemory, MemorySource
 from cmdop_migrate.util.worker_process import Offspring, close_all
 
-_MOST = 4
+_MAX_WORKERS = 4
 _JOB = struct.Struct("<qQQ")  # pid inside, start, size
 _ZEROS, _DATA, _REFUSED = b"0", b"1", b"2"
 _log = log.get("decoders")
 
 
 @contextlib.contextmanager
-def started(source: Source) -> Iterator[list[pager.Filler]]:
-    """One more than there are processors: while one places what is decoded, the others decode. Fewer, or none, where
-    the machine has no more processes or memory to give: then threads decode."""
-    made: list[Decoder] = []
+def started(source: MemorySource) -> Iterator[list[pager.Filler]]:
+    """Start the workers, and end them at the end of the block. There is one more than processors: while the memory of
+    one is being placed, the others decode. There are fewer, or none, if the machine is out of processes or memory:
+    then threads decode."""
+    workers: list[DecodeWorker] = []
     try:
-        for _ in range(min(_MOST, (os.cpu_count() or 1) + 1)):
+        for _ in range(min(_MAX_WORKERS, (os.cpu_count() or 1) + 1)):
             try:
-                made.append(Decoder(source))
+                workers.append(DecodeWorker(source))
             except OSError as error:
-                _log.warning("no more decoders: %s", error)
+                _log.warning("no more decode workers can be started: %s", error)
                 break
-        yield list(made)
+        yield list(workers)
     finally:
-        close_all(made)
+        close_all(workers)
 
 
-class Decoder(Offspring):
-    """A filler for one thread."""
+class DecodeWorker(Offspring):
+    """Decode memory for one thread of the pager."""
 
-    def __init__(self, source: Source) -> None:
-        """`source` has all of its image on this machine, and nobody uses it at this moment."""
+    def __init__(self, source: MemorySource) -> None:
+        """Start the worker. `source` must have its whole image on this machine, and no thread may use it now."""
         self.buffer = memoryview(mmap.mmap(-1, address_space.BLOCK))
-        self._is_there = True
+        self._is_usable = True
 
         def decode(sock: socket.socket) -> None:
             while len(job := sock.recv(_JOB.size, socket.MSG_WAITALL)) == _JOB.size:
@@ -57,13 +58,15 @@ class Decoder(Offspring):
         super().__init__(decode, source.descriptors(), pager.NICE)
 
     def fill(self, memory: address_space.Memory, start: int, size: int) -> bool:
-        assert isinstance(memory, Later)
-        answer = self._ask(_JOB.pack(memory.pid, start, size)) if self._is_there else b""
+        """Decode memory into `buffer`; return False if it is all zeros. If the worker died or failed, this process
+        decodes instead, and raises the error."""
+        assert isinstance(memory, LazyMemory)
+        answer = self._ask(_JOB.pack(memory.pid, start, size)) if self._is_usable else b""
         if answer in (_ZEROS, _DATA):
             return answer == _DATA
-        if self._is_there:  # it died, or has seen what we must see ourselves to say what is wrong
-            _log.info("a decoder gave up: its work is done here")
-            self._is_there = False
+        if self._is_usable:
+            _log.info("a decode worker failed: this process decodes in its place")
+            self._is_usable = False
         return memory.fill(start, self.buffer[:size])
 
     def _ask(self, job: bytes) -> bytes:
@@ -74,10 +77,10 @@ class Decoder(Offspring):
         return self.hear()
 
 
-def _answer(source: Source, job: bytes, buffer: memoryview) -> bytes:
-    """In the process."""
+def _answer(source: MemorySource, job: bytes, buffer: memoryview) -> bytes:
+    """Do one job, in the worker process."""
     pid, start, size = _JOB.unpack(job)
     try:
         return _DATA if source.later(pid).fill(start, buffer[:size]) else _ZEROS
-    except BaseException:  # noqa: BLE001 - who asked will run into the same, and can say so
+    except BaseException:  # noqa: BLE001 - the parent decodes the same memory then, and raises the error
         return _REFUSED

@@ -1,7 +1,8 @@
-"""Make a session's process tree from an image, up to its first instruction.
+"""Restore a session's process tree from an image, up to its first instruction.
 
-Shared by a restore (incarnation.py), which then lets the tree run under a
-lease, and by the trial restore of a checkpoint (proof.py), which ends it there.
+This is shared by a restore (restore_session.py), which then lets the tree run
+under a lease, and by the trial restore of a checkpoint (proof.py), which ends
+the tree there.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ from cmdop_migrate.util.timings import Phases
 CRIU_TIMEOUT = 600.0
 
 
-class Holder(NamedTuple):
-    """A holder that is being started, and our end of its CRIU's socket."""
+class StartingHolder(NamedTuple):
+    """Hold a holder process that is being started, and our end of the socket of its CRIU."""
 
     starter: Starter
     worker: socket.socket
 
 
-class Remake:
-    """One tree being made from one image, in the directory and cgroup of `record`."""
+class ProcessTreeRestore:
+    """Restore one process tree from one image, in the directory and cgroup of `record`."""
 
     timeout = CRIU_TIMEOUT  # seconds CRIU may take
-    # CRIU inherits our end of its socket too, so that it never sees the end of file. It would let the tree run then.
+    # Let CRIU inherit our end of its socket too, so that it never sees end of file: it would let the tree run then.
     never_hangs_up = False
 
     def __init__(
@@ -62,26 +63,26 @@ class Remake:
         self.group = this_host.cgroup(record.session)
         self.terminal = image_checks.terminal(image)
         self.before: Link | None = image_checks.record(image.manifest).link
-        self.brought = host_files.Brought()
+        self.installed_files = host_files.InstalledFiles()
         self.adopted = False
         self.pid = 0
 
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], pager: Pager | None, waiting: set[int]
     ) -> None:
-        """Act on the complete tree, which has not run yet. What is raised here ends the tree."""
+        """Act on the complete tree, which has not run yet. An error raised here ends the tree."""
         raise NotImplementedError
 
-    def _order(self) -> dict[str, Any]:
-        """Return what the holder must know beyond `holder_order`."""
+    def _extra_order(self) -> dict[str, Any]:
+        """Return the fields of the holder's order beyond those of `holder_order`."""
         return {"carried": self.terminal["carried"]}
 
     def _mounts(self) -> tuple[request.SharedMount, ...]:
-        """Return the mounts that CRIU is to take over instead of making them."""
+        """Return the mounts that CRIU must take over instead of creating them."""
         return shared_mounts(self.record, str(self.directory / "root"))
 
-    def _lay_files(self, allow_devices: bool = False, accept_files: bool = False) -> None:
-        """Write the session's own files into empty layers, and bring the host's files that this host lacks."""
+    def _unpack_files(self, allow_devices: bool = False, accept_files: bool = False) -> None:
+        """Unpack the session's own files into empty layers, and install the host files that this host lacks."""
         points = list(self.record.layers)
         layers = overlays(points)
         make_stores(self.directory, layers)
@@ -93,10 +94,10 @@ class Remake:
             stats = unpack.restore(table, self.image, upper, allow_devices=allow_devices)
             (self.directory / f"files-{number}.table").write_bytes(data)
             (self.directory / f"files-{number}.stats").write_bytes(stat_cache.serialise(table, stats))
-        self.brought = host_files.bring(self.image, self.config.state_dir, points, uppers, accept_files)
+        self.installed_files = host_files.install(self.image, self.config.state_dir, points, uppers, accept_files)
 
-    def _lay_images(self, source: session_memory.Source, lazy: bool) -> None:
-        """Write CRIU's images, and the memory that cannot come while the tree runs (`lazy`) or all of it."""
+    def _write_images(self, source: session_memory.MemorySource, lazy: bool) -> None:
+        """Write CRIU's images and all memory; with `lazy` only the memory that cannot be served while the tree runs."""
         shutil.rmtree(self.images, ignore_errors=True)
         self.images.mkdir(mode=0o700)
         for name in self.image.manifest.blobs:
@@ -107,13 +108,13 @@ class Remake:
             (namespace,) = self.images.glob("netns-*.img")
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
                 rules.write(network.LOCK.encode())
-        if self.brought.as_found:
-            files_image.open_as_found(self.images, self.brought.as_found)
+        if self.installed_files.accepted_files:
+            files_image.open_as_found(self.images, self.installed_files.accepted_files)
         reservations.unreserve(self.images)
-        source.lay_out(self.images, lazy)
+        source.write_pages(self.images, lazy)
 
     def _is_locked(self) -> bool:
-        """Tell whether the session's network must drop all packets until the tree is complete.
+        """Return whether the session's network must drop all packets until the tree is complete.
 
         Connections inside the session are restored one end at a time; a packet that arrives before the other end
         exists would reset the connection."""
@@ -121,16 +122,16 @@ class Remake:
         return self.record.link is not None and has_streams and len(list(self.images.glob("netns-*.img"))) == 1
 
     @contextlib.contextmanager
-    def _holder(self, fresh_until: float) -> Iterator[Holder]:
-        """Start a holder and, as its child, CRIU, once the files are laid out. Unless the holder has adopted the
-        session by the end of the block, both end and nothing of the tree is left."""
+    def _holder(self, fresh_until: float) -> Iterator[StartingHolder]:
+        """Start a holder and, as its child, CRIU, after the files are unpacked. Unless the holder has adopted the
+        session by the end of the block, both are ended and no process of the tree is left."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = holder_order(self.config, self.this_host, self.record) | {
             "mode": "restore",
             "fresh_until": fresh_until,
             "worker": list(self.criu.argv),
             "worker_fd": theirs.fileno(),
-            **self._order(),
+            **self._extra_order(),
         }
         with ours:
             with theirs, self.phases.phase("holder"):
@@ -138,7 +139,7 @@ class Remake:
                 kept = (theirs.fileno(), ours.fileno()) if self.never_hangs_up else (theirs.fileno(),)
                 starter = Starter(order, self.lock, log_file, *kept)
             try:
-                yield Holder(starter, ours)
+                yield StartingHolder(starter, ours)
             finally:
                 if not self.adopted:
                     self._abandon(starter)
@@ -151,7 +152,7 @@ class Remake:
     def _converse(
         self, sock: socket.socket, starter: Starter, criu: int, pager: Pager | None, waiting: set[int]
     ) -> None:
-        """Have CRIU make the tree. `waiting` lists the processes whose memory comes from the pager."""
+        """Have CRIU restore the tree. `waiting` lists the processes whose memory comes from the pager."""
         masters: list[int] = []
         terminals = controlling_tty.Restoration(self.images)
 
@@ -176,7 +177,7 @@ class Remake:
                 sibling=not terminals.is_possible,
             )
             response = runner.converse(sock, request.restore(spec), on_notify, self.timeout, criu)
-        except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter: of what it had made already
+        except (runner.HungUp, FileNotFoundError, ProcessLookupError):  # the latter two: of the tree that died with it
             raise self._failure("the restore failed: CRIU died") from None
         finally:
             os.close(directory)

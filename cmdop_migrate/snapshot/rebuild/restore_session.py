@@ -1,4 +1,4 @@
-"""One session brought back from a verified image: its files, its tree, its holder, then its memory."""
+"""Restore one session from a verified image: its files, its process tree, its holder, then its memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,45 +30,37 @@ from cmdop_migrate.session import cpu_affinity, network, tcp_connections, thread
 from cmdop_migrate.session.spawn_holder import Starter
 from cmdop_migrate.snapshot import image_checks, session_memory
 from cmdop_migrate.snapshot.rebuild import adoption, decode_workers
-from cmdop_migrate.snapshot.rebuild.process_tree import Holder, Remake
+from cmdop_migrate.snapshot.rebuild.process_tree import ProcessTreeRestore, StartingHolder
+from cmdop_migrate.snapshot.restore_options import RestoreOptions, RestoreResult
 from cmdop_migrate.util import limits
 from cmdop_migrate.util.timings import Phases
 
 HOLDER_TIMEOUT = 5.0
-FILES = 1 << 16
-MANY = 16 << 20  # bytes of files that are better brought before they are asked for, one after the other
-EAGER_BELOW = 32 << 20  # so little memory is laid out as fast as it is served
+OPEN_FILES = 1 << 16
+PREFETCH_FILES_ABOVE = 16 << 20  # bytes: more files than this are fetched together before they are unpacked one by one
+EAGER_MEMORY_BELOW = 32 << 20  # bytes: less memory than this is written as fast as a pager would serve it
 _log = log.get("restore")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    fork: str | None = None
-    lazy: bool = False
-    allow_devices: bool = False
-    wait: float = 0.0
-    accept_files: bool = False
-
-
-class Restorer(Protocol):
-    """Who brings it back: what was asked, and who hears how it goes."""
+class RestoreContext(Protocol):
+    """Describe the command that restores: its options, and where it takes progress and result."""
 
     this_host: Host
-    wanted: Wanted
+    options: RestoreOptions
     phases: Phases
     began: float
     session: str
-    stall: Path | None
+    stall_note: Path | None
     say: Callable[[str], None]
-    answer: Callable[[dict[str, Any]], None]
+    answer: Callable[[RestoreResult], None]
 
 
-class Incarnation(Remake):
-    """From a verified image to a running session."""
+class SessionRestore(ProcessTreeRestore):
+    """Restore a session from a verified image until it runs and has all its memory."""
 
     def __init__(
         self,
-        parent: Restorer,
+        context: RestoreContext,
         criu: Criu,
         image: Image,
         record: Record,
@@ -77,89 +69,97 @@ class Incarnation(Remake):
         host_leases: LeaseStore,
         lease: Held,
     ) -> None:
-        super().__init__(parent.this_host, parent.phases, criu, image, record, directory, lock)
-        self.parent, self.leases, self.lease = parent, host_leases, lease
+        super().__init__(context.this_host, context.phases, criu, image, record, directory, lock)
+        self.context, self.leases, self.lease = context, host_leases, lease
         self.runs_from = 0.0
-        self.deadline = adoption.Deadline(record.name, self.group)
-        self.outside = [one.to_json() for one in image_checks.outside(image)]
-        self.starter: Starter | None = None  # once it runs: whoever finds its memory lost must tell the holder
+        self.deadline = adoption.AdoptionDeadline(record.name, self.group)
+        self.closed_connections = [connection.to_json() for connection in image_checks.outside_connections(image)]
+        self.starter: Starter | None = None  # set once the session runs: the holder must be told if memory is lost
         self.lost: BaseException | None = None
-        self.told: list[HookOutcome] = []
+        self.hook_outcomes: list[HookOutcome] = []
 
     def run(self) -> None:
+        """Restore the session. The result is passed to the context as soon as the session runs and, unless the restore
+        is lazy, has all its memory; a lazy restore returns only when all memory has arrived."""
         lazy = self._is_lazy()
-        if self.parent.wanted.lazy and (not lazy or self.image.manifest.facts["files_bytes"] > MANY):
-            self.image.bring_rest()  # it is waited for; else once it runs: until then the processors are CRIU's
+        if self.context.options.lazy and (not lazy or self.image.manifest.facts["files_bytes"] > PREFETCH_FILES_ABOVE):
+            # Otherwise this starts once the session runs: until then the processors are CRIU's.
+            self.image.bring_rest()
         with self.phases.phase("files"):
-            self.parent.say("files")
-            self._lay_files(self.parent.wanted.allow_devices, self.parent.wanted.accept_files)
+            self.context.say("files")
+            self._unpack_files(self.context.options.allow_devices, self.context.options.accept_files)
             (self.directory / "output.ring").write_bytes(image_checks.blob(self.image, "output"))
-            image_checks.lay_journal(self.image, self.directory)
-        source = session_memory.Source(self.image)
-        with self._holder(self.lease.fresh_until) as holder:  # it starts, and starts CRIU, while we lay images
+            image_checks.write_input_journal(self.image, self.directory)
+        source = session_memory.MemorySource(self.image)
+        with self._holder(self.lease.fresh_until) as holder:  # it starts, and starts CRIU, while we write the images
             with self.phases.phase("images"):
-                self._lay_images(source, lazy)
+                self._write_images(source, lazy)
             if lazy:
                 self._run_lazily(source, holder)
             else:
                 self._run(holder, None, set())
-                self._tell_hooks()
-                self._say_done()
+                self._run_hooks()
+                self._report_restored()
 
-    def _order(self) -> dict[str, Any]:
-        return {"carried": self.terminal["carried"] | ({"turn": None} if self.parent.wanted.fork else {})}
+    def _extra_order(self) -> dict[str, Any]:
+        return {"carried": self.terminal["carried"] | ({"turn": None} if self.context.options.fork else {})}
 
-    def _clean(self) -> None:
-        """It runs: what it was made from, its memory in the clear among it, goes."""
+    def _remove_images(self) -> None:
+        """Delete the unpacked images, which contain plaintext memory, once the session runs."""
         start.remove_files(str(self.directory), ("image", "images"))
 
     def _is_lazy(self) -> bool:
-        is_small = self.image.manifest.sizes["memory"] <= EAGER_BELOW
-        return (self.parent.wanted.lazy or not is_small) and userfaultfd.is_possible()
+        is_small = self.image.manifest.sizes["memory"] <= EAGER_MEMORY_BELOW
+        return (self.context.options.lazy or not is_small) and userfaultfd.is_possible()
 
-    def _run_lazily(self, source: session_memory.Source, holder: Holder) -> None:
-        limits.more_files(FILES)  # one for each process, and for each that they fork meanwhile
-        with self._decoders(source) as fillers, Pager(self.images, source.later, self._on_lost, fillers) as pager:
+    def _run_lazily(self, source: session_memory.MemorySource, holder: StartingHolder) -> None:
+        limits.more_files(OPEN_FILES)  # the pager has one for each process, and for each that they fork meanwhile
+        with (
+            self._decoders(source) as fillers,
+            Pager(self.images, source.later, self._on_memory_lost, fillers) as pager,
+        ):
             starter = self.starter = self._run(holder, pager, source.waiting())
-            adoption.leave_surroundings(self.group)
-            if self.parent.wanted.lazy:
-                self.parent.session, self.parent.stall = self.record.session, self.directory / "image" / "stall"
+            adoption.leave_caller_cgroup(self.group)
+            if self.context.options.lazy:
+                self.context.session, self.context.stall_note = self.record.session, self.directory / "image" / "stall"
                 self.image.bring_rest()
-            with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for them
-                told = pool.submit(self._tell_hooks, done=self.parent.wanted.lazy)
+            with ThreadPoolExecutor(1, "hooks") as pool:  # memory does not wait for the hooks
+                hooks_run = pool.submit(self._run_hooks, report=self.context.options.lazy)
                 with self.phases.phase("memory"):
-                    whole = pager.wait(lambda: starter.process.poll() is not None)  # it goes with its session
-                if whole:
-                    self._clean()  # before "complete": after it the next checkpoint may use the same directory
-                    with contextlib.suppress(OSError):  # it may have ended by itself meanwhile
+                    # The holder exits with its session.
+                    is_complete = pager.wait(lambda: starter.process.poll() is not None)
+                if is_complete:
+                    self._remove_images()  # before "complete": after it the next checkpoint may use the same directory
+                    with contextlib.suppress(OSError):  # the session may have exited by itself meanwhile
                         starter.control.send(b"complete")
                 starter.close()
-            told.result()
-        if self.lost is not None and not self._ended_by_itself():
+            hooks_run.result()
+        if self.lost is not None and not self._exited_by_itself():
             self.this_host.note("memory_lost", self.record.session, reason=str(self.lost))
             raise self.lost
-        if whole:
+        if is_complete:
             self.this_host.note("memory_complete", self.record.session, seconds=self.phases.seconds["memory"])
-        if not self.parent.wanted.lazy:
-            self._say_done()
+        if not self.context.options.lazy:
+            self._report_restored()
 
-    def _decoders(self, source: session_memory.Source) -> contextlib.AbstractContextManager[Sequence[Filler]]:
-        """What is still in the store comes through one process, which knows what is on its way."""
-        return contextlib.nullcontext(()) if self.parent.wanted.lazy else decode_workers.started(source)
+    def _decoders(self, source: session_memory.MemorySource) -> contextlib.AbstractContextManager[Sequence[Filler]]:
+        """Start the decode workers. A lazy restore has none: one process fetches from the store, because it knows
+        which requests are under way."""
+        return contextlib.nullcontext(()) if self.context.options.lazy else decode_workers.started(source)
 
-    def _on_lost(self, error: BaseException) -> None:
+    def _on_memory_lost(self, error: BaseException) -> None:
         if isinstance(error, CmdopError):
             self.lost = error
         else:
             _log.error("serving memory failed", exc_info=error)
-            self.lost = Unexpected(f"its memory could not be brought back: {error}", "It is parked: restore it again.")
+            self.lost = Unexpected(f"its memory could not be restored: {error}", "It is parked: restore it again.")
         self._end(str(error))
 
     def _end(self, why: str) -> None:
-        """Nothing of it runs when this returns. The holder does it, so that it records the session as parked, not as
-        ended; where there is none yet, or it does not, we do."""
+        """End all processes of the session. The holder does it, so that it records the session as parked, not as
+        ended; if there is no holder yet, or it does not within HOLDER_TIMEOUT, this process does it."""
         if self.starter is not None and cgroup.is_populated(self.group):
-            _log.error("memory is lost: %s; the session is ended, its checkpoint is whole", why)
+            _log.error("memory is lost: %s; the session is ended, its checkpoint is intact", why)
             with contextlib.suppress(OSError):
                 cgroup.freeze(self.group, 0)
             self.starter.close()
@@ -168,26 +168,27 @@ class Incarnation(Remake):
                 time.sleep(0.002)
         cgroup.kill(self.group)
 
-    def _ended_by_itself(self) -> bool:
-        """A program that was done before all of its memory was there has lost nothing."""
+    def _exited_by_itself(self) -> bool:
+        """Return whether the session exited before all its memory had arrived: then nothing is lost."""
         after = self.this_host.load(self.record.session)
         return after is not None and after.phase == "exited"
 
     def _abandon(self, starter: Starter) -> None:
-        """End the tree and its holder, as Remake does, also when the holder's lease deadline froze the tree."""
+        """End the tree and its holder, even if the holder's lease watchdog has frozen the tree."""
         self.deadline.abandon(starter)
 
-    def _run(self, holder: Holder, pager: Pager | None, waiting: set[int]) -> Starter:
-        """`waiting`: the processes that have memory to come from the pager."""
-        self.parent.say("restoring")
+    def _run(self, holder: StartingHolder, pager: Pager | None, waiting: set[int]) -> Starter:
+        """Have CRIU restore the tree and the holder adopt it. `waiting` lists the processes whose memory comes from
+        the pager."""
+        self.context.say("restoring")
         starter = holder.starter
         try:
             criu = starter.expect()["pid"]
             with self.phases.phase("restore"):
                 self._converse(holder.worker, starter, criu, pager, waiting)
             self.phases.reach("resumed")
-            if pager is None:  # else it is still read; who is killed after this leaves none of it beside the session
-                self._clean()
+            if pager is None:  # otherwise the pager still reads them
+                self._remove_images()  # before "resumed": if this process is killed later, none of it is left
             self.deadline.resume()
             starter.control.send(b"resumed")
             starter.expect()
@@ -197,14 +198,14 @@ class Incarnation(Remake):
             words = "the session's holder was killed while it was being restored"
             raise Unexpected(words, "It is parked as before: restore it again.") from error
         except BaseException:
-            self._abandon(starter)  # before the pager lets go of its memory
-            self.deadline.check()  # if that is why, it is what is told
+            self._abandon(starter)  # before the pager releases its memory
+            self.deadline.check()  # if that is the cause, it is the error to raise
             raise
         finally:
             holder.worker.close()
         self.adopted = True
         self.phases.reach("adopted")
-        self.parent.say("running")
+        self.context.say("running")
         if pager is None:
             starter.close()
         return starter
@@ -212,7 +213,8 @@ class Incarnation(Remake):
     def _before_first_instruction(
         self, starter: Starter, masters: list[int], pager: Pager | None, waiting: set[int]
     ) -> None:
-        """The tree is there and stands still: network, old connections, the holder. Raising here ends it."""
+        """Connect the network, reset old connections, and hand the suspended tree to the holder. An error raised here
+        ends the tree."""
         self.phases.reach("pre-resume")
         if not masters or not self.pid:
             raise Unexpected("CRIU did not hand over the session's terminal", "See its log.")
@@ -221,7 +223,7 @@ class Incarnation(Remake):
         if self.record.link is not None and self.before is not None:
             network.reconnect(self.pid, self.before, self.record.link)
         if self.image.manifest.facts.get("live"):
-            tcp_connections.reset(self.pid, image_checks.outside(self.image))
+            tcp_connections.reset(self.pid, image_checks.outside_connections(self.image))
         if self._is_locked():
             network.unlock(self.pid)
         if "affinity" in self.image.manifest.blobs:
@@ -229,7 +231,7 @@ class Incarnation(Remake):
         if "threads" in self.image.manifest.blobs:
             thread_settings.apply(cgroup.pids(self.group), json.loads(self.image.blob("threads")))
         eventfds.complete(self.images, cgroup.pids(self.group))
-        renewed = self.leases.renew(self.lease)  # the last look at the token: after this it runs
+        renewed = self.leases.renew(self.lease)  # the last check of the fencing token: after this the session runs
         if isinstance(renewed, Lost):
             raise leases.fenced(self.record.name, renewed)
         message = {
@@ -248,41 +250,43 @@ class Incarnation(Remake):
         starter.expect()
         self.deadline.check()
 
-    def _tell_hooks(self, done: bool = False) -> None:
-        """It runs, under a new token. What hooks fail with is told, and changes nothing. `done`: then answer, too."""
+    def _run_hooks(self, report: bool = False) -> None:
+        """Run the hooks for the new token and the restore. A failed hook is reported and changes nothing else. With
+        `report`, pass the result to the context afterwards."""
         record = replace(self.record, pid=self.pid)
-        reason = "fork" if self.parent.wanted.fork else "restore"
+        reason = "fork" if self.context.options.fork else "restore"
         hosts = {"from": self.image.manifest.facts.get("host"), "to": self.config.host}
         with self.phases.phase("hooks"):
             for event in (hooks.TOKEN, hooks.POST_RESTORE):
-                facts = {"reason": reason, "closed_connections": self.outside, **hosts}
-                self.told += hooks.run(self.this_host, event, record, **facts)
-        if done:
-            self._say_done()
+                facts = {"reason": reason, "closed_connections": self.closed_connections, **hosts}
+                self.hook_outcomes += hooks.run(self.this_host, event, record, **facts)
+        if report:
+            self._report_restored()
 
-    def _say_done(self) -> None:
-        manifest = self.image.manifest
+    def _report_restored(self) -> None:
+        """Write the event, and pass the result to the context."""
+        manifest, files = self.image.manifest, self.installed_files
         self.this_host.note(
             "restored", self.record.session, checkpoint=manifest.checkpoint, token=self.record.token,
             name=self.record.name, parent=self.record.parent, phases=self.phases.seconds,
-            carried=len(self.brought.carried), grown=len(self.brought.grown), boottime=round(self.runs_from, 6),
+            carried=len(files.carried), grown=len(files.grown), boottime=round(self.runs_from, 6),
         )  # fmt: skip
-        self.parent.answer(
-            {
-                "session": self.record.session,
-                "name": self.record.name,
-                "host": self.record.host,
-                "token": self.record.token,
-                "checkpoint": manifest.checkpoint,
-                "phases": self.phases.seconds,
-                "pid": self.pid,
-                "parent": self.record.parent,
-                "carried": self.brought.carried,
-                "grown": self.brought.grown,
-                "accepted": self.brought.accepted,
-                "hooks": [one.to_json() for one in self.told],
-                "took_s": round(clock.boottime() - self.parent.began, 6),
-                "ran_at": round(self.runs_from, 6),
-                "printed_at": talk.printed_at(self.this_host, self.record.session),
-            }
+        self.context.answer(
+            RestoreResult(
+                session=self.record.session,
+                name=self.record.name,
+                host=self.record.host,
+                token=self.record.token,
+                checkpoint=manifest.checkpoint,
+                phases=self.phases.seconds,
+                pid=self.pid,
+                parent=self.record.parent,
+                carried=files.carried,
+                grown=files.grown,
+                accepted=files.accepted,
+                hooks=[outcome.to_json() for outcome in self.hook_outcomes],
+                took_s=round(clock.boottime() - self.context.began, 6),
+                ran_at=round(self.runs_from, 6),
+                printed_at=talk.printed_at(self.this_host, self.record.session),
+            )
         )

@@ -28,7 +28,7 @@ def carried(
     list of them."""
     writer = ImageWriter(store, ring, SESSION, state, tuning=SMALL)
     writer.begin()
-    carrier = host_files.Carrier(state, writer, ring.current.fingerprint, what)
+    carrier = host_files.HostFileCollector(state, writer, ring.current.fingerprint, what)
     carrier.add(Touched(mapped={str(path)}) if what == "none" else Touched(opened={str(path)}))
     carrier.finish()
     if files:
@@ -42,7 +42,7 @@ def brought(store: MemoryStore, ring: KeyRing, checkpoint: str, there: Path, pat
     upper.mkdir(parents=True)
     image = reader.fetch(store, ring, checkpoint, there / "image")
     try:
-        assert host_files.bring(image, there, ["/"], [upper]).carried == [str(path)]
+        assert host_files.install(image, there, ["/"], [upper]).carried == [str(path)]
     finally:
         image.close()
     return (upper / str(path).lstrip("/")).read_bytes()
@@ -76,12 +76,12 @@ def described(store, ring, tmp_path) -> tuple[Path, str]:
     return path, carried(store, ring, tmp_path / "state", path, "mapped")
 
 
-def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[host_files.Brought, Path]:
+def bring(store, ring, checkpoint: str, tmp_path: Path, accept: bool) -> tuple[host_files.InstalledFiles, Path]:
     upper = tmp_path / "upper"
     upper.mkdir(exist_ok=True)
     image = reader.fetch(store, ring, checkpoint, tmp_path / "image")
     try:
-        return host_files.bring(image, tmp_path / "state", ["/"], [upper], accept), upper
+        return host_files.install(image, tmp_path / "state", ["/"], [upper], accept), upper
     finally:
         image.close()
 
@@ -92,7 +92,7 @@ def test_a_log_that_grew_is_the_same_log(store, ring, tmp_path, described):
         with path.open("ab") as file:
             file.write(more)
         found, upper = bring(store, ring, checkpoint, tmp_path, accept=False)
-        assert found.as_found == ([str(path)] if more else []) and not found.carried
+        assert found.accepted_files == ([str(path)] if more else []) and not found.carried
         assert not list(upper.iterdir()), "the session reads the host's own"
 
 
@@ -104,7 +104,7 @@ def test_one_that_is_another_is_taken_only_by_somebodys_word(store, ring, tmp_pa
         bring(store, ring, checkpoint, tmp_path, accept=False)
     assert "--accept-files" in told.value.hint
     found, upper = bring(store, ring, checkpoint, tmp_path, accept=True)
-    assert found.accepted == found.as_found == [str(path)] and not found.carried
+    assert found.accepted == found.accepted_files == [str(path)] and not found.carried
     placed = upper / str(path).lstrip("/")
     assert placed.read_bytes() == b"" if now is None else not placed.exists()
 

@@ -95,11 +95,11 @@ def test_what_is_pruned_while_all_are_looked_at_is_no_damage(ring, tmp_path, mon
     host = SimpleNamespace(config=None)
     store.prune(gone, kept, at)
     results = checkpoints.verify(host, None)
-    assert [(one["checkpoint"], one["problem"]) for one in results] == [(kept.checkpoint, None)]
+    assert [(result.checkpoint, result.problem) for result in results] == [(kept.checkpoint, None)]
     again = checkpoint(store, ring, tmp_path, 5, OTHER)
     store.prune(again, kept, at)
     if at == "manifests/":
-        assert [one["checkpoint"] for one in checkpoints.listing(host, None)] == [kept.checkpoint]
+        assert [row.checkpoint for row in checkpoints.listing(host, None)] == [kept.checkpoint]
     else:
         with pytest.raises(CheckpointNotFound, match="just removed"):
             checkpoints.verify(host, again.checkpoint)

@@ -46,7 +46,7 @@ def image(request: pytest.FixtureRequest, ring: KeyRing, tmp_path: Path) -> Iter
     opened.close()
 
 
-def decoded(decoder: decode_workers.Decoder, source: session_memory.Source, size: int) -> bytes:
+def decoded(decoder: decode_workers.DecodeWorker, source: session_memory.MemorySource, size: int) -> bytes:
     """All of the memory, stretch by stretch, as the pager asks for it."""
     later, at, got = source.later(PID), START, b""
     while at < START + size:
@@ -58,13 +58,13 @@ def decoded(decoder: decode_workers.Decoder, source: session_memory.Source, size
 
 
 def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> None:
-    source = session_memory.Source(image[0])
+    source = session_memory.MemorySource(image[0])
     with decode_workers.started(source) as made:
         for one in made:
-            assert isinstance(one, decode_workers.Decoder)
+            assert isinstance(one, decode_workers.DecodeWorker)
             assert decoded(one, source, len(image[1])) == image[1]
-            assert one._is_there, "it was the process that decoded"
-        pids = [one.pid for one in made if isinstance(one, decode_workers.Decoder)]
+            assert one._is_usable, "it was the process that decoded"
+        pids = [one.pid for one in made if isinstance(one, decode_workers.DecodeWorker)]
         assert len(pids) > 1 and all(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
@@ -74,12 +74,12 @@ def test_one_that_was_killed_or_stopped_is_not_missed(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
     monkeypatch.setattr(worker_process, "SILENCE", 0.5)
-    source = session_memory.Source(image[0])
-    decoder = decode_workers.Decoder(source)
+    source = session_memory.MemorySource(image[0])
+    decoder = decode_workers.DecodeWorker(source)
     try:
         os.kill(decoder.pid, by)
         assert decoded(decoder, source, len(image[1])) == image[1]
-        assert not decoder._is_there
+        assert not decoder._is_usable
         process = psutil.Process(decoder.pid)  # if it went on, it would write where we do now
         until(lambda: process.status() == psutil.STATUS_ZOMBIE, 10, "it is dead")
     finally:
@@ -99,7 +99,7 @@ def test_without_more_processes_threads_decode(
         return fork()
 
     monkeypatch.setattr(os, "fork", limited)
-    source, before = session_memory.Source(image[0]), len(os.listdir("/proc/self/fd"))
+    source, before = session_memory.MemorySource(image[0]), len(os.listdir("/proc/self/fd"))
     with decode_workers.started(source) as made:
         assert len(made) == 1
     with decode_workers.started(source) as made:
@@ -111,29 +111,29 @@ def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "PATIENCE", 0.1)
-    decoder = decode_workers.Decoder(session_memory.Source(image[0]))
+    decoder = decode_workers.DecodeWorker(session_memory.MemorySource(image[0]))
     os.kill(decoder.pid, signal.SIGSTOP)
     decoder.close()
     assert not os.path.exists(f"/proc/{decoder.pid}")
 
 
-def _first(later: session_memory.Later) -> tuple[int, int]:
+def _first(later: session_memory.LazyMemory) -> tuple[int, int]:
     start, end = later.stretch(START, BLOCK)
     return start, end - start
 
 
 def test_damage_is_refused_here_with_its_reason(image: tuple[reader.Image, bytes], tmp_path: Path) -> None:
     """The local copy is changed after it was verified: nothing but an error comes out."""
-    source = session_memory.Source(image[0])
+    source = session_memory.MemorySource(image[0])
     later = source.later(PID)  # its table was read while all was well
-    decoder = decode_workers.Decoder(source)
+    decoder = decode_workers.DecodeWorker(source)
     try:
         for path in [*(tmp_path / "local").glob("pack-*"), tmp_path / "local" / "chunks"]:
             if path.stat().st_size:
                 path.write_bytes(bytes(path.stat().st_size))
         with pytest.raises(ImageRefused):
             decoder.fill(later, *_first(later))
-        assert not decoder._is_there
+        assert not decoder._is_usable
     finally:
         decoder.close()
 
@@ -141,10 +141,10 @@ def test_damage_is_refused_here_with_its_reason(image: tuple[reader.Image, bytes
 def test_it_has_nothing_of_ours_but_the_image(image: tuple[reader.Image, bytes], tmp_path: Path) -> None:
     """A lock that it kept would be held as long as it lives."""
     with (tmp_path / "lock").open("w") as lock:
-        decoder = decode_workers.Decoder(session_memory.Source(image[0]))
+        decoder = decode_workers.DecodeWorker(session_memory.MemorySource(image[0]))
         try:
             assert (
-                decoded(decoder, session_memory.Source(image[0]), len(image[1])) == image[1]
+                decoded(decoder, session_memory.MemorySource(image[0]), len(image[1])) == image[1]
             )  # so it is past its start
             kept = [os.readlink(f"/proc/{decoder.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{decoder.pid}/fd")]
             assert lock.name not in kept
@@ -171,7 +171,7 @@ def test_it_ends_with_who_started_it() -> None:
             writer.begin()
             writer.add_run("process-7", 0x10000, 16, 5, os.urandom(65536))
             image = reader.fetch(store, ring, writer.commit(1).checkpoint, here / "local")
-            with decode_workers.started(session_memory.Source(image)) as made:
+            with decode_workers.started(session_memory.MemorySource(image)) as made:
                 print(*[one.pid for one in made], flush=True)
                 time.sleep(60)
         """

@@ -15,7 +15,7 @@ from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.read import prefetched
 from cmdop_migrate.images.read.prefetched import Gatherer, NearStore
 from cmdop_migrate.images.write.writer import ImageWriter
-from cmdop_migrate.migration.prefetch import Gathering, name_of
+from cmdop_migrate.migration.prefetch import PackPrefetch, pack_line
 from cmdop_migrate.storage.base import Store
 
 
@@ -32,7 +32,7 @@ def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
     """Until `folder` has so many, of what `sent` names."""
     reader, writer = os.pipe()
     try:
-        with Gathering(store, folder, reader):
+        with PackPrefetch(store, folder, reader):
             os.write(writer, sent)
             os.close(writer)
             until = time.monotonic() + 10
@@ -59,7 +59,7 @@ def test_a_writer_names_each_pack_once_the_store_has_it(store, ring, spill):
 def test_what_was_brought_ahead_is_not_read_again(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     counted = Counted(store)
-    gathered(counted, tmp_path / "packs", b"".join(map(name_of, found.packs)), len(found.packs))
+    gathered(counted, tmp_path / "packs", b"".join(map(pack_line, found.packs)), len(found.packs))
     assert counted.packs_read == len(found.packs)
     got = read_all(NearStore(counted, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
@@ -86,7 +86,7 @@ def test_a_pack_changed_on_this_disk_is_refused(store, ring, spill, tmp_path):
 def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
     noise = b'no json\n[]\n{"pack": 7}\n{"pack": "../../etc"}\n{"pack": "%s"}\n\xff\n' % (b"ab" * 16)
-    gathered(store, tmp_path / "packs", noise + b"".join(map(name_of, found.packs)), len(found.packs))
+    gathered(store, tmp_path / "packs", noise + b"".join(map(pack_line, found.packs)), len(found.packs))
     assert sorted(os.listdir(tmp_path / "packs")) == sorted(found.packs)
 
 
@@ -100,7 +100,7 @@ def test_guesses_do_not_fill_the_disk(store, ring, spill, tmp_path, monkeypatch)
 def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
     before = threading.active_count()
     reader, writer = os.pipe()
-    with Gathering(store, tmp_path / "packs", reader):
+    with PackPrefetch(store, tmp_path / "packs", reader):
         pass
     assert threading.active_count() == before  # its caller forks
     os.close(reader)
@@ -119,8 +119,8 @@ def test_what_is_on_its_way_is_waited_for_aloud(store, ring, spill, tmp_path):
 
     heard: list[float] = []
     reader, writer = os.pipe()
-    with Gathering(Slow(store), tmp_path / "packs", reader, lambda: heard.append(time.monotonic())):
-        os.write(writer, name_of(found.packs[0]))
+    with PackPrefetch(Slow(store), tmp_path / "packs", reader, lambda: heard.append(time.monotonic())):
+        os.write(writer, pack_line(found.packs[0]))
         assert going.wait(5)
     assert heard and os.listdir(tmp_path / "packs") == [found.packs[0]]
     os.close(reader)

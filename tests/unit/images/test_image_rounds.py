@@ -26,8 +26,8 @@ from cmdop_migrate.images.format.layout import PAGE, WINDOW
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.write.previous_round import Earlier
 from cmdop_migrate.images.write.writer import ImageWriter
-from cmdop_migrate.snapshot.capture.incremental import Rounds, StillMemory
-from cmdop_migrate.snapshot.session_memory import Sink
+from cmdop_migrate.snapshot.capture.incremental import FrozenMemory, PreCopyRounds
+from cmdop_migrate.snapshot.session_memory import MemorySink
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 
@@ -37,7 +37,7 @@ PAGES = 100
 FLAGS = PRESENT | LAZY
 
 
-class Still(StillMemory):
+class Still(FrozenMemory):
     """A process of which only some memory is asked for."""
 
     def __init__(self, memory: bytes) -> None:
@@ -86,7 +86,7 @@ def dump(
     still = Still(memory)
     other = threading.Thread(target=criu, args=(theirs, memory, clean))
     other.start()
-    page_server.receive(ours, Sink(writer, before[1] if before else None, still, injected), VERSION)
+    page_server.receive(ours, MemorySink(writer, before[1] if before else None, still, injected), VERSION)
     other.join()
     theirs.close()
     return writer.commit(7), writer.earlier, still
@@ -132,7 +132,7 @@ def test_another_process_is_not_taken_for_the_earlier_one(tmp_path):
     store, ring = MemoryStore(), KeyRing((keys.new_key(),))
     writer = ImageWriter(store, ring, SESSION, tmp_path, None, SMALL)
     writer.begin()
-    sink = Sink(writer, Earlier({}, writer._running.table), Still(b""))
+    sink = MemorySink(writer, Earlier({}, writer._running.table), Still(b""))
     assert not sink.open(Target("process", 7)) and not sink.open(Target("shmem", 7))
     writer.abort()
 
@@ -140,7 +140,7 @@ def test_another_process_is_not_taken_for_the_earlier_one(tmp_path):
 def test_pages_left_out_though_nothing_earlier_is_known_fail_the_dump(tmp_path):
     writer = ImageWriter(MemoryStore(), KeyRing((keys.new_key(),)), SESSION, tmp_path, None, SMALL)
     writer.begin()
-    sink = Sink(writer)
+    sink = MemorySink(writer)
     sink.open(Target("process", 7))
     with pytest.raises(page_server.ProtocolError, match="left out"):
         sink.run(START, 1, PARENT)
@@ -150,7 +150,7 @@ def test_pages_left_out_though_nothing_earlier_is_known_fail_the_dump(tmp_path):
 def test_memory_of_a_living_process():
     held = bytearray(os.urandom(3 * PAGE))
     place = ctypes.addressof((ctypes.c_char * len(held)).from_buffer(held))
-    still, got = StillMemory([os.getpid()]), bytearray(2 * PAGE)
+    still, got = FrozenMemory([os.getpid()]), bytearray(2 * PAGE)
     inner = next(iter(still._files))
     still.read(Target("process", inner), place + PAGE, memoryview(got))
     assert got == held[PAGE:]
@@ -162,7 +162,7 @@ def test_memory_of_a_living_process():
 
 
 def test_what_criu_left_of_a_round_is_kept_for_the_next_and_no_longer(tmp_path):
-    rounds = Rounds(tmp_path)
+    rounds = PreCopyRounds(tmp_path)
     assert rounds.parent is None
     for number in range(2):
         (tmp_path / "images").mkdir()

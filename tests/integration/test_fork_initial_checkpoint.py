@@ -1,4 +1,4 @@
-"""A branch that has no checkpoint of its own yet: brought back by any host, safe from prune, and gone if it never ran."""
+"""A fork that has no checkpoint of its own yet: restored by any host, safe from prune, and removed if it never ran."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def end(host: Host, session: str) -> None:
 
 
 @pytest.mark.parametrize("by", ["name", "id"])
-def test_its_host_died_and_another_brings_it_back(hosts: tuple[Host, Host], tmp_path: Path, by: str) -> None:
+def test_fork_of_a_dead_host_is_restored_on_another(hosts: tuple[Host, Host], tmp_path: Path, by: str) -> None:
     """Also when its parent has ended, and all of the parent's checkpoints were pruned."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -71,7 +71,7 @@ def test_its_host_died_and_another_brings_it_back(hosts: tuple[Host, Host], tmp_
     b.ok("checkpoints", "verify")
 
 
-def test_pruned_elsewhere_between_its_fetch_and_its_lease(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_parent_checkpoint_pruned_between_fetch_and_lease(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
@@ -88,13 +88,13 @@ def test_pruned_elsewhere_between_its_fetch_and_its_lease(hosts: tuple[Host, Hos
     fenced_sessions.counts_on(a, session)
 
 
-def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_parent_checkpoint_pruned_after_the_initial_checkpoint(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Its lease stands at nothing yet: what it is to stand at stays, and all its chunks with it."""
     a, b = hosts
     session = fenced_sessions.counter(a)
     first = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     a.ok("checkpoint", "w", "--leave-running")
-    with stopped(a, "born", "restore", first, "--fork", "branch") as (cli, worker):
+    with stopped(a, "initial", "restore", first, "--fork", "branch") as (cli, worker):
         assert pruned(b) == [first]
         assert pruned(a) == []
         worker.send_signal(signal.SIGCONT)
@@ -113,8 +113,8 @@ def test_pruned_elsewhere_once_it_is_born(hosts: tuple[Host, Host], tmp_path: Pa
     fenced_sessions.counts_on(a, session)
 
 
-@pytest.mark.parametrize("step", ["born", "files", "pre-resume", "resumed"])
-def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_path: Path, step: str) -> None:
+@pytest.mark.parametrize("step", ["initial", "files", "pre-resume", "resumed"])
+def test_fork_killed_before_it_ran_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path, step: str) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
@@ -131,10 +131,10 @@ def test_killed_before_it_ran_it_keeps_nothing(hosts: tuple[Host, Host], tmp_pat
     assert fenced_sessions.lease(a, branch)["state"] == "free"
     end(a, session)
     assert pruned(b) == [saved]
-    assert not objects(tmp_path, "packs"), "nobody needs these"
+    assert not objects(tmp_path, "packs"), "no checkpoint needs these"
 
 
-def test_its_host_is_gone_before_it_ran(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_fork_whose_host_died_before_it_ran_is_pruned(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """What it began with is a day old, and it has not run: any host's prune ends it."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -158,7 +158,7 @@ def old(birth: Path, tmp_path: Path, hours: float) -> None:
 
 
 @pytest.mark.parametrize("aged", [False, True])
-def test_a_prune_while_it_is_on_its_way(hosts: tuple[Host, Host], tmp_path: Path, aged: bool) -> None:
+def test_prune_during_a_fork(hosts: tuple[Host, Host], tmp_path: Path, aged: bool) -> None:
     """It runs, and has what it began with; or, taken for dead after a day, it does not run at all."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -186,7 +186,7 @@ def test_a_prune_while_it_is_on_its_way(hosts: tuple[Host, Host], tmp_path: Path
     assert pruned(b, "checkpoints", "prune", "--keep-last", "9") == [birth.name], "it has ended"
 
 
-def test_taken_over_before_it_ran_it_is_the_other_hosts(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_fork_taken_over_before_it_ran_belongs_to_the_other_host(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """A restore that takes longer than its lease, and a person elsewhere who thinks it dead."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -203,7 +203,7 @@ def test_taken_over_before_it_ran_it_is_the_other_hosts(hosts: tuple[Host, Host]
     b.ok("checkpoints", "verify")
 
 
-def test_one_that_failed_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+def test_failed_fork_leaves_nothing(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     a, _ = hosts
     session = fenced_sessions.counter(a)
     saved = a.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
@@ -223,7 +223,7 @@ def gone_holder(host: Host, session: str) -> None:
     os.kill(host.holder(session), 9)
 
 
-def test_of_several_of_one_name_the_one_that_did_not_end_is_meant(hosts: tuple[Host, Host]) -> None:
+def test_reference_prefers_the_fork_that_did_not_end(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     for _ in range(2):

@@ -27,8 +27,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.parametrize("victim", ["the restore on host-b", "the command"])
-def test_killed_while_it_gathers(world: World, victim: str) -> None:
-    """The session was never handed over: it goes on where it was, and nothing of what was brought stays."""
+def test_target_killed_while_it_prefetches(world: World, victim: str) -> None:
+    """The session was never handed over: it keeps running on the source, and no prefetched pack is left."""
     a, b = world.a, world.b
     one = Witness.start(a, "w", size=LARGE)
     packs = b.state / "ahead" / one.session / "packs"
@@ -53,7 +53,7 @@ def test_killed_while_it_gathers(world: World, victim: str) -> None:
     assert settled(a)[one.session] == "on_source"
     assert world.where(one.session) == ["host-a"]
     one.assert_counts()
-    until(lambda: not restorers(one.session), 30, "nobody waits for it there any more")
+    until(lambda: not restorers(one.session), 30, "no process waits for it there any more")
     b.sessions()  # clears up what killed commands have left
     assert not packs.parent.exists()
     assert a.cm_json("migrate", one.session, "--to", "host-b", timeout=120)["token"] == 2

@@ -39,28 +39,28 @@ class Notes:
         steps.run(sequence, self, Phases("test"), lambda name: None)
 
 
-def test_each_step_is_on_record_before_it_is_done() -> None:
+def test_each_step_is_journaled_before_it_begins() -> None:
     notes = Notes()
     notes.run(notes.step("a"), notes.step("b"))
     assert notes.lines == ["begin a", "do a", "begin b", "do b"]
 
 
 @pytest.mark.parametrize("error", [Blocked("no"), KeyboardInterrupt()])
-def test_what_was_begun_is_undone_last_first(error: BaseException) -> None:
+def test_begun_steps_are_undone_last_first(error: BaseException) -> None:
     notes = Notes()
     with pytest.raises(type(error)):
         notes.run(notes.step("a"), notes.step("b", error), notes.step("c"))
     assert notes.lines == ["begin a", "do a", "begin b", "do b", "fail b", "undo b", "undo a"]
 
 
-def test_past_the_point_of_no_return_nothing_is_undone() -> None:
+def test_nothing_is_undone_after_the_point_of_no_return() -> None:
     notes = Notes()
     with pytest.raises(Blocked):
         notes.run(notes.step("a"), notes.step("b", is_final=True), notes.step("c", Blocked("no")))
     assert notes.lines == ["begin a", "do a", "begin b", "do b", "begin c", "do c"]
 
 
-def test_an_undo_that_fails_is_what_is_told() -> None:
+def test_error_of_a_failed_undo_is_raised() -> None:
     def undo() -> None:
         raise Usage("cannot")
 
@@ -69,7 +69,7 @@ def test_an_undo_that_fails_is_what_is_told() -> None:
         notes.run(steps.Step("a", lambda: None, undo), notes.step("b", Blocked("no")))
 
 
-def test_the_journal_is_kept_until_somebody_was_told(tmp_path: Path) -> None:
+def test_journal_is_kept_until_its_end_was_reported(tmp_path: Path) -> None:
     moves = Moves(tmp_path, keep=0.0)
     one = moves.begin("s1", "work", "host-a", "host-b", 3)
     two = moves.begin("s2", "other", "host-a", "host-b", 1)
@@ -86,7 +86,7 @@ def test_the_journal_is_kept_until_somebody_was_told(tmp_path: Path) -> None:
     assert moves.open() == [two]
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_one_move_of_a_session_at_a_time(tmp_path: Path) -> None:
     moves = Moves(tmp_path, keep=0.0)
     with moves.alone("s1", "work"), moves.alone("s2", "other"), moves.lock("s1") as free:
         assert not free
@@ -105,7 +105,7 @@ def test_progress(stage: str, spent: float, done: float, left: float) -> None:
     assert (round(found.done, 2), round(found.eta_s, 2), found.words) == (done, left, "at it")
 
 
-def test_the_meter_never_shows_more_than_all() -> None:
+def test_meter_never_shows_more_than_everything() -> None:
     shown: list[progress.Report] = []
     made = progress.Meter({"a": 1.0, "b": 1.0}, shown.append)
     made.stage("a")
@@ -123,7 +123,7 @@ FACTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_page_needs_nothing_else_and_shows_every_phase() -> None:
+def test_report_page_is_self_contained_and_shows_every_phase() -> None:
     text = report.page(FACTS)
     assert "<work>" not in text and "&lt;work&gt;" in text
     assert not re.search(r"(src|href)=|https?://|@import|url\(", text)
@@ -132,5 +132,5 @@ def test_the_page_needs_nothing_else_and_shows_every_phase() -> None:
 
 
 @pytest.mark.parametrize("change", [lambda f: {**f, "frozen_s": None, "downtime_s": None, "downtime": None}])
-def test_the_page_of_a_move_nobody_measured(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_report_page_of_a_migration_without_measurements(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     assert "not measured" in report.page(change(FACTS))
