@@ -22,7 +22,7 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts.host import Ask
 from cmdop_migrate.preflight.facts.session import Measured, expect
 from cmdop_migrate.remote.inventory import SSH_CONFIG
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def targets(
     return [one for one in answers if isinstance(one, Target)], [one for one in answers if isinstance(one, Unfit)]
 
 
-def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
+def _ask(this_host: Host, pool: SshPool, name: str, sample: Record) -> Target | Unfit | Usage:
     try:
         peer = peers.partner(this_host, pool, name)
         facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))

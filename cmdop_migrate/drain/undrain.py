@@ -18,7 +18,7 @@ from cmdop_migrate.host.drain_journal import Drain, Drains, Entry, is_free
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.migration import peers, plan
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 from cmdop_migrate.util.self_exec import Worker
 from cmdop_migrate.util.signals import Stop
 
@@ -93,7 +93,7 @@ class _Return:
         self.say(entry)
         return entry
 
-    def _bring(self, pool: Pool, entry: Entry) -> Entry:
+    def _bring(self, pool: SshPool, entry: Entry) -> Entry:
         if self.stop.times:
             return replace(entry, why="interrupted")
         try:
@@ -103,7 +103,7 @@ class _Return:
         except CmdopError as error:
             return replace(entry, why=f"{error.message} {error.hint}".strip())
 
-    def _fetch(self, pool: Pool, entry: Entry) -> Entry:
+    def _fetch(self, pool: SshPool, entry: Entry) -> Entry:
         store = leases.open_store(self.this_host.config)
         try:
             seen = store.inspect(entry.session)
@@ -138,7 +138,7 @@ class _Return:
             raise from_code(ended.code, ended.message, ended.hint)
         return ended.answer
 
-    def _call(self, pool: Pool, entry: Entry, holder: str) -> dict[str, Any]:
+    def _call(self, pool: SshPool, entry: Entry, holder: str) -> dict[str, Any]:
         """By the host it was moved to; by the one that has its lease, when it is not there any more."""
         own = self.this_host.config.host
         words = ("migrate", entry.session, "--to", own, *(f"--accept={check}" for check in self.wanted.accept))

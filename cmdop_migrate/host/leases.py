@@ -238,7 +238,7 @@ class TakeOver:
     def _take_unknown(self, who: tuple[str, str, str, float]) -> Held:
         """No lease store knows it: this one is new, or not the one its old host used. The images' store decides then,
         once and for all, and only for a session that was parked."""
-        if self._manifest.facts.get("live") or self._manifest.is_birth:
+        if self._manifest.facts.get("live") or self._manifest.is_fork:
             raise Fenced(
                 f"session {self._name!r} ran on when this checkpoint was made, and the lease store does not know it",
                 "Use the lease store of the host it ran on, or restore a copy: --fork NAME",

@@ -75,7 +75,7 @@ def _only_one(this_host: Host, store: Store, ring: KeyRing, current: Current) ->
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
     known = {record.session for record in this_host.all()}
     # A branch that has no checkpoint of its own is brought back by its name: it runs, or is over, as a rule.
-    strangers = {entry.session for entry in catalog.listed(store) if not entry.is_birth} - known
+    strangers = {entry.session for entry in catalog.listed(store) if not entry.is_fork} - known
     if len(strangers) == 1:
         return choose(this_host, store, ring, strangers.pop(), current)
     if strangers:

@@ -88,7 +88,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AcquireRequest:
     """A request to acquire.
 
     `expect_checkpoint`: only if the lease stands at this checkpoint. `resume_token`: only if this instance holds it
@@ -126,7 +126,7 @@ def observe(record: LeaseRecord | None, before: Observation | None, now: float) 
 
 def acquire(
     record: LeaseRecord | None,
-    wanted: Wanted,
+    wanted: AcquireRequest,
     observation: Observation | None,
     now: float,
     nonce: str,
@@ -192,7 +192,7 @@ def release(record: LeaseRecord | None, claim: Claim, keep_checkpoint: bool, non
     return Grant(replace(record, state="free", checkpoint=record.checkpoint if keep_checkpoint else None, nonce=nonce))
 
 
-def bury(record: LeaseRecord | None, session: str, birth: str, most: int, nonce: str) -> Grant | Already | Lost:
+def expire_fork(record: LeaseRecord | None, session: str, birth: str, most: int, nonce: str) -> Grant | Already | Lost:
     """End a branch that never ran. Its first lease stands at the checkpoint it was to begin with, `birth`, or not even
     there yet, and was renewed `most` times at most: whoever was to run it renews once more before that, and is refused
     from now on."""
@@ -206,7 +206,7 @@ def bury(record: LeaseRecord | None, session: str, birth: str, most: int, nonce:
     return Grant(replace(record, state="free", checkpoint=None, nonce=nonce))
 
 
-def break_held(record: LeaseRecord | None, wanted: Wanted, nonce: str) -> Grant | Already | Lost:
+def break_held(record: LeaseRecord | None, wanted: AcquireRequest, nonce: str) -> Grant | Already | Lost:
     """Take it from whoever holds it, at once, on a person's word that the holder is dead. The token grows, so a
     holder that lives is told, and the relay drops it; until it is told, two may run. That is the risk."""
     if record is None:
@@ -226,7 +226,7 @@ def break_held(record: LeaseRecord | None, wanted: Wanted, nonce: str) -> Grant 
     )
 
 
-def _resume(record: LeaseRecord | None, wanted: Wanted, token: int, nonce: str) -> Grant | Lost:
+def _resume(record: LeaseRecord | None, wanted: AcquireRequest, token: int, nonce: str) -> Grant | Lost:
     lost = _not_ours(record, Claim(wanted.session, wanted.instance, token))
     if lost is not None or record is None:
         return lost or Lost(wanted.session, Why.GONE, None)

@@ -19,7 +19,7 @@ from cmdop_migrate.lease import rules
 from cmdop_migrate.lease.margins import check_ttl, fresh_for
 from cmdop_migrate.lease.record import LeaseRecord, check_checkpoint, check_instance, check_session, parse
 from cmdop_migrate.lease.register import Cell, Register, Swap
-from cmdop_migrate.lease.rules import ANY, Already, AnyCheckpoint, Claim, Grant, Lost, Observation, Wait, Wanted
+from cmdop_migrate.lease.rules import ANY, AcquireRequest, Already, AnyCheckpoint, Claim, Grant, Lost, Observation, Wait
 
 TRIES = 8  # swaps lost in a row to other writers of our own host (an agent and a command), before giving up
 
@@ -64,7 +64,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LeaseView:
     """A lease as it stands. `observation` (None when nobody holds it) may be given to a later acquire on this host."""
 
     record: LeaseRecord
@@ -99,7 +99,7 @@ class LeaseStore:
     ) -> Held | Waiting | Lost:
         """Take the lease under a new token, higher than every one before; with `resume_token`, go on under that one."""
         check_session(session)
-        wanted = Wanted(
+        wanted = AcquireRequest(
             session,
             check_session(host),
             check_instance(instance),
@@ -160,11 +160,11 @@ class LeaseStore:
         claim = _claim(lease)
         return self._as_ended(lease, lambda record, nonce: rules.release(record, claim, keep_checkpoint, nonce))
 
-    def bury(self, session: str, birth: str, most: int) -> bool:
-        """Whether a branch that never ran is over, and will not run: rules.bury says which that is."""
+    def expire_fork(self, session: str, birth: str, most: int) -> bool:
+        """Whether a branch that never ran is over, and will not run: rules.expire_fork says which that is."""
         cell = self.register.read(check_session(session))
         for _ in range(TRIES):
-            decision = rules.bury(_parsed(cell, session), session, birth, most, _nonce())
+            decision = rules.expire_fork(_parsed(cell, session), session, birth, most, _nonce())
             if not isinstance(decision, Grant):
                 return isinstance(decision, Already)
             version, cell = self._swap(decision.record, cell.version if cell else None)
@@ -172,14 +172,14 @@ class LeaseStore:
                 return True
         raise self._too_busy(session)
 
-    def inspect(self, session: str, observation: Observation | None = None) -> Seen | None:
+    def inspect(self, session: str, observation: Observation | None = None) -> LeaseView | None:
         """The lease as it stands, or None when there never was one. Changes nothing."""
         cell = self.register.read(check_session(session))
         now = self._clock()
         record = _parsed(cell, session)
         if cell is None or record is None:
             return None
-        return Seen(record, cell.version, cell.lapsed, rules.observe(record, observation, now))
+        return LeaseView(record, cell.version, cell.lapsed, rules.observe(record, observation, now))
 
     def sessions(self) -> Iterator[str]:
         """The sessions that have a lease, of whatever state."""
@@ -189,7 +189,7 @@ class LeaseStore:
         """Take it from its holder at once: parked at its last checkpoint, or free. For a person who knows the holder
         is dead; if it is not, two may run until it is told. A record that cannot be read is replaced only with
         `above`, the highest token seen anywhere; one of a newer version never."""
-        wanted = Wanted(check_session(session), check_session(host), check_instance(instance), 1.0, above=above)
+        wanted = AcquireRequest(check_session(session), check_session(host), check_instance(instance), 1.0, above=above)
         cell = self.register.read(session)
         for _ in range(TRIES):
             decision = self._break_one(cell, wanted)
@@ -210,7 +210,7 @@ class LeaseStore:
     def close(self) -> None:
         self.register.close()
 
-    def _break_one(self, cell: Cell | None, wanted: Wanted) -> Grant | Already | Lost:
+    def _break_one(self, cell: Cell | None, wanted: AcquireRequest) -> Grant | Already | Lost:
         try:
             return rules.break_held(_parsed(cell, wanted.session), wanted, _nonce())
         except LeaseUnreadable as error:

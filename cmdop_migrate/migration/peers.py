@@ -14,11 +14,11 @@ from cmdop_migrate.errors import CmdopError, PeerFailed
 from cmdop_migrate.host import resources
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import compatibility
-from cmdop_migrate.remote.connect import Limits
-from cmdop_migrate.remote.inventory import Inventory, Target
+from cmdop_migrate.remote.connect import SshLimits
+from cmdop_migrate.remote.inventory import Inventory, SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts
 from cmdop_migrate.remote.peer import Peer
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 
 
 def home() -> Path:
@@ -34,23 +34,23 @@ def known_hosts(config: Config) -> KnownHosts:
     return KnownHosts(config.state_dir / "known_hosts", home())
 
 
-def forget_key(config: Config, target: Target) -> None:
+def forget_key(config: Config, target: SshTarget) -> None:
     """Unless another known host is at the same address: it is its key too."""
     if all(one.known_as != target.known_as for one in inventory(config).all()):
         known_hosts(config).forget(target.known_as)
 
 
 @contextmanager
-def pool(config: Config, limits: Limits | None = None) -> Iterator[Pool]:
+def pool(config: Config, limits: SshLimits | None = None) -> Iterator[SshPool]:
     """Connections for one command; all are closed at its end."""
-    made = Pool(known_hosts(config), home(), limits)
+    made = SshPool(known_hosts(config), home(), limits)
     try:
         yield made
     finally:
         made.close()
 
 
-def partner(this_host: Host, connections: Pool, name: str) -> Peer:
+def partner(this_host: Host, connections: SshPool, name: str) -> Peer:
     """The host `name`, checked: a session sealed here can be restored there.
 
     HostNotFound, PeerFailed (not reached, nothing started), PeerDiffers (version, store, lease store, key), Usage (it
@@ -66,7 +66,7 @@ def own_facts(this_host: Host) -> dict[str, Any]:
     return compatibility.facts(this_host.config, this_host, places=True)
 
 
-def examine(this_host: Host, connections: Pool, name: str) -> dict[str, Any]:
+def examine(this_host: Host, connections: SshPool, name: str) -> dict[str, Any]:
     """What `hosts check` answers: reached, understood, alike, and fit to hold sessions."""
     peer = Peer(inventory(this_host.config).find(name), connections)
     ours = own_facts(this_host)

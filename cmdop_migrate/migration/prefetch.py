@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import CmdopError
-from cmdop_migrate.images.read.prefetched import Gatherer
+from cmdop_migrate.images.read.prefetched import PackPrefetcher
 from cmdop_migrate.storage.base import Store
 
 PARALLEL = 2
@@ -34,7 +34,7 @@ class Gathering:
         """`meanwhile` is called again and again while it waits, at the end, for what is on its way."""
         self._meanwhile = meanwhile
         self._coming: set[Future[None]] = set()
-        self._gatherer = Gatherer(store, folder)
+        self._gatherer = PackPrefetcher(store, folder)
         self._source = source
         self._pool = ThreadPoolExecutor(PARALLEL, "gather")
         self._woken, self._wake = os.pipe()

@@ -22,7 +22,7 @@ from cmdop_migrate.host.references import Chosen
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
-from cmdop_migrate.images.read.prefetched import NearStore
+from cmdop_migrate.images.read.prefetched import PrefetchedStore
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.lease.record import LeaseRecord
@@ -64,10 +64,10 @@ class Standby:
         Phases("restore").reach("standby")
         held = leases.open_store(self._config)
         near = self._kept.dir / "packs"
-        unused = NearStore(resources.open_store(self._config), near)
+        unused = PrefetchedStore(resources.open_store(self._config), near)
         try:
             with Gathering(store, near, meanwhile=self._beat):  # who waits for us takes silence for an answer
-                manifest = self._watch(held, NearStore(store, near), ring)
+                manifest = self._watch(held, PrefetchedStore(store, near), ring)
         finally:
             held.close()  # it must not be used on both sides of a fork
         self._make_room(manifest, near)

@@ -19,17 +19,17 @@ from paramiko.pkey import UnknownKeyType
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import HostKeyRefused, PeerFailed
-from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.inventory import SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
 
-Accept = Callable[[Target, ShownKey], bool]
+Accept = Callable[[SshTarget, ShownKey], bool]
 """Whether a person accepts this key of a host nobody knows yet."""
 
 _IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @dataclass(frozen=True)
-class Limits:
+class SshLimits:
     """Seconds. `connect`: for each of reaching, greeting and logging in. `silence`: after which a running command's
     host is asked whether it still lives, `answer`: and for how long."""
 
@@ -39,13 +39,18 @@ class Limits:
     answer: float = 15.0
 
 
-def nobody(target: Target, key: ShownKey) -> bool:  # noqa: ARG001 - an Accept
+def refuse_unknown(target: SshTarget, key: ShownKey) -> bool:  # noqa: ARG001 - an Accept
     """Refuses every unknown key."""
     return False
 
 
 def connect(
-    target: Target, known: KnownHosts, home: Path, limits: Limits, via: Transport | None, accept: Accept = nobody
+    target: SshTarget,
+    known: KnownHosts,
+    home: Path,
+    limits: SshLimits,
+    via: Transport | None,
+    accept: Accept = refuse_unknown,
 ) -> Transport:
     """An authenticated transport to `target`, through `via` when it has one. PeerFailed says why not."""
     sock = _through(target, via, limits) if via else _reach(target, limits)
@@ -79,7 +84,7 @@ def _quiet() -> str:
     return logger.name
 
 
-def _reach(target: Target, limits: Limits) -> socket.socket:
+def _reach(target: SshTarget, limits: SshLimits) -> socket.socket:
     try:
         sock = socket.create_connection((target.address, target.port), limits.connect)
     except OSError as error:
@@ -88,7 +93,7 @@ def _reach(target: Target, limits: Limits) -> socket.socket:
     return sock
 
 
-def _unreached(target: Target, error: OSError, limits: Limits) -> PeerFailed:
+def _unreached(target: SshTarget, error: OSError, limits: SshLimits) -> PeerFailed:
     where = f"{target.name} ({target.shown})"
     if isinstance(error, socket.gaierror):
         return PeerFailed(f"{where}: this address is not known: {error.strerror}", "Check it: cmdop-migrate hosts ls")
@@ -102,7 +107,7 @@ def _unreached(target: Target, error: OSError, limits: Limits) -> PeerFailed:
     return PeerFailed(f"{where}: cannot connect: {error.strerror or error}", "Check the address and the network.")
 
 
-def _through(target: Target, via: Transport, limits: Limits) -> socket.socket:
+def _through(target: SshTarget, via: Transport, limits: SshLimits) -> socket.socket:
     assert target.via is not None
     where = f"{target.name} ({target.shown}) through {target.via.name}"
     try:
@@ -118,7 +123,7 @@ def _through(target: Target, via: Transport, limits: Limits) -> socket.socket:
     return channel  # type: ignore[return-value]  # as a socket, for all that Transport does with one
 
 
-def _greet(transport: Transport, target: Target, known: KnownHosts, limits: Limits) -> None:
+def _greet(transport: Transport, target: SshTarget, known: KnownHosts, limits: SshLimits) -> None:
     """Agree on keys. The kinds of host key that are known are asked for first."""
     found = known.find(target.known_as)
     options = transport.get_security_options()
@@ -136,7 +141,7 @@ def _greet(transport: Transport, target: Target, known: KnownHosts, limits: Limi
         raise PeerFailed(f"{where}: no SSH greeting within {limits.connect:g} s", hint)
 
 
-def _verify(key: PKey, target: Target, known: KnownHosts, accept: Accept) -> None:
+def _verify(key: PKey, target: SshTarget, known: KnownHosts, accept: Accept) -> None:
     where = f"{target.name} ({target.known_as})"
     if known.is_revoked(key):
         raise HostKeyRefused(
@@ -162,7 +167,7 @@ def _verify(key: PKey, target: Target, known: KnownHosts, accept: Accept) -> Non
     return None
 
 
-def _log_in(transport: Transport, target: Target, home: Path) -> None:
+def _log_in(transport: Transport, target: SshTarget, home: Path) -> None:
     user = target.user or getpass.getuser()
     tried: list[str] = []
     unusable: list[PeerFailed] = []
@@ -188,7 +193,7 @@ def _log_in(transport: Transport, target: Target, home: Path) -> None:
     raise PeerFailed(f"{target.name}: may not log in as {user}@{target.address}: {said}", hint)
 
 
-def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
+def _candidates(target: SshTarget, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
     """The keys named for the host, those of ssh-agent, then the usual files. A named one that cannot be read (it may be
     locked, and open in the agent) goes to `unusable`."""
     for path in target.keys:
@@ -205,7 +210,7 @@ def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFai
                 yield str(path_of), _key(path_of, target)
 
 
-def _key(path: Path, target: Target) -> PKey:
+def _key(path: Path, target: SshTarget) -> PKey:
     try:
         return PKey.from_path(path)
     except OSError as error:

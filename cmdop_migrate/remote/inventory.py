@@ -28,7 +28,7 @@ _MAX_HOPS = 8
 
 
 @dataclass(frozen=True)
-class Target:
+class SshTarget:
     """Everything needed to reach one host. `via` is the host to go through, itself resolved."""
 
     name: str
@@ -37,7 +37,7 @@ class Target:
     port: int = PORT
     user: str | None = None
     keys: tuple[str, ...] = ()
-    via: Target | None = None
+    via: SshTarget | None = None
     sudo: bool = False
     command: str = COMMAND
 
@@ -73,25 +73,22 @@ class Inventory:
         self._written = {entry.name: entry for entry in written}
         self._ssh = SshConfig(home / ".ssh" / "config", str(home))
 
-    def all(self) -> list[Target]:
+    def all(self) -> list[SshTarget]:
         """Every known host, by name."""
         names = {*self._written, *self._kept(), *self._ssh.names()}
         return [self.find(name) for name in sorted(names)]
 
-    def find(self, name: str) -> Target:
+    def find(self, name: str) -> SshTarget:
         """HostNotFound names the known ones."""
         return self._find(name, 0)
 
-    def resolve(self, entry: HostEntry, source: str = INVENTORY) -> Target:
+    def resolve(self, entry: HostEntry, source: str = INVENTORY) -> SshTarget:
         """What connecting by this entry needs; it need not be kept yet."""
         return self._resolve(entry, source, 0)
 
     def is_written(self, name: str) -> bool:
         """Whether the config file has it: then hosts.json cannot change it."""
         return name in self._written
-
-    def is_kept(self, name: str) -> bool:
-        return name in self._kept()
 
     def add(self, entry: HostEntry) -> None:
         """Keep it, in place of one of the same name. Durable when this returns."""
@@ -109,7 +106,7 @@ class Inventory:
         known = self.find(name)  # HostNotFound
         raise Usage(f"host {name!r} is not in the inventory: it comes from the {known.source}", "Remove it there.")
 
-    def _find(self, name: str, hops: int) -> Target:
+    def _find(self, name: str, hops: int) -> SshTarget:
         if name in self._written:
             return self._resolve(self._written[name], CONFIG, hops)
         kept = self._kept()
@@ -120,7 +117,7 @@ class Inventory:
         known = ", ".join(sorted({*self._written, *kept, *self._ssh.names()})) or "none"
         raise HostNotFound(f"no host {name!r}", f"Known hosts: {known}. Add it: cmdop-migrate hosts add NAME ADDRESS")
 
-    def _resolve(self, entry: HostEntry, source: str, hops: int) -> Target:
+    def _resolve(self, entry: HostEntry, source: str, hops: int) -> SshTarget:
         if hops > _MAX_HOPS:
             raise BadConfig(f"the jump hosts of {entry.name!r} go in a circle", "See: cmdop-migrate hosts ls")
         said = self._ssh.lookup(entry.address)
@@ -129,7 +126,7 @@ class Inventory:
             for ours, theirs in ((entry.port, said.port), (entry.user, said.user), (entry.key, said.keys))
         )
         jump = entry.jump if entry.jump is not None else said.jump
-        return Target(
+        return SshTarget(
             entry.name,
             said.address or entry.address,
             f"{source}, {SSH_CONFIG}" if filled and source != SSH_CONFIG else source,
@@ -141,7 +138,7 @@ class Inventory:
             entry.command or COMMAND,
         )
 
-    def _hop(self, text: str, hops: int) -> Target:
+    def _hop(self, text: str, hops: int) -> SshTarget:
         """`a,b`: through a, then b."""
         before, _, last = text.rpartition(",")
         last = last.strip()

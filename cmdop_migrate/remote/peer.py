@@ -10,8 +10,8 @@ from typing import Any
 from cmdop_migrate import __version__, errors
 from cmdop_migrate.errors import CmdopError, NotRoot, PeerDiffers, PeerFailed, PeerLost, Usage
 from cmdop_migrate.model import PROTOCOL
-from cmdop_migrate.remote.inventory import Target
-from cmdop_migrate.remote.ssh import Finished, OnStart, Pool
+from cmdop_migrate.remote.inventory import SshTarget
+from cmdop_migrate.remote.ssh import Finished, OnStart, SshPool
 
 __all__ = ["Lost", "Peer"]
 
@@ -25,7 +25,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 class Peer:
     """One host. The connection is the pool's, and outlives this."""
 
-    def __init__(self, target: Target, pool: Pool) -> None:
+    def __init__(self, target: SshTarget, pool: SshPool) -> None:
         self.name = target.name
         self.target = target
         self._pool = pool
@@ -40,7 +40,7 @@ class Peer:
         on_start: OnStart | None = None,
     ) -> dict[str, Any]:
         """The one object `cmdop-migrate --json WORDS…` answers with there; `on_line` hears its progress,
-        `on_start` is given what writes to its stdin (Pool.run).
+        `on_start` is given what writes to its stdin (SshPool.run).
 
         An error it answers with is raised as the same error here, with the host's name before its message. PeerLost:
         it was started, and nobody knows how it ended; it may still run. Any other PeerFailed: it was not started, or
@@ -112,7 +112,7 @@ class Peer:
         )
 
 
-def command_line(target: Target, words: tuple[str, ...]) -> bytes:
+def command_line(target: SshTarget, words: tuple[str, ...]) -> bytes:
     """For the login shell there: every word arrives as it is. Pure."""
     argv = [*(["sudo", "-n", "--"] if target.sudo else []), target.command, "--json", *words]
     for word in argv:

@@ -18,8 +18,8 @@ from paramiko import Channel, ChannelException, SSHException, Transport
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import PeerFailed, PeerLost
-from cmdop_migrate.remote.connect import Accept, Limits, connect, hang_up, nobody
-from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.connect import Accept, SshLimits, connect, hang_up, refuse_unknown
+from cmdop_migrate.remote.inventory import SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
 
 _POLL = 0.2
@@ -37,21 +37,21 @@ class Finished:
     stderr: str
 
 
-class Pool:
+class SshPool:
     """One connection per host, made on first use, made anew when it broke. For several threads at once."""
 
-    def __init__(self, known: KnownHosts, home: Path, limits: Limits | None = None) -> None:
+    def __init__(self, known: KnownHosts, home: Path, limits: SshLimits | None = None) -> None:
         self.known = known
-        self.limits = limits or Limits()
+        self.limits = limits or SshLimits()
         self._home = home
         self._lock = threading.Lock()
-        self._gates: dict[Target, threading.Lock] = {}
-        self._open: dict[Target, Transport] = {}
+        self._gates: dict[SshTarget, threading.Lock] = {}
+        self._open: dict[SshTarget, Transport] = {}
 
-    def transport(self, target: Target, accept: Accept = nobody) -> Transport:
+    def transport(self, target: SshTarget, accept: Accept = refuse_unknown) -> Transport:
         with self._lock:
             gate = self._gates.setdefault(target, threading.Lock())
-        with gate:  # a host that does not answer keeps nobody from the others
+        with gate:  # a host that does not answer keeps refuse_unknown from the others
             kept = self._open.get(target)
             if kept is not None and kept.is_active():
                 return kept
@@ -60,7 +60,7 @@ class Pool:
                 self._open[target] = made
             return made
 
-    def _connect(self, target: Target, accept: Accept) -> Transport:
+    def _connect(self, target: SshTarget, accept: Accept) -> Transport:
         """A kept connection to the jump host may have died without a word: that one is made anew, once."""
         try:
             return self._dial(target, accept)
@@ -71,15 +71,15 @@ class Pool:
             self.drop(target.via)
             return self._dial(target, accept)
 
-    def _dial(self, target: Target, accept: Accept) -> Transport:
+    def _dial(self, target: SshTarget, accept: Accept) -> Transport:
         via = self.transport(target.via, accept) if target.via else None
         return connect(target, self.known, self._home, self.limits, via, accept)
 
-    def host_key(self, target: Target) -> ShownKey:
+    def host_key(self, target: SshTarget) -> ShownKey:
         """The key it has shown and proven."""
         return shown(self.transport(target).get_remote_server_key())
 
-    def drop(self, target: Target) -> None:
+    def drop(self, target: SshTarget) -> None:
         """Hang up; the next use connects anew."""
         with self._lock:
             kept = self._open.pop(target, None)
@@ -95,7 +95,7 @@ class Pool:
 
     def run(
         self,
-        target: Target,
+        target: SshTarget,
         command: bytes,
         on_output: Callable[[bytes], None],
         stdin: bytes | None = None,
@@ -111,7 +111,7 @@ class Pool:
         finally:
             hang_up(channel)
 
-    def _session(self, target: Target) -> tuple[Transport, Channel]:
+    def _session(self, target: SshTarget) -> tuple[Transport, Channel]:
         """Nothing is started yet: a connection that died since its last use is made anew, once."""
         tries = 2
         while True:
@@ -129,7 +129,7 @@ class Pool:
 
     def _start(
         self,
-        target: Target,
+        target: SshTarget,
         transport: Transport,
         channel: Channel,
         command: bytes,
@@ -169,7 +169,7 @@ class Pool:
 
     def _follow(
         self,
-        target: Target,
+        target: SshTarget,
         transport: Transport,
         channel: Channel,
         on_output: Callable[[bytes], None],
@@ -216,6 +216,6 @@ class Pool:
             return False
         return True
 
-    def _lost(self, target: Target, words: str) -> PeerLost:
+    def _lost(self, target: SshTarget, words: str) -> PeerLost:
         self.drop(target)
         return PeerLost(f"{target.name}: {words}", _LOST_HINT)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Said:
+class SshSettings:
     address: str | None = None
     port: int | None = None
     user: str | None = None
@@ -46,9 +46,9 @@ class SshConfig:
             return []
         return sorted(name for name in self._parsed.get_hostnames() if not set(name) & set("*?!"))
 
-    def lookup(self, host: str) -> Said:
+    def lookup(self, host: str) -> SshSettings:
         if self._parsed is None:
-            return Said()
+            return SshSettings()
         from paramiko import SSHException
 
         try:
@@ -66,7 +66,7 @@ class SshConfig:
             one for one in named if os.path.exists(one)
         )  # as ssh does: a general rule may name some that are not
         address = found.get("hostname")
-        return Said(address if address != host else None, port, found.get("user"), keys, jump)
+        return SshSettings(address if address != host else None, port, found.get("user"), keys, jump)
 
     def _expanded(self, path: str) -> str:
         """~ is the home this file lies in."""

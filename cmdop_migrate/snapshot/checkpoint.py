@@ -134,7 +134,7 @@ class _Checkpoint:
                 self._before_publish()
                 writer.publish(manifest)
             if wanted.rounds is not None:
-                wanted.rounds.keep(self.images, writer.earlier)
+                wanted.rounds.keep(self.images, writer.previous_round)
             with self.phases.phase("commit"):
                 self.commit.run(manifest)
         except BaseException as error:

@@ -23,7 +23,7 @@ from cmdop_migrate.host.leases import Standing
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store import catalog, fork_manifest
-from cmdop_migrate.images.store.catalog import Listed
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
 from cmdop_migrate.images.store.upload_marks import STALE_AFTER
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore
@@ -79,10 +79,10 @@ def undo(leases: LeaseStore, store: Store, lease: Held, made: Manifest) -> None:
         _log.warning("the branch %s is left to the next prune: %s", made.session, error.message)
 
 
-def is_spent(standing: Standing | None, entry: Listed) -> bool:
+def is_spent(standing: Standing | None, entry: ListedCheckpoint) -> bool:
     """Whether a birth is of no more use: its branch has ended, or made a checkpoint of its own. One that is not known
     has just begun."""
-    if not entry.is_birth or standing is None:
+    if not entry.is_fork or standing is None:
         return False
     return standing.is_over or standing.checkpoint not in (None, entry.checkpoint)
 
@@ -96,18 +96,18 @@ def bury(
     entries = list(catalog.listed(store)) if young else []
     now = max((entry.modified for entry in entries), default=0.0)  # by the store's clock, and rather too early
     for entry in entries:
-        if not entry.is_birth or entry.session not in young:
+        if not entry.is_fork or entry.session not in young:
             continue
         one = found[entry.session]
         most = _most(this_host, entry, one, now)
         if most is None or one.renewals > most or one.checkpoint not in (None, entry.checkpoint):
             continue
-        if dry_run or leases.bury(entry.session, entry.checkpoint, most):
+        if dry_run or leases.expire_fork(entry.session, entry.checkpoint, most):
             found[entry.session] = replace(one, state="free", checkpoint=None)
     return found
 
 
-def _most(this_host: Host, entry: Listed, one: Standing, now: float) -> int | None:
+def _most(this_host: Host, entry: ListedCheckpoint, one: Standing, now: float) -> int | None:
     """How often the lease of one that never ran may have been renewed; None: somebody may be about to run it. On this
     host that is known, by its lock; of another all that is known is how long ago it began."""
     if one.instance != this_host.instance():

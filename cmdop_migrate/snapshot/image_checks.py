@@ -89,7 +89,7 @@ def terminal(image: Image) -> dict[str, Any]:
             found[key].encode("latin-1")
         found["staged"] = _staged(found.get("staged"))
         found["streams"] = _streams(found.get("streams"))
-        found["carried"] = _carried(found | ({"turn": None} if image.manifest.is_birth else {}))
+        found["carried"] = _carried(found | ({"turn": None} if image.manifest.is_fork else {}))
     except (Refused, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
     return dict(found)

@@ -13,11 +13,11 @@ from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
-from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store
 from cmdop_migrate.storage.retry import RetryStore
 from tests.support.etcd_server import Cluster, etcd
 from tests.support.faulty_proxy import Proxy
+from tests.support.meter_store import MeterStore
 from tests.support.servers import S3Server, seaweed
 
 

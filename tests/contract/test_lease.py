@@ -14,7 +14,7 @@ from cmdop_migrate.errors import LeaseNewer, LeaseUnreadable, Usage
 from cmdop_migrate.lease.register import Register, Swap
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Why
-from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore, LeaseView, Waiting
 
 
 def held(answer: object) -> Held:
@@ -118,7 +118,7 @@ def test_a_life(register: Register) -> None:
         assert isinstance(late, Lost) and late.why == Why.SUPERSEDED and late.holder is not None
         assert late.holder.host == "host-b"
     seen = store.inspect("s")
-    assert isinstance(seen, Seen) and (seen.record.checkpoint, seen.record.token, seen.lapsed) == ("c2", 2, False)
+    assert isinstance(seen, LeaseView) and (seen.record.checkpoint, seen.record.token, seen.lapsed) == ("c2", 2, False)
     assert isinstance(store.release(b), Ended)
     assert held(store.acquire("s", "host-a", "ia", 20)).token == 3
 

@@ -78,7 +78,7 @@ def test_a_file_is_no_empty_store(tmp_path: Path) -> None:
     file.write_text("x")
     store = LocalStore(file)
     for ask in (lambda: list(store.list()), lambda: store.stat("a"), lambda: store.get("a")):
-        with pytest.raises(StoreDenied, match="no directory"):
+        with pytest.raises(StoreDenied, match="not a directory"):
             ask()
 
 

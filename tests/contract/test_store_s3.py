@@ -13,19 +13,19 @@ from botocore.exceptions import EndpointConnectionError
 from urllib3 import HTTPResponse
 
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
-from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store, s3_place
-from cmdop_migrate.storage.retry import Policy, RetryStore
+from cmdop_migrate.storage.retry import RetryPolicy, RetryStore
 from cmdop_migrate.storage.s3 import S3Store
 from cmdop_migrate.storage.s3client import S3Limits
 from tests.support.faulty_proxy import Proxy
+from tests.support.meter_store import MeterStore
 from tests.support.servers import S3Server
 
 BIG = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts
 SOME = bytes(range(256)) * (4 << 12)  # 4 MiB: one PUT
 ANSWER = len("HTTP/1.1 100 Continue\r\n\r\n") + 3  # within the answer to an upload
 SOON = S3Limits(connect=1.0, read=2.0)
-QUICK = Policy(tries=5, total=30.0, first=0.05, longest=0.2)
+QUICK = RetryPolicy(tries=5, total=30.0, first=0.05, longest=0.2)
 
 
 def through(proxy: Proxy, url: str) -> S3Store:

@@ -17,8 +17,9 @@ from cmdop_migrate.holder import sandbox
 from cmdop_migrate.images.files.capture import capture
 from cmdop_migrate.images.files.file_table import WHITEOUT, parse
 from cmdop_migrate.images.files.unpack import restore
-from cmdop_migrate.images.files.walk import measure, remove_tree, snapshot
+from cmdop_migrate.images.files.walk import measure
 from cmdop_migrate.session import files_in_use
+from tests.support.file_tree import remove_tree, snapshot
 from tests.support.memory_chunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]

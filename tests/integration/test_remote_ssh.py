@@ -31,11 +31,11 @@ from cmdop_migrate.errors import (
     Usage,
 )
 from cmdop_migrate.model import PROTOCOL
-from cmdop_migrate.remote.connect import Limits
-from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.connect import SshLimits
+from cmdop_migrate.remote.inventory import SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts
 from cmdop_migrate.remote.peer import Lost, Peer
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 from tests.support.host import PROJECT, until
 from tests.support.sshd import Login, Sshd, an_sshd, new_key, with_account
 
@@ -54,8 +54,8 @@ class Place:
     dir: Path
     server: Sshd
     login: Login
-    target: Target
-    pool: Pool
+    target: SshTarget
+    pool: SshPool
 
     def peer(self, script: str, **changes: Any) -> Peer:
         """The host, with `script` in the place of cmdop-migrate."""
@@ -71,9 +71,9 @@ class Place:
         lines = [f"[127.0.0.1]:{one.port} {one.public_key}\n" for one in (self.server, *servers)]
         self.pool.known.own.write_text("".join(lines))
 
-    def again(self, limits: Limits) -> Pool:
+    def again(self, limits: SshLimits) -> SshPool:
         """Another client, with less patience."""
-        return Pool(self.pool.known, self.dir, limits)
+        return SshPool(self.pool.known, self.dir, limits)
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     login = new_key(tmp_path / "login")
     with ExitStack() as stack:
         server = stack.enter_context(an_sshd(tmp_path / "far", login))
-        target = Target("far", "127.0.0.1", "test", server.port, "root", (str(login.private),))
-        pool = Pool(KnownHosts(tmp_path / "known_hosts", tmp_path, tmp_path / "none"), tmp_path)
+        target = SshTarget("far", "127.0.0.1", "test", server.port, "root", (str(login.private),))
+        pool = SshPool(KnownHosts(tmp_path / "known_hosts", tmp_path, tmp_path / "none"), tmp_path)
         stack.callback(pool.close)
         made = Place(tmp_path, server, login, target, pool)
         made.know()
@@ -302,7 +302,7 @@ def test_a_jump_host_that_does_not_let_through(place: Place) -> None:
 
 
 def test_who_does_not_answer_is_not_waited_for(place: Place) -> None:
-    pool = place.again(Limits(connect=0.5))
+    pool = place.again(SshLimits(connect=0.5))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()
         with pytest.raises(PeerFailed, match="no SSH greeting") as caught:
@@ -315,7 +315,7 @@ def test_who_does_not_answer_is_not_waited_for(place: Place) -> None:
 
 
 def test_a_host_that_does_not_answer_keeps_nobody_from_another(place: Place) -> None:
-    pool = place.again(Limits(connect=4))
+    pool = place.again(SshLimits(connect=4))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         failed: list[PeerFailed] = []
 
@@ -345,7 +345,7 @@ def test_a_full_backlog_is_a_time_out(place: Place) -> None:
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        pool = place.again(Limits(connect=0.5))
+        pool = place.again(SshLimits(connect=0.5))
         with pytest.raises(PeerFailed, match=r"no answer within 0\.5 s"):
             Peer(replace(place.target, port=full.getsockname()[1]), pool).call("x")
 
@@ -380,7 +380,7 @@ pathlib.Path({str(done)!r}).touch()
 
 
 def test_a_host_that_falls_silent_is_lost(place: Place) -> None:
-    pool = place.again(Limits(connect=5, silence=0.5, answer=0.5))
+    pool = place.again(SshLimits(connect=5, silence=0.5, answer=0.5))
     peer = Peer(replace(place.target, command=place.script("sleep 2; echo '{\"slow\": 1}'")), pool)
     assert peer.call("x") == {"slow": 1}  # its sshd answers all the while
     result: list[BaseException] = []
@@ -420,7 +420,7 @@ def test_no_answer_in_time_and_a_killed_command_are_lost(place: Place) -> None:
 
 def test_input_nobody_reads_is_no_failure_and_a_connection_that_dies_meanwhile_is_one(place: Place) -> None:
     assert place.peer("exec <&-; echo '{\"ok\": 1}'").call("x", stdin=b"x" * 5_000_000) == {"ok": 1}
-    pool = place.again(Limits(answer=0.5))
+    pool = place.again(SshLimits(answer=0.5))
     peer = Peer(replace(place.target, command=place.script("sleep 3")), pool)
     with pytest.raises(Lost, match="does not take its input"):
         peer.call("x", stdin=b"x" * 5_000_000)

@@ -21,7 +21,8 @@ from cmdop_migrate.images.files.capture import Capture, capture
 from cmdop_migrate.images.files.content import on_tmpfs
 from cmdop_migrate.images.files.file_table import parse
 from cmdop_migrate.images.files.unpack import restore
-from cmdop_migrate.images.files.walk import measure, snapshot, walk
+from cmdop_migrate.images.files.walk import measure, walk
+from tests.support.file_tree import snapshot
 from tests.support.memory_chunks import MemoryChunks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.files import host_files
-from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare, read_build_id
+from cmdop_migrate.images.files.host_files import FileMatch, HostFile, HostFiles, compare, read_build_id
 from cmdop_migrate.images.files.stat_cache import TICK_NS
 
 
@@ -132,31 +132,31 @@ def _host(size: int = 10, build_id: str | None = None, digest: str | None = None
 @pytest.mark.parametrize(
     ("then", "now", "verdict"),
     [
-        (_host(digest="aa"), _host(digest="aa"), Verdict.SAME),
-        (_host(digest="aa"), _host(digest="bb"), Verdict.DIFFERENT),
-        (_host(digest="aa", build_id="01"), _host(digest="bb", build_id="01"), Verdict.DIFFERENT),
-        (_host(build_id="01"), _host(digest="bb", build_id="01"), Verdict.SAME),
-        (_host(build_id="01", digest="aa"), _host(build_id="01"), Verdict.SAME),
-        (_host(build_id="01"), _host(build_id="02"), Verdict.DIFFERENT),
-        (_host(), _host(), Verdict.DIFFERENT),
-        (_host(size=10, digest="aa"), _host(size=11, digest="aa"), Verdict.DIFFERENT),
-        (_host(digest="aa"), None, Verdict.MISSING),
+        (_host(digest="aa"), _host(digest="aa"), FileMatch.SAME),
+        (_host(digest="aa"), _host(digest="bb"), FileMatch.DIFFERENT),
+        (_host(digest="aa", build_id="01"), _host(digest="bb", build_id="01"), FileMatch.DIFFERENT),
+        (_host(build_id="01"), _host(digest="bb", build_id="01"), FileMatch.SAME),
+        (_host(build_id="01", digest="aa"), _host(build_id="01"), FileMatch.SAME),
+        (_host(build_id="01"), _host(build_id="02"), FileMatch.DIFFERENT),
+        (_host(), _host(), FileMatch.DIFFERENT),
+        (_host(size=10, digest="aa"), _host(size=11, digest="aa"), FileMatch.DIFFERENT),
+        (_host(digest="aa"), None, FileMatch.MISSING),
     ],
 )
-def test_verdicts(then: HostFile, now: HostFile | None, verdict: Verdict) -> None:
+def test_verdicts(then: HostFile, now: HostFile | None, verdict: FileMatch) -> None:
     assert compare([then], lambda path: now if path == "/lib/x" else None) == [("/lib/x", verdict)]
 
 
 @pytest.mark.parametrize(
     ("now", "verdict"),
     [
-        (b"one\n", Verdict.SAME),
-        (b"one\ntwo\n", Verdict.GROWN),
-        (b"two\none\n", Verdict.DIFFERENT),
-        (b"one", Verdict.DIFFERENT),
+        (b"one\n", FileMatch.SAME),
+        (b"one\ntwo\n", FileMatch.GROWN),
+        (b"two\none\n", FileMatch.DIFFERENT),
+        (b"one", FileMatch.DIFFERENT),
     ],
 )
-def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict) -> None:
+def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: FileMatch) -> None:
     path, files = tmp_path / "log", _files(tmp_path / "cache")
     path.write_bytes(b"one\n")
     then = files.describe(str(path))
@@ -185,7 +185,7 @@ def test_one_that_grows_just_when_it_has_been_read_is_described_as_it_was_read(t
     then = HostFiles(tmp_path / "cache", Busy, "sha256").describe(str(path))
     files = _files(tmp_path / "cache")
     assert then is not None and then.size == len(b"one\n")
-    assert compare([then], files.describe, files.begins) == [(str(path), Verdict.GROWN)]
+    assert compare([then], files.describe, files.begins) == [(str(path), FileMatch.GROWN)]
 
 
 def test_json_round_trip() -> None:

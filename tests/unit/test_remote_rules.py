@@ -17,7 +17,7 @@ from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.lease.store_id import identity
 from cmdop_migrate.migration import compatibility
-from cmdop_migrate.remote.inventory import Inventory, Target
+from cmdop_migrate.remote.inventory import Inventory, SshTarget
 from cmdop_migrate.remote.peer import command_line
 from cmdop_migrate.storage.memory import MemoryStore
 
@@ -157,7 +157,7 @@ def test_jump_hosts_in_a_circle_and_proxy_commands_are_refused(tmp_path: Path) -
 def test_unknown_hosts_and_a_damaged_inventory(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path, (HostEntry("a", "h"),), tmp_path)
     inventory.add(HostEntry("b", "h", 22, "u", "/k", "a", True, "/c"))
-    assert inventory.find("b") == Target("b", "h", "inventory", 22, "u", ("/k",), inventory.find("a"), True, "/c")
+    assert inventory.find("b") == SshTarget("b", "h", "inventory", 22, "u", ("/k",), inventory.find("a"), True, "/c")
     with pytest.raises(HostNotFound) as caught:
         inventory.find("c")
     assert "a, b" in caught.value.hint
@@ -172,9 +172,9 @@ def test_unknown_hosts_and_a_damaged_inventory(tmp_path: Path) -> None:
 
 
 def test_command_lines() -> None:
-    target = Target("b", "h", "test", command="/opt/c m")
+    target = SshTarget("b", "h", "test", command="/opt/c m")
     assert command_line(target, ("a b", "$x")) == b"'/opt/c m' --json 'a b' '$x'"
-    assert command_line(Target("b", "h", "t", sudo=True), ()) == b"sudo -n -- cmdop-migrate --json"
+    assert command_line(SshTarget("b", "h", "t", sudo=True), ()) == b"sudo -n -- cmdop-migrate --json"
 
 
 OURS: dict[str, Any] = {

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable, Usage
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store
 from cmdop_migrate.storage.memory import MemoryStore
-from cmdop_migrate.storage.meter import Count, MeterStore
-from cmdop_migrate.storage.retry import Outside, Policy, RetryStore
+from cmdop_migrate.storage.retry import RetryClock, RetryPolicy, RetryStore
+from tests.support.meter_store import Count, MeterStore
 
 
 class Clock:
@@ -26,8 +26,8 @@ class Clock:
         self.pauses.append(seconds)
         self.time += seconds
 
-    def outside(self, chance: float = 0.0) -> Outside:
-        return Outside(self.sleep, lambda: chance, lambda: self.time)
+    def outside(self, chance: float = 0.0) -> RetryClock:
+        return RetryClock(self.sleep, lambda: chance, lambda: self.time)
 
 
 class Flaky(MemoryStore):
@@ -94,7 +94,7 @@ def filled(inner: Flaky) -> Flaky:
 @pytest.mark.parametrize("act", ACTS)
 def test_tries_again_until_it_answers(act: str) -> None:
     steady, inner, clock = filled(Flaky()), filled(Flaky(away=3)), Clock()
-    assert ACTS[act](RetryStore(inner, Policy(), clock.outside())) == ACTS[act](steady) or act == "stat"
+    assert ACTS[act](RetryStore(inner, RetryPolicy(), clock.outside())) == ACTS[act](steady) or act == "stat"
     assert inner.calls == 4
     assert [i.name for i in MemoryStore.list(inner)] == [i.name for i in MemoryStore.list(steady)]
     assert clock.pauses == pytest.approx([0.1, 0.2, 0.4])
@@ -104,7 +104,7 @@ def test_tries_again_until_it_answers(act: str) -> None:
 def test_gives_up_after_so_many_tries_with_the_hint_kept(act: str) -> None:
     inner, clock = filled(Flaky(away=99)), Clock()
     with pytest.raises(StoreUnreachable, match=r"away \(gave up after 4 tries\)") as caught:
-        ACTS[act](RetryStore(inner, Policy(tries=4), clock.outside()))
+        ACTS[act](RetryStore(inner, RetryPolicy(tries=4), clock.outside()))
     assert inner.calls == 4 and caught.value.hint == "wait"
 
 
@@ -113,20 +113,20 @@ def test_gives_up_after_so_many_tries_with_the_hint_kept(act: str) -> None:
 def test_only_unreachable_is_tried_again(act: str, error: type[Exception]) -> None:
     inner, clock = filled(Flaky(away=1, error=error)), Clock()
     with pytest.raises(error):
-        ACTS[act](RetryStore(inner, Policy(), clock.outside()))
+        ACTS[act](RetryStore(inner, RetryPolicy(), clock.outside()))
     assert inner.calls == 1 and clock.pauses == []
 
 
 def test_gives_up_in_time() -> None:
     inner, clock = Flaky(away=99), Clock()
     with pytest.raises(StoreUnreachable):
-        RetryStore(inner, Policy(tries=99, total=10.0), clock.outside()).stat("a")
+        RetryStore(inner, RetryPolicy(tries=99, total=10.0), clock.outside()).stat("a")
     assert clock.time - 100.0 <= 10.0 and inner.calls > 5
 
 
 @given(st.integers(1, 40), st.floats(0, 1, exclude_max=True))
 def test_a_pause_grows_within_bounds(failed: int, chance: float) -> None:
-    policy = Policy()
+    policy = RetryPolicy()
     pause = policy.pause(failed, chance)
     assert policy.first / 2 <= pause <= policy.longest
     assert pause <= policy.pause(failed + 1, chance)
@@ -134,12 +134,12 @@ def test_a_pause_grows_within_bounds(failed: int, chance: float) -> None:
 
 def test_put_new_knows_its_own_after_a_lost_answer() -> None:
     inner, clock = Flaky(away=1, after=True), Clock()
-    assert RetryStore(inner, Policy(), clock.outside()).put_new("a", b"ours") is True
+    assert RetryStore(inner, RetryPolicy(), clock.outside()).put_new("a", b"ours") is True
 
 
 def test_put_new_that_lost_stays_lost() -> None:
     inner, clock = filled(Flaky(away=1)), Clock()
-    assert RetryStore(inner, Policy(), clock.outside()).put_new("a", b"ours") is False
+    assert RetryStore(inner, RetryPolicy(), clock.outside()).put_new("a", b"ours") is False
     assert MemoryStore.get(inner, "a") == b"1"
 
 
@@ -153,17 +153,17 @@ def test_a_listing_goes_on_where_it_broke() -> None:
     names = [f"n/{number}" for number in range(9)]
     for name in names:
         MemoryStore.put(inner, name, b"")
-    assert [info.name for info in RetryStore(inner, Policy(), clock.outside()).list("n/")] == names
+    assert [info.name for info in RetryStore(inner, RetryPolicy(), clock.outside()).list("n/")] == names
     assert inner.calls == 5 and len(clock.pauses) == 4
     inner.away, inner.calls = 99, 0
     with pytest.raises(StoreUnreachable, match="gave up"):
-        list(RetryStore(inner, Policy(tries=2), clock.outside()).list("n/"))
+        list(RetryStore(inner, RetryPolicy(tries=2), clock.outside()).list("n/"))
 
 
 def test_the_meter_counts_by_kind() -> None:
     inner = Flaky(away=1)
     meter = MeterStore(inner)
-    store = RetryStore(meter, Policy(), Clock().outside())
+    store = RetryStore(meter, RetryPolicy(), Clock().outside())
     store.put("a", b"12345")
     assert store.put_new("a", b"1") is False
     assert store.get("a", 1, 2) == b"23"

@@ -10,7 +10,7 @@ from pathlib import Path
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.host import resources
-from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.snapshot import host_files
@@ -38,9 +38,12 @@ def start(
         spill.mkdir(mode=0o700, exist_ok=True)
         is_far = not config.store.startswith("file:")  # to a file it is the same work as keeping it on disk
         writer = ImageWriter(
-            store, ring, record.session, spill, parent=record.checkpoint, on_pack=on_pack,
-            hold=goes_on and is_far, put_off=goes_on, hints=directory / "memory.groups",
-            ledgers=config.state_dir / "ledgers",
+            store, ring, record.session, spill, record.checkpoint,
+            WriterOptions(
+                hold=goes_on and is_far, defer=goes_on, fingerprints=directory / "memory.groups",
+                index_caches=config.state_dir / "ledgers",
+            ),
+            on_pack,
         )  # fmt: skip
         try:
             writer.begin()

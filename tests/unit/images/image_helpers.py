@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.layout import PAGE
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
-from cmdop_migrate.images.write.writer import ImageWriter, Tuning
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
 SESSION = "5e5510"
-SMALL = Tuning(workers=1, uploaders=1, pack_buffers=3)
+SMALL = WriterOptions(workers=1, uploaders=1, pack_buffers=3)
 
 
 def memory(seed: int, pages: int = 40) -> bytes:
@@ -26,6 +27,17 @@ def memory(seed: int, pages: int = 40) -> bytes:
     draw = random.Random(seed)
     kinds = [lambda: draw.randbytes(PAGE), lambda: b"a line of text\n" * 273 + b".", lambda: bytes(PAGE)]
     return b"".join(draw.choice(kinds)() for _ in range(pages))
+
+
+def add_run(writer: ImageWriter, dst: str, vaddr: int, nr_pages: int, flags: int, data: bytes | None) -> None:
+    """Feed one run with its bytes, or None when it has none, as a page server would."""
+    writer.feed.open(dst)
+    writer.feed.run(vaddr, nr_pages, flags, data is not None)
+    left = memoryview(data or b"").cast("B")
+    while left:
+        room = writer.feed.window(vaddr, len(left))
+        room[:] = left[: len(room)]
+        vaddr, left = vaddr + len(room), left[len(room) :]
 
 
 def checkpoint(
@@ -38,12 +50,12 @@ def checkpoint(
     shared: bytes = b"",
 ) -> Manifest:
     """Write one small checkpoint; abort on failure, as flows do. What was learnt of stores before stays in `spill`."""
-    writer = ImageWriter(store, ring, session, spill, parent, SMALL, ledgers=spill / "ledgers")
+    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, index_caches=spill / "ledgers"))
     try:
         writer.begin()
         data = shared + memory(seed)
-        writer.add_run("process-1", 0x7F0000003000, len(data) // PAGE, 4, data)
-        writer.add_run("process-1", 0x10000, 3, 1, None)
+        add_run(writer, "process-1", 0x7F0000003000, len(data) // PAGE, 4, data)
+        add_run(writer, "process-1", 0x10000, 3, 1, None)
         writer.add_blob("criu/core-1.img", b"core" * 100 + bytes([seed % 256]))
         writer.finish_input()
         return writer.commit(7, {"seed": seed, "shared": len(shared)})

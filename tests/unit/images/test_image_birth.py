@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_helpers import SESSION, SMALL, Dying, Turns, checkpoint, memory, read_all, script, sticky
+from image_helpers import SESSION, SMALL, Dying, Turns, add_run, checkpoint, memory, read_all, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
 from cmdop_migrate.images.format import layout
@@ -16,8 +16,8 @@ from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read.verify import verify
 from cmdop_migrate.images.store import catalog, deletion_marks, fork_manifest
-from cmdop_migrate.images.store.catalog import Listed
-from cmdop_migrate.images.store.keep_policy import Keep, to_drop
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
+from cmdop_migrate.images.store.keep_policy import KeepPolicy, to_drop
 from cmdop_migrate.images.store.prune import prune
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
@@ -44,12 +44,12 @@ def try_branch(store: Store, source: Manifest) -> None:
 def clean(store: Store) -> None:
     """The branch lives; all else has ended."""
     try:
-        prune(store, RING, Keep(last=0), lambda session: session == BRANCH)
+        prune(store, RING, KeepPolicy(last=0), lambda session: session == BRANCH)
     except StoreUnreachable:
         pass
 
 
-def assert_all_readable(store: Store) -> list[Listed]:
+def assert_all_readable(store: Store) -> list[ListedCheckpoint]:
     entries = list(catalog.listed(store))
     for entry in entries:
         verify(store, RING, entry.checkpoint, parallel=1)
@@ -70,11 +70,11 @@ def base(request: pytest.FixtureRequest, spill: Path) -> tuple[MemoryStore, Mani
     if request.param == "doomed":
         writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
         writer.begin()
-        writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+        add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
         writer.finish_input()
-        assert prune(store, RING, Keep(last=0), lambda _: False).waiting
+        assert prune(store, RING, KeepPolicy(last=0), lambda _: False).waiting
         found = writer.commit(1)
-        doomed = deletion_marks.doomed_packs(store)
+        doomed = deletion_marks.packs_marked(store)
         assert doomed and doomed & set(found.packs)
     return store, found
 
@@ -82,8 +82,8 @@ def base(request: pytest.FixtureRequest, spill: Path) -> tuple[MemoryStore, Mani
 def test_it_is_its_parents_under_its_own_name(base: tuple[MemoryStore, Manifest], tmp_path: Path) -> None:
     store, source = base
     made = branch(store, source)
-    assert made.is_birth and not source.is_birth and made.parent == source.checkpoint
-    assert [one.is_birth for one in catalog.listed(store, BRANCH)] == [True]
+    assert made.is_fork and not source.is_fork and made.parent == source.checkpoint
+    assert [one.is_fork for one in catalog.listed(store, BRANCH)] == [True]
     assert catalog.load(store, RING, made.checkpoint) == made
     before = read_all(store, RING, source.checkpoint, tmp_path / "a")
     clean(store)
@@ -147,7 +147,7 @@ def test_interleaved(base: tuple[MemoryStore, Manifest], seed: int, prunes: int,
     does not stand there yet."""
     draw = random.Random(seed)
     store = copy_of(base[0])
-    fail_at = draw.randrange(10) if kill and not deletion_marks.doomed_packs(store) else 1000
+    fail_at = draw.randrange(10) if kill and not deletion_marks.packs_marked(store) else 1000
     actors = [lambda s, at=fail_at: try_branch(Dying(s, at), base[1])]
     for _ in range(prunes):
         fail_at = draw.randrange(30) if kill else 1000
@@ -161,8 +161,11 @@ def test_interleaved(base: tuple[MemoryStore, Manifest], seed: int, prunes: int,
 
 
 def test_what_is_spent_goes_whatever_the_rules_keep() -> None:
-    entries = [Listed(BRANCH, layout.birth_id(BRANCH), 10.0, 1), Listed(BRANCH, layout.new_id(), 20.0, 1)]
-    dropped = to_drop(entries, Keep(last=5), 1000.0, lambda _: True, lambda entry: entry.is_birth)
+    entries = [
+        ListedCheckpoint(BRANCH, layout.fork_checkpoint_id(BRANCH), 10.0, 1),
+        ListedCheckpoint(BRANCH, layout.new_id(), 20.0, 1),
+    ]
+    dropped = to_drop(entries, KeepPolicy(last=5), 1000.0, lambda _: True, lambda entry: entry.is_fork)
     assert dropped == entries[:1]
-    assert to_drop(entries, Keep(), 1000.0, lambda _: True, lambda entry: entry.is_birth) == []
-    assert to_drop(entries, Keep(last=5), 1000.0, lambda _: True) == []
+    assert to_drop(entries, KeepPolicy(), 1000.0, lambda _: True, lambda entry: entry.is_fork) == []
+    assert to_drop(entries, KeepPolicy(last=5), 1000.0, lambda _: True) == []

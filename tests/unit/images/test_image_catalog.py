@@ -33,7 +33,7 @@ class Counting(MemoryStore):
 @pytest.fixture
 def saved(ring: KeyRing, tmp_path: Path) -> tuple[Counting, manifest.Manifest]:
     store = Counting()
-    writer = ImageWriter(store, ring, SESSION, tmp_path, tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, tmp_path, options=SMALL)
     writer.begin()
     writer.add_blob("x", b"1")
     found = writer.commit(1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
 from cmdop_migrate.images.format.windows import Extent, PageTable, Segment, table_of, window_count, windows
-from cmdop_migrate.images.write.page_buffers import PageFeed
+from cmdop_migrate.images.write.page_buffers import PageBuffers
 
 # (gap in pages before it, pages, flags, present)
 RUNS = st.lists(
@@ -50,7 +50,7 @@ def feed_all(
         buffer[:] = b"\xee" * len(buffer)
         release(buffer)
 
-    feed = PageFeed(submit, lambda: None, buffers=2, size=size, aside=aside)
+    feed = PageBuffers(submit, lambda: None, buffers=2, size=size, spill_dir=aside)
     feed.open("t")
     turn = 0
     for vaddr, pages, flags, present in runs:
@@ -67,7 +67,7 @@ def feed_all(
             vaddr, pages = end, pages - step
     feed.done()
     assert aside is None or not order, "what was put aside waits until it may go on"
-    feed.go_on()
+    feed.start_deferred()
     feed.finish()
     feed.stop()
     table = table_of(feed.extents["t"])

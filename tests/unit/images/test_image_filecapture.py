@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cmdop_migrate.images.files import file_table, stat_cache, unpack
 from cmdop_migrate.images.files.content import on_tmpfs
-from cmdop_migrate.images.files.walk import snapshot
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.read import reader
 from cmdop_migrate.images.store import index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.snapshot.capture import changed_files
 from cmdop_migrate.storage.base import Store
+from tests.support.file_tree import snapshot
 from tests.unit.images.image_helpers import SESSION, SMALL
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def begun(store: Store, ring: KeyRing, place: Path) -> ImageWriter:
-    writer = ImageWriter(store, ring, SESSION, place / "spill", None, SMALL, ledgers=place / "ledgers")
+    writer = ImageWriter(store, ring, SESSION, place / "spill", None, replace(SMALL, index_caches=place / "ledgers"))
     writer.begin()
     return writer
 
@@ -68,11 +69,11 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     def captured(*given, **named):
         done = capture(*given, **named)
         if how == "forgotten":
-            other = Ledger(ring.current, index_cache.path_of(tmp_path / "ledgers", store.url, ring.current))
+            other = IndexCache(ring.current, index_cache.path_of(tmp_path / "ledgers", store.url, ring.current))
             other.forget(lambda name: True)
             other.close()
         else:
-            second._ledger._db.close()
+            second._cache._db.close()
         return done
 
     monkeypatch.setattr(changed_files.files_capture, "capture", captured)

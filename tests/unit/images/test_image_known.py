@@ -16,7 +16,7 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.seal import Sealer
 from cmdop_migrate.images.read import load_table
 from cmdop_migrate.images.store import catalog, index, index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
@@ -32,9 +32,9 @@ def save(
     session: str,
     parent: str | None = None,
     ledgers: Path | None = None,
-    **tuning: float,
+    **options: float,
 ):
-    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, **tuning), ledgers=ledgers)
+    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, index_caches=ledgers, **options))
     writer.begin()
     writer.add_blob("own", session.encode() * 1000)
     writer.add_blob("shared", SHARED)
@@ -122,7 +122,7 @@ def test_where_nothing_can_be_learnt_nothing_more_is_read(store, ring, tmp_path,
     monkeypatch.setattr(index, "READERS", 1)
     ledgers = tmp_path / "ledgers"
     path = index_cache.path_of(ledgers, store.url, ring.current)
-    Ledger(ring.current, path).close()
+    IndexCache(ring.current, path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     noted = Noted(store)

@@ -16,7 +16,7 @@ from cmdop_migrate.images.format import seal
 from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.store import index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 
 PACK, OTHER = "ab" * 16, "cd" * 16
 
@@ -40,15 +40,15 @@ def path(ring: KeyRing, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def filled(ring: KeyRing, path: Path) -> Path:
-    made = Ledger(ring.current, path)
+    made = IndexCache(ring.current, path)
     made.learn("index/a", "1", chunks(*range(300)))
     made.learn("index/b", "1", chunks(299, 300, pack=OTHER))
     made.close()
     return path
 
 
-def reopened(ring: KeyRing, path: Path) -> Ledger:
-    found = Ledger(ring.current, path)
+def reopened(ring: KeyRing, path: Path) -> IndexCache:
+    found = IndexCache(ring.current, path)
     found.rely_on({PACK, OTHER})
     return found
 
@@ -86,10 +86,10 @@ def test_one_that_nobody_came_back_to_goes(ring, filled):
     long_ago = walltime() - index_cache.UNUSED - 60
     os.utime(filled, (long_ago, long_ago))
     other = index_cache.path_of(filled.parent, "s3://elsewhere/", ring.current)
-    Ledger(ring.current, other).close()
+    IndexCache(ring.current, other).close()
     assert list(filled.parent.iterdir()) == [other]
     os.utime(other, (long_ago, long_ago))
-    Ledger(ring.current, other).close()
+    IndexCache(ring.current, other).close()
     assert other.stat().st_mtime > long_ago + 60, "it is used again"
 
 
@@ -181,7 +181,7 @@ def test_one_that_is_damaged_is_begun_anew(ring, filled, content):
 def test_without_a_place_to_keep_it_it_serves_once(ring, tmp_path):
     (tmp_path / "gone").write_text("a file, where a directory should be")
     for path in (None, tmp_path / "gone" / "x.db"):
-        found = Ledger(ring.current, path)
+        found = IndexCache(ring.current, path)
         found.learn("index/a", "1", chunks(7))
         found.rely_on({PACK})
         assert found.find(ident(7)) is not None
@@ -215,7 +215,7 @@ def test_killed_in_the_middle_it_has_learnt_nothing_of_that(ring, filled):
         table.pack_number(PACK)
         for number in range(1000, 9000):
             table.add(ident(number), Place(0, number * 200, 100 + seal.OVERHEAD, 100))
-        Ledger(ring.current, filled).learn("index/c", "1", table)
+        IndexCache(ring.current, filled).learn("index/c", "1", table)
 
     child = in_a_process(learn)
     child.join(30)
@@ -231,7 +231,7 @@ def test_two_learn_at_once(ring, path):
     """Each all of its own; what both say is there once."""
 
     def learn(name: str, first: int) -> None:
-        found = Ledger(ring.current, path)
+        found = IndexCache(ring.current, path)
         for number in range(20):
             found.learn(f"index/{name}{number}", "1", chunks(number, first + number, pack=PACK))
         assert not found.is_broken
@@ -245,7 +245,7 @@ def test_two_learn_at_once(ring, path):
 
 
 def test_with_another_key_nothing_of_it_is_believed(filled):
-    found = Ledger(new_key(), filled)
+    found = IndexCache(new_key(), filled)
     found.rely_on({PACK, OTHER})
     assert found.find(ident(7)) is None
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from image_helpers import SESSION, checkpoint, content, read_all
+from image_helpers import checkpoint, content, read_all
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
@@ -38,9 +38,6 @@ def test_packs_get_a_second_name_instead_of_a_copy(disk, ring, spill, tmp_path):
         assert content(image) == expected
     finally:
         image.close()
-    again = reader.open_local(ring, tmp_path / "local", SESSION, found.checkpoint)
-    assert content(again) == expected
-    again.close()
 
 
 def test_a_linked_pack_is_checked_before_and_when_it_is_used(disk, ring, spill, tmp_path):

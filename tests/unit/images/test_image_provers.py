@@ -18,7 +18,7 @@ from cmdop_migrate.images.read import chunk_cache, reader
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.util.worker_process import Offspring
-from tests.unit.images.image_helpers import SESSION, SMALL
+from tests.unit.images.image_helpers import SESSION, SMALL, add_run
 
 START = 0x7F0000003000
 DATA = random.Random(1).randbytes(3 << 20)
@@ -26,12 +26,12 @@ DATA = random.Random(1).randbytes(3 << 20)
 
 @pytest.fixture
 def saved(ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStore, str]:
-    monkeypatch.setattr(chunk_cache, "WORTH", 1)
+    monkeypatch.setattr(chunk_cache, "CHECK_IN_PROCESSES", 1)
     monkeypatch.setattr("cmdop_migrate.images.read.ranges.SPAN", 256 << 10)  # so that there is something to share
     store = LocalStore(tmp_path / "store")
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", options=SMALL)
     writer.begin()
-    writer.add_run("process-1", START, len(DATA) // PAGE, 4, DATA)
+    add_run(writer, "process-1", START, len(DATA) // PAGE, 4, DATA)
     return store, writer.commit(1).checkpoint
 
 
@@ -64,20 +64,20 @@ def fetched(saved: tuple[LocalStore, str], ring: KeyRing, where: Path) -> bytes:
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Groups of spans that were checked in this process."""
-    here, found, real = os.getpid(), list[int](), chunk_cache.SealedCache._check
+    here, found, real = os.getpid(), list[int](), chunk_cache.ChunkCache._check
 
-    def check(self: chunk_cache.SealedCache, group: list[int], data: memoryview) -> None:
+    def check(self: chunk_cache.ChunkCache, group: list[int], data: memoryview) -> None:
         if os.getpid() == here:
             found.extend(group)
         real(self, group, data)
 
-    monkeypatch.setattr(chunk_cache.SealedCache, "_check", check)
+    monkeypatch.setattr(chunk_cache.ChunkCache, "_check", check)
     return found
 
 
 def test_all_of_it_is_checked_elsewhere_and_no_process_stays(saved, ring, tmp_path, made, checked):
     assert fetched(saved, ring, tmp_path / "local") == DATA
-    assert len(made) == min(chunk_cache.MOST, os.cpu_count() or 1) and checked == []
+    assert len(made) == min(chunk_cache.MOST_PROCESSES, os.cpu_count() or 1) and checked == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
 
 
@@ -98,7 +98,7 @@ def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, mad
 def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
     saved, ring, tmp_path, made, checked, monkeypatch, by
 ):
-    real = chunk_cache.SealedCache._vouch
+    real = chunk_cache.ChunkCache._vouch
 
     def vouch(self, share, sock) -> None:
         if 0 in share[0]:
@@ -106,7 +106,7 @@ def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
         real(self, share, sock)
 
     monkeypatch.setattr("cmdop_migrate.util.worker_process.SILENCE", 0.5)
-    monkeypatch.setattr(chunk_cache.SealedCache, "_vouch", vouch)
+    monkeypatch.setattr(chunk_cache.ChunkCache, "_vouch", vouch)
     assert fetched(saved, ring, tmp_path / "local") == DATA
     assert 0 in checked
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, checkpoint, memory, script, sticky
+from image_helpers import SESSION, SMALL, Dying, Turns, Wrapped, add_run, checkpoint, memory, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreDenied, StoreUnreachable
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.read.verify import verify
 from cmdop_migrate.images.store import catalog, deletion_marks, index
-from cmdop_migrate.images.store.catalog import Listed
-from cmdop_migrate.images.store.keep_policy import Keep, to_drop
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
+from cmdop_migrate.images.store.keep_policy import KeepPolicy, to_drop
 from cmdop_migrate.images.store.prune import prune
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import ObjectInfo, Store
@@ -60,7 +60,7 @@ def upload(store: Store, spill, seed: int) -> None:
 
 def clean(store: Store, last: int = 1) -> None:
     try:
-        prune(store, RING, Keep(last=last), nobody)
+        prune(store, RING, KeepPolicy(last=last), nobody)
     except StoreUnreachable:
         pass
 
@@ -73,25 +73,25 @@ class Aged(Wrapped):
             yield replace(info, modified=0.0) if info.name.startswith(layout.UPLOADS) else info
 
 
-def entry(session: str, number: int, age: float) -> Listed:
-    return Listed(session, f"{number:08x}", 1000.0 - age, 1)
+def entry(session: str, number: int, age: float) -> ListedCheckpoint:
+    return ListedCheckpoint(session, f"{number:08x}", 1000.0 - age, 1)
 
 
 def test_policy():
     entries = [entry("aaaa", n, age=n * 10) for n in range(5)] + [entry("bbbb", 9, age=500)]
     drop = lambda keep, parked=nobody: {e.checkpoint[-1] for e in to_drop(entries, keep, 1000.0, parked)}  # noqa: E731
-    assert drop(Keep()) == set()
-    assert drop(Keep(last=2)) == {"2", "3", "4"}
-    assert drop(Keep(within=15)) == {"2", "3", "4", "9"}
-    assert drop(Keep(within=15), lambda s: s == "bbbb") == {"2", "3", "4"}
-    assert drop(Keep(last=1, within=25)) == {"3", "4"}
-    assert drop(Keep(last=0), lambda s: True) == {"1", "2", "3", "4"}
+    assert drop(KeepPolicy()) == set()
+    assert drop(KeepPolicy(last=2)) == {"2", "3", "4"}
+    assert drop(KeepPolicy(within=15)) == {"2", "3", "4", "9"}
+    assert drop(KeepPolicy(within=15), lambda s: s == "bbbb") == {"2", "3", "4"}
+    assert drop(KeepPolicy(last=1, within=25)) == {"3", "4"}
+    assert drop(KeepPolicy(last=0), lambda s: True) == {"1", "2", "3", "4"}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), max_size=20), st.integers(0, 3))
 def test_policy_never_drops_the_newest_of_a_parked_session(rows, last):
     entries = [entry(session * 4, n, age) for n, (session, age) in enumerate(rows)]
-    dropped = to_drop(entries, Keep(last=last), 1000.0, lambda session: True)
+    dropped = to_drop(entries, KeepPolicy(last=last), 1000.0, lambda session: True)
     for session in {e.session for e in entries}:
         newest = max(e.modified for e in entries if e.session == session)
         assert all(e.modified < newest for e in dropped if e.session == session)
@@ -101,19 +101,19 @@ def test_prune_removes_what_nobody_needs_and_nothing_else(store, spill):
     first = checkpoint(store, RING, spill, seed=1, shared=SHARED)
     second = checkpoint(store, RING, spill, seed=2, shared=SHARED, parent=first.checkpoint)
     alone = checkpoint(store, RING, spill, seed=3, session="abcd")
-    done = prune(store, RING, Keep(last=0), lambda session: session == SESSION, also=[first.checkpoint])
+    done = prune(store, RING, KeepPolicy(last=0), lambda session: session == SESSION, also=[first.checkpoint])
     assert set(done.checkpoints) == {first.checkpoint, alone.checkpoint}
     left = {layout.pack_of(info.name) for info in store.list(layout.PACKS)}
     assert left == set(second.packs) and done.packs == len(set(alone.packs) - left)
     assert assert_all_readable(store) == 1
-    prune(store, RING, Keep(last=0), nobody)
+    prune(store, RING, KeepPolicy(last=0), nobody)
     assert list(store.list()) == [], "an empty store is empty"
 
 
 def test_a_dry_run_changes_nothing(store, spill):
     checkpoint(store, RING, spill, seed=1)
     before = dict(store._objects)
-    assert len(prune(store, RING, Keep(last=0), nobody, dry_run=True).checkpoints) == 1
+    assert len(prune(store, RING, KeepPolicy(last=0), nobody, dry_run=True).checkpoints) == 1
     assert store._objects == before
 
 
@@ -129,7 +129,9 @@ def test_a_mark_that_cannot_be_removed_does_not_undo_a_checkpoint(store, spill, 
     made = checkpoint(Keeping(store), RING, spill)
     assert [entry.checkpoint for entry in catalog.listed(store)] == [made.checkpoint]
     assert assert_all_readable(store) == 1
-    assert prune(store, RING, Keep(last=0), nobody).waiting == len(made.packs), "the mark is believed until it is old"
+    assert prune(store, RING, KeepPolicy(last=0), nobody).waiting == len(made.packs), (
+        "the mark is believed until it is old"
+    )
 
 
 def test_a_dry_run_says_what_a_run_does(store, spill):
@@ -138,8 +140,8 @@ def test_a_dry_run_says_what_a_run_does(store, spill):
         checkpoint(store, RING, spill, seed=seed)
     for name, (data, modified) in list(store._objects.items()):
         store._objects[name] = data, modified - 7200
-    would = prune(store, RING, Keep(within=3600), nobody, dry_run=True).checkpoints
-    assert len(would) == 2 and would == prune(store, RING, Keep(within=3600), nobody).checkpoints
+    would = prune(store, RING, KeepPolicy(within=3600), nobody, dry_run=True).checkpoints
+    assert len(would) == 2 and would == prune(store, RING, KeepPolicy(within=3600), nobody).checkpoints
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
@@ -152,28 +154,28 @@ def test_a_full_store_can_be_pruned(tmp_path, spill):
         disk.fill(place)
         with pytest.raises(StoreDenied):
             store.put("more", b"1")
-        done = prune(store, RING, Keep(last=1), nobody)
+        done = prune(store, RING, KeepPolicy(last=1), nobody)
         assert done.checkpoints == (old.checkpoint,) and done.packs == len(old.packs)
-        assert assert_all_readable(store) == 1 and not list(store.list(layout.DOOMED))
+        assert assert_all_readable(store) == 1 and not list(store.list(layout.DELETION_MARKS))
 
 
 def test_an_upload_under_way_keeps_what_it_relies_on(store, spill):
     old = checkpoint(store, RING, spill, seed=1, shared=SHARED)
     writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+    add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
     writer.finish_input()
-    done = prune(store, RING, Keep(last=0), nobody)
+    done = prune(store, RING, KeepPolicy(last=0), nobody)
     assert done.checkpoints == (old.checkpoint,) and done.packs == 0 and done.waiting == len(old.packs)
     # A later upload sees the tombstone, and relies on nothing doomed; the next prune still waits for the first.
     later = checkpoint(store, RING, spill, seed=5, session="abcd", shared=SHARED)
     assert set(later.packs).isdisjoint(old.packs)
-    assert prune(store, RING, Keep(), nobody).packs == 0
+    assert prune(store, RING, KeepPolicy(), nobody).packs == 0
     found = writer.commit(1)
     assert set(found.packs) & set(old.packs)
     # Needed again: not doomed any more.
-    done = prune(store, RING, Keep(), nobody)
-    assert (done.packs, done.waiting) == (0, 0) and deletion_marks.doomed_packs(store) == set()
+    done = prune(store, RING, KeepPolicy(), nobody)
+    assert (done.packs, done.waiting) == (0, 0) and deletion_marks.packs_marked(store) == set()
     assert assert_all_readable(store) == 2
 
 
@@ -181,13 +183,13 @@ def test_waiting_packs_go_when_the_upload_is_given_up(store, spill):
     old = checkpoint(store, RING, spill, seed=1, shared=SHARED)
     writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
     writer.begin()
-    prune(store, RING, Keep(last=0), nobody)
+    prune(store, RING, KeepPolicy(last=0), nobody)
     other = ImageWriter(store, RING, "abcd", spill, None, SMALL)
     other.begin()  # began after the tombstone: does not hold the packs back
     writer.abort()
-    assert prune(store, RING, Keep(), nobody).packs == len(old.packs)
+    assert prune(store, RING, KeepPolicy(), nobody).packs == len(old.packs)
     other.abort()
-    assert prune(store, RING, Keep(), nobody).packs == 0
+    assert prune(store, RING, KeepPolicy(), nobody).packs == 0
     assert list(store.list()) == []
 
 
@@ -196,7 +198,7 @@ def test_a_tombstone_taken_over_while_it_is_listed_is_not_missed(tmp_path, spill
     checkpoint(plain, RING, spill, seed=1, shared=SHARED)
     first = ImageWriter(plain, RING, "abcd", spill, None, SMALL)
     first.begin()  # holds the packs back
-    assert prune(plain, RING, Keep(last=0), nobody).waiting
+    assert prune(plain, RING, KeepPolicy(last=0), nobody).waiting
 
     class Stopped(LocalStore):
         """Stands still between the names of a folder and what they are, while a prune goes by."""
@@ -204,17 +206,17 @@ def test_a_tombstone_taken_over_while_it_is_listed_is_not_missed(tmp_path, spill
         left = 1
 
         def stat(self, name: str) -> ObjectInfo | None:
-            if name.startswith(layout.DOOMED) and self.left:
+            if name.startswith(layout.DELETION_MARKS) and self.left:
                 self.left -= 1
-                assert prune(plain, RING, Keep(last=0), nobody).waiting
+                assert prune(plain, RING, KeepPolicy(last=0), nobody).waiting
             return super().stat(name)
 
     writer = ImageWriter(Stopped(tmp_path / "store"), RING, SESSION, spill, None, SMALL)
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+    add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
     writer.finish_input()
     first.abort()
-    assert prune(plain, RING, Keep(last=0), nobody).packs, "nobody relies on what is doomed"
+    assert prune(plain, RING, KeepPolicy(last=0), nobody).packs, "nobody relies on what is doomed"
     writer.commit(1)
     assert assert_all_readable(plain) == 1
 
@@ -223,9 +225,9 @@ def test_an_upload_taken_for_dead_finds_out(store, spill):
     checkpoint(store, RING, spill, seed=1, shared=SHARED)
     writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+    add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
     writer.finish_input()
-    done = prune(Aged(store), RING, Keep(last=0), nobody)
+    done = prune(Aged(store), RING, KeepPolicy(last=0), nobody)
     assert done.packs
     with pytest.raises(StoreUnreachable, match="prune"):
         writer.commit(1)
@@ -239,7 +241,7 @@ class Paused(Wrapped):
     waits, pause = False, 0.0
 
     def go_by(self) -> None:
-        assert prune(Aged(self.inner), RING, Keep(last=0), nobody).packs
+        assert prune(Aged(self.inner), RING, KeepPolicy(last=0), nobody).packs
         self.waits, self.pause = False, 2 * 24 * 3600.0
 
     def before(self, operation: str, name: str) -> None:
@@ -258,7 +260,7 @@ def test_a_mark_written_anew_after_a_pruner_removed_it_is_not_trusted(store, spi
     paused = Paused(store)
     writer = ImageWriter(paused, RING, SESSION, spill, None, replace(SMALL, stale_after=14.4))  # a refresh every 0.1 s
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+    add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
     writer.finish_input()
     if just_before:
         paused.waits = True
@@ -275,8 +277,8 @@ def test_a_mark_written_anew_after_a_pruner_removed_it_is_not_trusted(store, spi
 def test_an_upload_taken_for_dead_that_lost_nothing_goes_through(store, spill):
     writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
     writer.begin()
-    prune(Aged(store), RING, Keep(last=0), nobody)
-    writer.add_run("process-1", 0, len(SHARED) // 4096, 4, SHARED)
+    prune(Aged(store), RING, KeepPolicy(last=0), nobody)
+    add_run(writer, "process-1", 0, len(SHARED) // 4096, 4, SHARED)
     writer.commit(1)
     assert assert_all_readable(store) == 1
 
@@ -284,9 +286,9 @@ def test_an_upload_taken_for_dead_that_lost_nothing_goes_through(store, spill):
 def test_a_lapsed_mark_is_not_trusted_though_it_is_there(store, spill):
     writer = ImageWriter(store, RING, SESSION, spill, None, replace(SMALL, stale_after=1e-9))
     writer.begin()
-    writer.add_run("process-1", 0, len(SHARED) // 4096, 4, SHARED)
+    add_run(writer, "process-1", 0, len(SHARED) // 4096, 4, SHARED)
     writer.finish_input()
-    writer._spool.wait_stored()
+    writer._uploads.wait_stored()
     found = writer.commit(1)
     assert verify(store, RING, found.checkpoint)
 
@@ -297,9 +299,9 @@ def test_an_unreadable_manifest_keeps_every_pack(store, spill):
     data = bytearray(store.get(kept.name))
     data[40] ^= 1
     store.put(kept.name, data)
-    done = prune(store, RING, Keep(), nobody, also=[gone.checkpoint])
+    done = prune(store, RING, KeepPolicy(), nobody, also=[gone.checkpoint])
     assert done.unreadable == (kept.checkpoint,) and done.packs == 0
-    assert prune(store, RING, Keep(), nobody, also=[kept.checkpoint]).packs >= 2
+    assert prune(store, RING, KeepPolicy(), nobody, also=[kept.checkpoint]).packs >= 2
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -316,7 +318,7 @@ def test_a_prune_killed_at_any_operation_leaves_a_valid_store(spill, seed):
         assert assert_all_readable(store) >= 2
         upload(store, spill, 7)
         assert_all_readable(store)
-        prune(store, RING, Keep(last=1), nobody)
+        prune(store, RING, KeepPolicy(last=1), nobody)
         assert assert_all_readable(store) == 2
         if dying.left >= 0:
             break
@@ -356,7 +358,7 @@ def test_overtaken_at_any_operation(spill, what, waiting):
     if waiting:  # packs doomed by an earlier run, held back by an upload that ended since
         writer = ImageWriter(base, RING, "abcd", spill, None, SMALL)
         writer.begin()
-        prune(base, RING, Keep(last=0), nobody)
+        prune(base, RING, KeepPolicy(last=0), nobody)
         writer.abort()
     for after in range(200):
         store = MemoryStore()

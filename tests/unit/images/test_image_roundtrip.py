@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from image_helpers import SESSION, SMALL, Dying, Wrapped, checkpoint, content, memory, read_all
+from image_helpers import SESSION, SMALL, Dying, Wrapped, add_run, checkpoint, content, memory, read_all
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, StoreUnreachable
 from cmdop_migrate.images.format import keys, layout
@@ -15,7 +16,7 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.read import ranges, reader
 from cmdop_migrate.images.read.verify import verify
 from cmdop_migrate.images.store import catalog, index
-from cmdop_migrate.images.write.writer import ImageWriter, Tuning
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.memory import MemoryStore
 
 
@@ -69,16 +70,13 @@ def test_a_rotated_key_reads_old_and_writes_new(store, ring, spill, tmp_path):
         reader.fetch(store, ring, new.checkpoint, tmp_path)
 
 
-def test_the_local_copy_can_be_opened_again(store, ring, spill, tmp_path):
+def test_a_changed_local_copy_is_refused(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
-    expected = read_all(store, ring, found.checkpoint, tmp_path / "local")
-    image = reader.open_local(ring, tmp_path / "local", SESSION, found.checkpoint)
-    assert content(image) == expected
-    image.close()
+    image = reader.fetch(store, ring, found.checkpoint, tmp_path / "local", parallel=2)
+    assert content(image) == read_all(store, ring, found.checkpoint, tmp_path / "other")
     data = bytearray((tmp_path / "local" / "chunks").read_bytes())
     data[100] ^= 1
     (tmp_path / "local" / "chunks").write_bytes(data)
-    image = reader.open_local(ring, tmp_path / "local", SESSION, found.checkpoint)
     with pytest.raises(ImageRefused):
         content(image)
     image.close()
@@ -105,9 +103,9 @@ def test_what_an_interrupted_upload_sent_is_used_by_the_next(store, ring, spill)
     shared = os.urandom(40 << 20)
     writer = ImageWriter(store, ring, SESSION, spill, None, SMALL)
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(shared) // 4096, 4, shared)
+    add_run(writer, "process-1", 0x7F0000003000, len(shared) // 4096, 4, shared)
     writer.finish_input()
-    writer._spool.wait_stored()
+    writer._uploads.wait_stored()
     writer.abort()
     assert not list(store.list(layout.UPLOADS)) and not list(catalog.listed(store))
     sent = sum(info.size for info in store.list(layout.PACKS))
@@ -141,12 +139,14 @@ def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
             if name.startswith(layout.PACKS) and operation == "put":
                 assert gate.wait(60)
 
-    writer = ImageWriter(Stuck(store), ring, SESSION, spill, None, Tuning(workers=2, uploaders=2, pack_buffers=4))
+    writer = ImageWriter(
+        Stuck(store), ring, SESSION, spill, None, WriterOptions(workers=2, uploaders=2, pack_buffers=4)
+    )
     writer.begin()
     data = os.urandom(160 << 20)
-    writer.add_run("process-1", 0, len(data) // 4096, 4, data)
+    add_run(writer, "process-1", 0, len(data) // 4096, 4, data)
     writer.end_input()  # returns though not one pack could be put
-    assert writer._spool.spilled > 20 << 20
+    assert writer._uploads.spilled > 20 << 20
     gate.set()
     found = writer.commit(1)
     assert verify(store, ring, found.checkpoint)
@@ -158,10 +158,10 @@ def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cmdop_migrate.images.write.upload_queue.bulk_io.write", full)
-    writer = ImageWriter(store, ring, SESSION, spill, None, Tuning(workers=2, uploaders=1, pack_buffers=3))
+    writer = ImageWriter(store, ring, SESSION, spill, None, WriterOptions(workers=2, uploaders=1, pack_buffers=3))
     writer.begin()
     data = os.urandom(80 << 20)
-    writer.add_run("process-1", 0, len(data) // 4096, 4, data)
+    add_run(writer, "process-1", 0, len(data) // 4096, 4, data)
     found = writer.commit(1)
     monkeypatch.undo()
     assert verify(store, ring, found.checkpoint)
@@ -178,7 +178,7 @@ def test_an_upload_that_failed_says_so_to_whoever_feeds_it(ring, spill):
     data = os.urandom(8 << 20)
     with pytest.raises(StoreUnreachable):
         for at in range(100):
-            writer.add_run("process-1", at << 24, len(data) // 4096, 4, data)
+            add_run(writer, "process-1", at << 24, len(data) // 4096, 4, data)
     writer.abort()
 
 
@@ -201,7 +201,10 @@ def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill,
     image.bring_rest(parallel=1)
     away.set()
     assert content(image) == expected
-    assert image.cache.wait_filled(30)
+    deadline = time.monotonic() + 30
+    while image.cache.missing and image.cache.failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert image.cache.failure is None and not image.cache.missing
     image.close()
     assert len(stalls) > 3 or not image.cache.missing
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cmdop_migrate.lease import rules
 from cmdop_migrate.lease.margins import freeze_allowance, fresh_for
 from cmdop_migrate.lease.record import LeaseRecord
-from cmdop_migrate.lease.rules import Claim, Grant, Lost, Observation, Wait, Wanted
+from cmdop_migrate.lease.rules import AcquireRequest, Claim, Grant, Lost, Observation, Wait
 
 TTL = 1.0
 HALF = TTL / 2
@@ -129,7 +129,7 @@ class Model:
         record = host.cell[0] if host.cell else None
         observation = rules.observe(record, host.observation, host.sent if self.since_sent else now)
         name = "ab"[who]
-        decision = rules.acquire(record, Wanted("s", name, name, TTL), observation, now, _nonce(host, who))
+        decision = rules.acquire(record, AcquireRequest("s", name, name, TTL), observation, now, _nonce(host, who))
         if isinstance(decision, Wait):
             return host.idle(observation=observation)
         assert isinstance(decision, Grant)

@@ -14,14 +14,14 @@ from cmdop_migrate.errors import LeaseNewer, LeaseUnreadable, Usage
 from cmdop_migrate.lease import margins, rules
 from cmdop_migrate.lease.margins import RHO, contender_wait, freeze_allowance, fresh_for
 from cmdop_migrate.lease.record import SIZE_MAX, LeaseRecord, parse
-from cmdop_migrate.lease.rules import Already, Claim, Grant, Lost, Observation, Wait, Wanted, Why
+from cmdop_migrate.lease.rules import AcquireRequest, Already, Claim, Grant, Lost, Observation, Wait, Why
 
 N1, N2, NEW = "1" * 32, "2" * 32, "e" * 32
 HELD = LeaseRecord("s", 7, "held", "host-a", "ia", 10.0, 3, "c1", N1)
 PARKED = replace(HELD, state="parked")
 FREE = replace(HELD, state="free", checkpoint=None)
-B = Wanted("s", "host-b", "ib", 20.0)
-A = Wanted("s", "host-a", "ia", 10.0)
+B = AcquireRequest("s", "host-b", "ib", 20.0)
+A = AcquireRequest("s", "host-a", "ia", 10.0)
 MINE = Claim("s", "ia", 7)
 SEEN = Observation(7, 3, N1, 100.0)
 WAIT = contender_wait(10.0)
@@ -130,13 +130,13 @@ def test_breaking() -> None:
 def test_burying_a_branch_that_never_ran() -> None:
     unborn = replace(HELD, token=1, renewals=1, checkpoint="birth")
     over = Grant(replace(unborn, state="free", checkpoint=None, nonce=NEW))
-    assert rules.bury(unborn, "s", "birth", 1, NEW) == over
-    assert rules.bury(replace(unborn, renewals=0, checkpoint=None), "s", "birth", 1, NEW) == Grant(
+    assert rules.expire_fork(unborn, "s", "birth", 1, NEW) == over
+    assert rules.expire_fork(replace(unborn, renewals=0, checkpoint=None), "s", "birth", 1, NEW) == Grant(
         replace(over.record, renewals=0)
     )
     assert isinstance(rules.renew(over.record, replace(MINE, token=1), NEW), Lost), "who comes late does not run it"
-    assert rules.bury(over.record, "s", "birth", 1, NEW) == Already(over.record)
-    assert rules.bury(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
+    assert rules.expire_fork(over.record, "s", "birth", 1, NEW) == Already(over.record)
+    assert rules.expire_fork(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
     for other in (
         replace(unborn, renewals=2),  # it may run
         replace(unborn, token=2),  # it was brought back
@@ -144,7 +144,7 @@ def test_burying_a_branch_that_never_ran() -> None:
         replace(unborn, state="free"),  # its holder died
         replace(unborn, checkpoint="c9"),  # it made one of its own
     ):
-        assert rules.bury(other, "s", "birth", 1, NEW) == Lost("s", Why.HELD, other)
+        assert rules.expire_fork(other, "s", "birth", 1, NEW) == Lost("s", Why.HELD, other)
 
 
 @given(st.floats(margins.TTL_MIN, margins.TTL_MAX))
@@ -248,7 +248,7 @@ def test_tokens_grow_and_only_the_last_grantee_acts(script: list[tuple[str, int]
     for count, (what, who) in enumerate(script):
         nonce, name = f"{count:032x}", f"i{who}"
         claim = mine.get(who, Claim("s", name, 0))
-        wanted = Wanted("s", f"h{who}", name, 1.0)
+        wanted = AcquireRequest("s", f"h{who}", name, 1.0)
         decision: Grant | Already | Wait | Lost | None = None
         match what:
             case "wait":

@@ -18,7 +18,7 @@ from cmdop_migrate.lease.register import Cell, Swap
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.sqlite import SqliteRegister
-from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore, LeaseView, Waiting
 
 
 class Flaky(MemoryRegister):
@@ -101,7 +101,7 @@ def test_a_lost_request_is_not_known_until_something_later_succeeds(register: Fl
         store.park(one, "c1")
     two = held(store.renew(one))
     assert register.write(late[0]) is None, "the late park is refused: the renewal came first"
-    assert isinstance(store.inspect("s"), Seen) and held(store.renew(two)).record.state == "held"
+    assert isinstance(store.inspect("s"), LeaseView) and held(store.renew(two)).record.state == "held"
 
 
 def test_a_late_renewal_that_lands_does_not_confuse_its_writer(register: Flaky, store: LeaseStore) -> None:
