@@ -56,8 +56,8 @@ class Store(ABC):
         """Store an object only if the name is free. Return True if ours is stored, False if another object was there,
         which is left untouched.
 
-        Of several concurrent calls exactly one gets True. If an answer was lost on the way, our object is told from
-        another's by its content: a caller that races for a name must put something unique into the data. After
+        Of several concurrent calls exactly one gets True. If an answer was lost on the way, the content tells our
+        object from another's: a caller that races for a name must put something unique into the data. After
         StoreUnreachable the outcome is unknown: the object may be stored, or become stored.
         """
 

@@ -73,9 +73,9 @@ class S3Store(Store):
             if isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError):
                 raise  # the request was never sent
             # Unknown: stored and the answer lost, or another was first (some servers answer 409 or 500 then).
-            if (found := self._find(name)) is None:
+            if (stored := self._find(name)) is None:
                 raise
-            return found == body
+            return stored == body
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         key = self._key(name)
@@ -108,25 +108,25 @@ class S3Store(Store):
         key = self._key(name)
         try:
             with self._failures(f"look at {name}", missing=name):
-                found = self._client.head_object(Bucket=self._place.bucket, Key=key)
-                self._check_is_s3(found, "LastModified")
+                head = self._client.head_object(Bucket=self._place.bucket, Key=key)
+                self._check_is_s3(head, "LastModified")
         except KeyError:
             return None
-        return ObjectInfo(name, found["ContentLength"], found["LastModified"].timestamp())
+        return ObjectInfo(name, head["ContentLength"], head["LastModified"].timestamp())
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        found = [info for page in self._pages(prefix) for info in page]
+        listed = [info for page in self._pages(prefix) for info in page]
         # SeaweedFS and S3's directory buckets list folder by folder (`a/x` before `a-b`).
-        found.sort(key=lambda info: info.name)
-        return iter(found)
+        listed.sort(key=lambda info: info.name)
+        return iter(listed)
 
     def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
-        found: list[ObjectInfo] = []
+        listed: list[ObjectInfo] = []
         for page in self._pages(prefix):
-            found += page
-            if len(found) > most:
+            listed += page
+            if len(listed) > most:
                 return None
-        return sorted(found, key=lambda info: info.name)
+        return sorted(listed, key=lambda info: info.name)
 
     def _pages(self, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
         """Yield the objects below `prefix`, one page per request."""

@@ -171,16 +171,16 @@ class _Work:
 
     def visit(self, node: Node) -> None:
         """Add one name to the table."""
-        found = node.stat
-        kind = _KINDS[stat.S_IFMT(found.st_mode)]
-        if kind == CHAR and found.st_rdev == 0:
+        info = node.stat
+        kind = _KINDS[stat.S_IFMT(info.st_mode)]
+        if kind == CHAR and info.st_rdev == 0:
             kind = WHITEOUT
         depth = len(node.directory) + 1 if node.name else 0
-        linked = found.st_nlink > 1 and kind in LINKABLE
-        if linked and found.st_ino in self._links:
-            self._add(Entry(HARDLINK, depth, node.name, link=self._links[found.st_ino]))
+        linked = info.st_nlink > 1 and kind in LINKABLE
+        if linked and info.st_ino in self._links:
+            self._add(Entry(HARDLINK, depth, node.name, link=self._links[info.st_ino]))
             return
-        seen = stat_of(found) if kind == FILE and found.st_ino not in self._mapped else None
+        seen = stat_of(info) if kind == FILE and info.st_ino not in self._mapped else None
         known = self._known(node.path, seen) if seen is not None else None
         extents: tuple[Extent, ...] | None = ()
         try:
@@ -191,23 +191,23 @@ class _Work:
                 return
             raise
         if linked:
-            self._links[found.st_ino] = len(self.entries)
+            self._links[info.st_ino] = len(self.entries)
         if kind == FILE:
             extents = self._file(node, known)
         entry = Entry(
             kind,
             depth,
             node.name,
-            0o777 if kind == SYMLINK else stat.S_IMODE(found.st_mode),
-            found.st_uid,
-            found.st_gid,
-            found.st_mtime_ns,
+            0o777 if kind == SYMLINK else stat.S_IMODE(info.st_mode),
+            info.st_uid,
+            info.st_gid,
+            info.st_mtime_ns,
             xattrs,
-            found.st_size if kind == FILE else 0,
+            info.st_size if kind == FILE else 0,
             extents or (),
             target,
             -1,
-            (os.major(found.st_rdev), os.minor(found.st_rdev)) if kind in (CHAR, BLOCK) else _NO_DEVICE,
+            (os.major(info.st_rdev), os.minor(info.st_rdev)) if kind in (CHAR, BLOCK) else _NO_DEVICE,
         )
         self._add(entry, seen)
         if extents is None:

@@ -46,7 +46,7 @@ def segments(node: Node) -> Segments:
     size = node.stat.st_size
     if node.stat.st_blocks * 512 >= size:
         return ((0, size),) if size else ()
-    found = []
+    pieces = []
     fd = open_met(node.fd, node)
     try:
         end = 0
@@ -54,13 +54,13 @@ def segments(node: Node) -> Segments:
             start = os.lseek(fd, end, os.SEEK_DATA)
             end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
             if start < end:
-                found.append((start, end - start))
+                pieces.append((start, end - start))
     except OSError as error:
         if error.errno != errno.ENXIO:  # only a hole is left
             raise
     finally:
         os.close(fd)
-    return tuple(found)
+    return tuple(pieces)
 
 
 def parts(directory: int, node: Node, where: Segments) -> Iterator[tuple[int, bytes]]:

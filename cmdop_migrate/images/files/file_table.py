@@ -261,24 +261,26 @@ def _entry(number: int, row: Any, chunks: int) -> Entry:
 def _extents(number: int, row: Any, size: int, chunks: int) -> tuple[Extent, ...]:
     if not isinstance(row, list) or len(row) % 4:
         _refuse(number, "extents that are not a list of fours")
-    found = []
+    extents = []
     end = 0
     for index in range(0, len(row), 4):
         offset = _int(number, row[index], size, "offset", least=end)
         length = _int(number, row[index + 1], min(CHUNK, size - offset), "length", least=1)
         chunk = _int(number, row[index + 2], chunks - 1, "chunk")
-        found.append(Extent(offset, length, chunk, _int(number, row[index + 3], CHUNK - length, "place in the chunk")))
+        extents.append(
+            Extent(offset, length, chunk, _int(number, row[index + 3], CHUNK - length, "place in the chunk"))
+        )
         end = offset + length
-    return tuple(found)
+    return tuple(extents)
 
 
 def _xattrs(number: int, row: Any) -> Xattrs:
     if not isinstance(row, list) or len(row) % 2:
         _refuse(number, "extended attributes that are not a list of pairs")
-    found: list[tuple[str, bytes]] = []
+    xattrs: list[tuple[str, bytes]] = []
     for name, text in zip(row[::2], row[1::2], strict=True):
         raw = _bytes(number, name, 255)
-        if not xattr_kept(name) or (found and name <= found[-1][0]) or not isinstance(text, str):
+        if not xattr_kept(name) or (xattrs and name <= xattrs[-1][0]) or not isinstance(text, str):
             _refuse(number, f"extended attribute {name!r} is not allowed, duplicate, or out of order")
         try:
             value = base64.b64decode(text, validate=True)
@@ -288,8 +290,8 @@ def _xattrs(number: int, row: Any) -> Xattrs:
             _refuse(number, "an extended attribute that is too long")
         if name == REDIRECT and not redirect_is_sound(value):
             _refuse(number, "a directory redirected to an invalid name")
-        found.append((raw.decode("utf-8", "surrogateescape"), value))
-    return tuple(found)
+        xattrs.append((raw.decode("utf-8", "surrogateescape"), value))
+    return tuple(xattrs)
 
 
 def _row(entry: Entry) -> list[Any]:

@@ -182,20 +182,20 @@ class HostFiles:
             _logger.warning("cannot save the digests of host files: %s", error)
 
     def _describe(self, path: str, fd: int) -> HostFile | None:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
             return None
-        key = _key(found)
+        key = _key(info)
         known = self._known.pop(key, None)
         if known is None:
-            build_id, (digest, size) = read_build_id(fd, found.st_size), self._digest(fd)
+            build_id, (digest, size) = read_build_id(fd, info.st_size), self._digest(fd)
             after = os.fstat(fd)
-            if _key(after) != key or found.st_ctime_ns > int(walltime() * 1e9) - TICK_NS:
+            if _key(after) != key or info.st_ctime_ns > int(walltime() * 1e9) - TICK_NS:
                 # Describe it as it was read: it may be longer by now.
                 return HostFile(path, size, after.st_mtime_ns, build_id, digest)
             known = build_id, digest
         self._known[key] = known  # at the end: most recently used
-        return HostFile(path, found.st_size, found.st_mtime_ns, *known)
+        return HostFile(path, info.st_size, info.st_mtime_ns, *known)
 
     def _digest(self, fd: int, most: int | None = None) -> tuple[str, int]:
         """Return the digest of the file, or of its first `most` bytes, and the number of bytes digested."""
@@ -221,8 +221,8 @@ class HostFiles:
                     self._known[key] = build_id, digest
 
 
-def _key(found: os.stat_result) -> str:
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+def _key(info: os.stat_result) -> str:
+    return f"{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
 def is_code(path: str) -> bool:
@@ -252,9 +252,9 @@ def read_build_id(fd: int, size: int) -> str | None:
                 if wide
                 else (struct.unpack_from(order + "I", part, at)[0] for at in (4, 16))
             )
-            found = _note(os.pread(fd, min(length, 1 << 16), _within(offset, size)), order)
-            if found is not None:
-                return found
+            build_id = _note(os.pread(fd, min(length, 1 << 16), _within(offset, size)), order)
+            if build_id is not None:
+                return build_id
     except struct.error:
         return None
     return None
@@ -275,7 +275,7 @@ def _note(data: bytes, order: str) -> str | None:
         name = at + 12
         content = name + (name_size + 3) // 4 * 4
         if kind == _NT_GNU_BUILD_ID and data[name : name + name_size] == b"GNU\0" and 0 < size <= 64:
-            found = data[content : content + size]
-            return found.hex() if len(found) == size else None
+            build_id = data[content : content + size]
+            return build_id.hex() if len(build_id) == size else None
         at = content + (size + 3) // 4 * 4
     return None

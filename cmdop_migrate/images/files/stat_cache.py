@@ -31,9 +31,9 @@ Stats = tuple[Stat | None, ...]
 """One per entry of the table; None for an entry that must be read again."""
 
 
-def stat_of(found: os.stat_result) -> Stat:
+def stat_of(info: os.stat_result) -> Stat:
     """Return the part of a stat that any change of content or metadata changes."""
-    return Stat(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return Stat(info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 def settled(stat: Stat | None, now_ns: int) -> Stat | None:

@@ -183,10 +183,10 @@ class _Maker:
             if end < entry.size:
                 os.ftruncate(fd, entry.size)
             _set_metadata(fd, entry)
-            found = os.fstat(fd)
-            if found.st_size != entry.size:
+            info = os.fstat(fd)
+            if info.st_size != entry.size:
                 raise _short(path)
-            return stat_of(found)
+            return stat_of(info)
         finally:
             os.close(fd)
 

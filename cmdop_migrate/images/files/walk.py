@@ -69,9 +69,9 @@ class Cursor:
 
     def rejoin(self, root: Path) -> None:
         """Walk from the root towards `path` again, as far as it exists, because the current directory was moved."""
-        wanted, again = self.path, Cursor(root)
+        path, again = self.path, Cursor(root)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for name in wanted:
+            for name in path:
                 again.enter(name)
         self._step(again.fd)
         self.path, self._ids = again.path, again._ids
@@ -123,14 +123,14 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
             if path in exclude:
                 continue
             try:
-                found = os.stat(name, dir_fd=cursor.fd, follow_symlinks=False)
-                if found.st_dev != top.st_dev and one_device:
+                info = os.stat(name, dir_fd=cursor.fd, follow_symlinks=False)
+                if info.st_dev != top.st_dev and one_device:
                     raise Blocked(
                         f"{os.fsdecode(path)} in the session's files is a mount of another filesystem",
                         "Unmount it, or declare the directory shared (`run --share`).",
                     )
-                yield Node(path, cursor.path, name, found, cursor.fd)
-                if stat.S_ISDIR(found.st_mode):
+                yield Node(path, cursor.path, name, info, cursor.fd)
+                if stat.S_ISDIR(info.st_mode):
                     if len(stack) >= MAX_DEPTH:
                         raise Blocked(
                             f"the session's directories are more than {MAX_DEPTH} levels deep", "Remove them."
@@ -161,7 +161,7 @@ def _names(fd: int) -> Iterator[bytes]:
 
 def read_xattrs(node: Node) -> Xattrs:
     """Return the extended attributes that travel, by name. Raise Blocked if the layer depends on host files."""
-    found = []
+    xattrs = []
     for name in sorted(os.listxattr(node.handle, follow_symlinks=False)):
         kept = xattr_kept(name)
         if kept is None or (name == REDIRECT and not stat.S_ISDIR(node.stat.st_mode)):
@@ -170,8 +170,8 @@ def read_xattrs(node: Node) -> Xattrs:
                 "Mount sessions with metacopy=off,index=off; copy it anew in the session.",
             )
         if kept:
-            found.append((name, os.getxattr(node.handle, name, follow_symlinks=False)))
-    return tuple(found)
+            xattrs.append((name, os.getxattr(node.handle, name, follow_symlinks=False)))
+    return tuple(xattrs)
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,7 @@ def _decode(data: bytes) -> KeyRing:
 
 
 def _write(path: Path, ring: KeyRing, first: bool = False) -> None:
-    """Replace the file atomically. `first`: create it only if there is none, else raise FileExistsError."""
+    """Replace the file atomically. `first`: create it only if it is missing, else raise FileExistsError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

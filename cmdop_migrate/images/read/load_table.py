@@ -56,10 +56,10 @@ def check_packs(store: Store, needed: Mapping[str, int]) -> None:
     listed = store.few(layout.PACKS, PAGE) if len(needed) > FEW else None
     if listed is not None:  # a small store lists all packs in one request; a large one is asked for each pack
         there = {layout.pack_of(info.name): info for info in listed}
-        found = {pack: there.get(pack) for pack in needed}
+        infos = {pack: there.get(pack) for pack in needed}
     else:
-        found = stat_packs(store, needed)
-    for pack, info in found.items():
+        infos = stat_packs(store, needed)
+    for pack, info in infos.items():
         if info is None:
             raise ImageRefused(f"pack {pack[:12]} is missing from the store", HINT)
         if info.size < needed[pack]:
@@ -69,7 +69,7 @@ def check_packs(store: Store, needed: Mapping[str, int]) -> None:
 def stat_packs(store: Store, packs: Collection[str], most: int = STATS_AT_A_TIME) -> dict[str, ObjectInfo | None]:
     """Return the ObjectInfo of each pack, None where it is missing; send `most` requests at a time."""
     asked = threads.each(lambda pack: store.stat(layout.pack_name(pack)), packs, most, "packs")
-    return {pack: found.result() for pack, found in zip(packs, asked, strict=True)}
+    return {pack: info.result() for pack, info in zip(packs, asked, strict=True)}
 
 
 def check_refs(pages: PageTable, table: ChunkTable) -> None:

@@ -34,8 +34,8 @@ SMALL = 4 << 20  # blobs up to this size are always needed: CRIU's images, table
 class Image:
     """Give access to the content of one checkpoint. Close it after use."""
 
-    def __init__(self, found: Manifest, table: ChunkTable, sealer: Sealer, cache: ChunkCache) -> None:
-        self.manifest = found
+    def __init__(self, manifest: Manifest, table: ChunkTable, sealer: Sealer, cache: ChunkCache) -> None:
+        self.manifest = manifest
         self.cache = cache
         self._table, self._sealer = table, sealer
         self._local = threading.local()
@@ -83,7 +83,7 @@ class Image:
         ]
 
     def pages(self, dst: str) -> PageReader:
-        """Return a reader of the memory of one target. Raise KeyError if there is none."""
+        """Return a reader of the memory of one target. Raise KeyError if the image lacks it."""
         table = PageTable.decode(self.blob(layout.PAGE_TABLES + dst))
         check_refs(table, self._table)
         return PageReader(table, self.chunk, self.chunk_into, self._pool)
@@ -114,11 +114,11 @@ def fetch(
 ) -> Image:
     """Fetch the whole checkpoint, given by its id or its manifest, into `local_dir`, sealed, every tag verified. Chunks
     that `base` has are read from there, so `base` must stay open as long as the result."""
-    found = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
-    sealer = Sealer(ring.get(found.key))
-    table = load_table(store, found, sealer)
+    manifest = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
+    sealer = Sealer(ring.get(manifest.key))
+    table = load_table(store, manifest, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cache = ChunkCache(store, found, table, sealer, local_dir / CHUNKS_FILE, base=base.base if base else None)
+    cache = ChunkCache(store, manifest, table, sealer, local_dir / CHUNKS_FILE, base=base.base if base else None)
     try:
         cache.fill(parallel)
     except BaseException:
@@ -126,7 +126,7 @@ def fetch(
         for left in (local_dir / CHUNKS_FILE, *local_dir.glob(LINKS)):
             left.unlink(missing_ok=True)
         raise
-    return Image(found, table, sealer, cache)
+    return Image(manifest, table, sealer, cache)
 
 
 def fetch_lazy(
@@ -139,32 +139,32 @@ def fetch_lazy(
     """Return an Image whose chunks are still in the store. Check that the store has all of them, reserve local room,
     and fetch small blobs now, the rest on demand. An unreachable store stalls readers, is reported through `on_stall`,
     and is retried until it answers or the image is closed."""
-    found = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
-    sealer = Sealer(ring.get(found.key))
-    table = load_table(store, found, sealer)
+    manifest = checkpoint if isinstance(checkpoint, Manifest) else catalog.load(store, ring, checkpoint)
+    sealer = Sealer(ring.get(manifest.key))
+    table = load_table(store, manifest, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cache = ChunkCache(store, found, table, sealer, local_dir / CHUNKS_FILE, on_stall)
+    cache = ChunkCache(store, manifest, table, sealer, local_dir / CHUNKS_FILE, on_stall)
     try:
         cache.check_store()
         cache.reserve()
-        first = [blob.chunks for blob in found.blobs.values() if blob.size <= SMALL]
+        first = [blob.chunks for blob in manifest.blobs.values() if blob.size <= SMALL]
         cache.bring(number for chunks in first for number in chunks)
     except BaseException:
         cache.close()
         raise
-    return Image(found, table, sealer, cache)
+    return Image(manifest, table, sealer, cache)
 
 
-def read_back(store: Store, ring: KeyRing, found: Manifest, local_dir: Path) -> Image:
+def read_back(store: Store, ring: KeyRing, manifest: Manifest, local_dir: Path) -> Image:
     """Open a checkpoint in the store, published or not, to read parts of it: each part is fetched on demand. An
     unreachable store is an error."""
-    sealer = Sealer(ring.get(found.key))
-    table = load_table(store, found, sealer)
+    sealer = Sealer(ring.get(manifest.key))
+    table = load_table(store, manifest, sealer)
     local_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    cache = ChunkCache(store, found, table, sealer, local_dir / CHUNKS_FILE)
+    cache = ChunkCache(store, manifest, table, sealer, local_dir / CHUNKS_FILE)
     try:
         cache.check_store()
     except BaseException:
         cache.close()
         raise
-    return Image(found, table, sealer, cache)
+    return Image(manifest, table, sealer, cache)

@@ -32,12 +32,12 @@ class Verified:
 def verify(store: Store, ring: KeyRing, checkpoint: str, parallel: int = 3) -> Verified:
     """Read all packs of the checkpoint completely, open every chunk in them, and check the tables against each other
     and the index if there is one. Raise ImageRefused at the first part that is not as it was sealed."""
-    found = catalog.load(store, ring, checkpoint)
-    key = ring.get(found.key)
+    manifest = catalog.load(store, ring, checkpoint)
+    key = ring.get(manifest.key)
     sealer = Sealer(key)
-    table = load_table(store, found, sealer)
+    table = load_table(store, manifest, sealer)
     try:
-        index.decode(found.checkpoint, store.get(layout.index_name(found.checkpoint)), ring)
+        index.decode(manifest.checkpoint, store.get(layout.index_name(manifest.checkpoint)), ring)
     except KeyError:
         pass  # the index is only a hint, so it may be missing
     except ImageRefused as error:
@@ -46,13 +46,13 @@ def verify(store: Store, ring: KeyRing, checkpoint: str, parallel: int = 3) -> V
     needed: dict[int, set[tuple[bytes, int, int, int]]] = defaultdict(set)
     for ident, pack, offset, length, size in table.rows():
         needed[pack].add((ident, offset, length, size))
-    for piece in found.table:
+    for piece in manifest.table:
         needed[piece.pack].add((piece.ident, piece.offset, piece.length, piece.size))
     with ThreadPoolExecutor(parallel, "verify") as pool:
-        sizes = pool.map(lambda n: _pack(store, found.packs[n], needed[n], sealer), range(len(found.packs)))
+        sizes = pool.map(lambda n: _pack(store, manifest.packs[n], needed[n], sealer), range(len(manifest.packs)))
         total = sum(sizes)
-    _page_tables(store, found, table, sealer)
-    return Verified(found, len(found.packs), len(table), total)
+    _page_tables(store, manifest, table, sealer)
+    return Verified(manifest, len(manifest.packs), len(table), total)
 
 
 def _pack(store: Store, pack: str, needed: set[tuple[bytes, int, int, int]], sealer: Sealer) -> int:
@@ -69,14 +69,14 @@ def _pack(store: Store, pack: str, needed: set[tuple[bytes, int, int, int]], sea
     return len(data)
 
 
-def _page_tables(store: Store, found: Manifest, table: ChunkTable, sealer: Sealer) -> None:
+def _page_tables(store: Store, manifest: Manifest, table: ChunkTable, sealer: Sealer) -> None:
     codec = Codec()
-    for name, blob in found.blobs.items():
+    for name, blob in manifest.blobs.items():
         if not name.startswith(layout.PAGE_TABLES):
             continue
         body = bytearray()
         for number in blob.chunks:
             place = table.place(number)
-            sealed = read_range(store, found.packs[place.pack], place.offset, place.length)
+            sealed = read_range(store, manifest.packs[place.pack], place.offset, place.length)
             body += sealer.open_chunk(table.ident(number), sealed, place.size, codec)
         check_refs(PageTable.decode(body), table)

@@ -48,13 +48,13 @@ def find(store: Store, checkpoint: str, session: str | None = None) -> ListedChe
     """Return the checkpoint with this id or unique prefix; look in `session` first. The empty string matches nothing: a
     user who passes an empty variable does not mean the only checkpoint there is."""
     for where in ([session] if session else []) + [None] if checkpoint else []:
-        found = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
-        exact = [entry for entry in found if entry.checkpoint == checkpoint]
-        if len(exact or found) > 1:
-            names = ", ".join(entry.checkpoint[:16] for entry in found[:5])
+        matches = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
+        exact = [entry for entry in matches if entry.checkpoint == checkpoint]
+        if len(exact or matches) > 1:
+            names = ", ".join(entry.checkpoint[:16] for entry in matches[:5])
             raise Usage(f"several checkpoints begin with {checkpoint!r}: {names}", "Give more digits.")
-        if found:
-            return (exact or found)[0]
+        if matches:
+            return (exact or matches)[0]
     raise CheckpointNotFound(f"no checkpoint {checkpoint!r} in {store.url}", "See: cmdop-migrate checkpoints ls.")
 
 
@@ -92,8 +92,8 @@ def named(store: Store, ring: KeyRing, entries: Iterable[ListedCheckpoint], name
     damaged, so the user cannot mean them."""
     return {
         entry.session
-        for entry, found in read_all(store, ring, entries)
-        if isinstance(found, Manifest) and found.facts.get("name") == name
+        for entry, result in read_all(store, ring, entries)
+        if isinstance(result, Manifest) and result.facts.get("name") == name
     }
 
 

@@ -90,8 +90,8 @@ def usable_packs(store: Store, marked: Collection[str] | None) -> set[str]:
     if listed is None:
         parts = threads.each(lambda digit: list(store.list(layout.PACKS + digit)), DIGITS, len(DIGITS), "packs")
         listed = [info for part in parts for info in part.result()]
-    found = (layout.pack_of(info.name) for info in listed)
-    return {pack for pack in found if pack is not None and pack not in marked}
+    packs = (layout.pack_of(info.name) for info in listed)
+    return {pack for pack in packs if pack is not None and pack not in marked}
 
 
 def load_known(

@@ -99,10 +99,10 @@ class IndexCache:
 
     def packs(self) -> set[str]:
         """Return all packs named by any cached index."""
-        found: set[str] = set()
+        packs: set[str] = set()
         with self._tolerant():
-            found.update(pack for (pack,) in self._db.execute("SELECT ident FROM packs"))
-        return found
+            packs.update(pack for (pack,) in self._db.execute("SELECT ident FROM packs"))
+        return packs
 
     def rely_on(self, packs: Collection[str]) -> None:
         """Restrict `find` to chunks in these packs."""

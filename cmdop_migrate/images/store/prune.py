@@ -154,12 +154,12 @@ class _Run:
         needed: set[str] = set()
         unreadable = []
         # An entry that is gone since the listing was dropped by another run.
-        for entry, found in catalog.read_all(self._store, self._ring, catalog.listed(self._store)):
-            if isinstance(found, Manifest):
-                needed.update(found.packs)
+        for entry, result in catalog.read_all(self._store, self._ring, catalog.listed(self._store)):
+            if isinstance(result, Manifest):
+                needed.update(result.packs)
             else:
                 _logger.warning(
-                    "no pack is deleted: manifest %s cannot be read: %s", entry.checkpoint[:12], found.message
+                    "no pack is deleted: manifest %s cannot be read: %s", entry.checkpoint[:12], result.message
                 )
                 unreadable.append(entry.checkpoint)
         return needed, tuple(unreadable)

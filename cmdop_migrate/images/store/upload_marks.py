@@ -77,10 +77,10 @@ class UploadMark:
 
     def _exists_unbroken(self) -> bool:
         """Tell whether the mark exists, and always did by the store's clock: a refresh recreates a removed one."""
-        found, last = self._store.stat(self._name), self._modified
-        if found is None or (last is not None and found.modified - last > self._stale_after / 2):
+        info, last = self._store.stat(self._name), self._modified
+        if info is None or (last is not None and info.modified - last > self._stale_after / 2):
             self._lapsed = True
-        self._modified = found.modified if found is not None else last
+        self._modified = info.modified if info is not None else last
         return not self._lapsed
 
     def _keep(self) -> None:

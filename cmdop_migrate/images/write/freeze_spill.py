@@ -68,7 +68,7 @@ class SpillFile:
         return False
 
     def check(self) -> None:
-        """Raise the error that stopped spilling, if any: after it no buffer comes back either."""
+        """Raise the error that stopped spilling, if any: after it no buffer is released either."""
         if self._failure is not None:
             raise self._failure
 

@@ -70,7 +70,7 @@ class UploadQueue:
             thread.start()
 
     def take(self) -> bytearray:
-        """Return a free pack buffer. If there is none, spill a queued pack; wait for the store if that fails too, or
+        """Return a free pack buffer. If all are in use, spill a queued pack; wait for the store if that fails too, or
         after `relax`."""
         while True:
             with self._changed:

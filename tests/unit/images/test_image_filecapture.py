@@ -1,4 +1,4 @@
-"""The files of a session in an image: what the table names, the image has, whatever becomes of what this host knew."""
+"""Test that an image has every chunk that its file table names, even if the local caches are wrong."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def files_of(store: Store, ring: KeyRing, checkpoint: str, place: Path) -> dict[
 
 
 @pytest.mark.parametrize("how", ["forgotten", "broken"])
-def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, upper, monkeypatch, how):
-    """An upload that was cut off has left chunks in the store, and this host a table that names them. Between the look
-    whether they are there and the moment they are taken, another checkpoint of this host forgets them, as their packs
-    are about to be pruned; or the disk fails under the ledger."""
+def test_file_chunks_missing_from_the_store_are_sent_again(store, ring, tmp_path, upper, monkeypatch, how):
+    """Leave chunks of an interrupted upload in the store, and a table that names them on this host. Between the check
+    that they exist and their use, another checkpoint of this host forgets them, because their packs are about to be
+    pruned; or the disk fails under the index cache."""
     if on_tmpfs(upper):
         pytest.skip("stats are never trusted on tmpfs")
     first = begun(store, ring, tmp_path)
@@ -84,7 +84,7 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     assert files_of(store, ring, made.checkpoint, tmp_path) == snapshot(upper)
 
 
-def test_without_room_for_what_spares_work_it_is_done_all_the_same(store, ring, tmp_path, upper):
+def test_file_capture_works_without_room_for_its_caches(store, ring, tmp_path, upper):
     (tmp_path / "files-0.stats").symlink_to("/dev/full")
     for _ in range(2):
         writer = begun(store, ring, tmp_path)

@@ -1,4 +1,4 @@
-"""A large image through a stuck store: memory stays bounded, and the input does not wait."""
+"""Test that a large image through a stuck store keeps memory bounded and does not delay the input."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ print(json.dumps({
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", ["now", "later"])
-def test_a_gibibyte_through_a_stuck_store(tmp_path: Path, work: str):
+def test_memory_use_is_bounded_with_a_stuck_store(tmp_path: Path, work: str):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1024", work]

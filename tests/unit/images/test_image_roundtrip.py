@@ -1,4 +1,4 @@
-"""What goes in comes out, once, and is stored once."""
+"""Test that an image gives back what was written, and that the store holds each chunk once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.memory import MemoryStore
 
 
-def test_bytes_come_back_as_they_went_in(store, ring, spill, tmp_path):
+def test_image_round_trips(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     got = read_all(store, ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
@@ -42,7 +42,7 @@ def test_segments_without_bytes_are_kept_as_such(store, ring, spill, tmp_path):
     image.close()
 
 
-def test_a_second_checkpoint_sends_only_what_changed(store, ring, spill):
+def test_second_checkpoint_sends_only_changes(store, ring, spill):
     shared = os.urandom(64 << 16)
     first = checkpoint(store, ring, spill, seed=1, shared=shared)
     second = checkpoint(store, ring, spill, seed=1, shared=shared, parent=first.checkpoint)
@@ -58,7 +58,7 @@ def test_the_store_sees_no_content_and_no_name(store, ring, spill):
         assert b"a line of text" not in data and b"process-1" not in data and b"core-1" not in data, name
 
 
-def test_a_rotated_key_reads_old_and_writes_new(store, ring, spill, tmp_path):
+def test_rotated_key_ring_reads_old_and_writes_new_images(store, ring, spill, tmp_path):
     old = checkpoint(store, ring, spill, seed=1)
     rotated = KeyRing((keys.new_key(), *ring.keys))
     new = checkpoint(store, rotated, spill, seed=1, parent=old.checkpoint)
@@ -70,7 +70,7 @@ def test_a_rotated_key_reads_old_and_writes_new(store, ring, spill, tmp_path):
         reader.fetch(store, ring, new.checkpoint, tmp_path)
 
 
-def test_a_changed_local_copy_is_refused(store, ring, spill, tmp_path):
+def test_changed_local_copy_is_refused(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
     image = reader.fetch(store, ring, found.checkpoint, tmp_path / "local", parallel=2)
     assert content(image) == read_all(store, ring, found.checkpoint, tmp_path / "other")
@@ -82,7 +82,7 @@ def test_a_changed_local_copy_is_refused(store, ring, spill, tmp_path):
     image.close()
 
 
-def test_found_by_unique_prefix(store, ring, spill):
+def test_checkpoint_is_found_by_unique_prefix(store, ring, spill):
     found = checkpoint(store, ring, spill)
     assert catalog.load(store, ring, found.checkpoint[:8]).checkpoint == found.checkpoint
     with pytest.raises(CheckpointNotFound):
@@ -90,7 +90,7 @@ def test_found_by_unique_prefix(store, ring, spill):
 
 
 @pytest.mark.parametrize("count", range(3, 30, 2))
-def test_an_upload_cut_anywhere_publishes_nothing_or_all(store, ring, spill, tmp_path, count):
+def test_upload_interrupted_anywhere_publishes_nothing_or_all(store, ring, spill, tmp_path, count):
     try:
         checkpoint(Dying(store, count), ring, spill, shared=os.urandom(20 << 20))
     except StoreUnreachable:
@@ -99,7 +99,7 @@ def test_an_upload_cut_anywhere_publishes_nothing_or_all(store, ring, spill, tmp
         assert verify(store, ring, entry.checkpoint)
 
 
-def test_what_an_interrupted_upload_sent_is_used_by_the_next(store, ring, spill):
+def test_packs_of_an_interrupted_upload_are_reused_by_the_next(store, ring, spill):
     shared = os.urandom(40 << 20)
     writer = ImageWriter(store, ring, SESSION, spill, None, SMALL)
     writer.begin()
@@ -114,8 +114,8 @@ def test_what_an_interrupted_upload_sent_is_used_by_the_next(store, ring, spill)
     assert again.sizes["new"] < 16 << 20
 
 
-def test_cut_without_a_last_word_the_periodic_index_serves(store, ring, spill):
-    """The store goes away for good in the middle: not even `abort` can write to it."""
+def test_periodic_index_serves_after_an_upload_without_final_index(store, ring, spill):
+    """Make the store fail for good in the middle: not even `abort` can write to it."""
     shared = os.urandom(100 << 20)
     dying = Dying(store, 4 + 11)
     with pytest.raises(StoreUnreachable):
@@ -124,14 +124,14 @@ def test_cut_without_a_last_word_the_periodic_index_serves(store, ring, spill):
     assert again.sizes["new"] < len(shared) - (60 << 20)
 
 
-def test_an_index_can_be_rebuilt_from_packs(store, ring, spill):
+def test_index_can_be_rebuilt_from_packs(store, ring, spill):
     found = checkpoint(store, ring, spill)
     _, table = index.decode(found.checkpoint, store.get(layout.index_name(found.checkpoint)), ring)
     rebuilt = index.rebuild(store, ring.current, found.packs)
     assert set(table.rows()) <= set(rebuilt.rows())
 
 
-def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
+def test_slow_store_does_not_delay_the_input(store, ring, spill):
     gate = threading.Event()
 
     class Stuck(Wrapped):
@@ -153,7 +153,7 @@ def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
     assert list(spill.iterdir()) == []
 
 
-def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatch):
+def test_full_disk_makes_the_input_wait_for_the_store(store, ring, spill, monkeypatch):
     def full(*_args: object) -> int:
         raise OSError(28, "No space left on device")
 
@@ -167,7 +167,7 @@ def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatc
     assert verify(store, ring, found.checkpoint)
 
 
-def test_an_upload_that_failed_says_so_to_whoever_feeds_it(ring, spill):
+def test_failed_upload_raises_in_the_feeding_thread(ring, spill):
     class Broken(Wrapped):
         def before(self, operation: str, name: str) -> None:
             if name.startswith(layout.PACKS) and operation == "put":
@@ -182,7 +182,7 @@ def test_an_upload_that_failed_says_so_to_whoever_feeds_it(ring, spill):
     writer.abort()
 
 
-def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill, tmp_path):
+def test_lazy_image_reads_before_all_is_local_and_survives_a_stall(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, shared=os.urandom(20 << 20))
     expected = read_all(store, ring, found.checkpoint, tmp_path / "eager")
     away, stalls = threading.Event(), []
@@ -209,7 +209,7 @@ def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill,
     assert len(stalls) > 3 or not image.cache.missing
 
 
-def test_lazy_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
+def test_lazy_image_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
     name = layout.pack_name(found.packs[0])
     data = bytearray(store.get(name))
@@ -225,8 +225,8 @@ def test_lazy_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
 
 @pytest.mark.parametrize("size", [1 << 20, 60 << 20])
 @pytest.mark.parametrize("harm", ["missing", "cut short"])
-def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, spill, tmp_path, size, harm):
-    """Asked for one by one, or, where there are many, all at once."""
+def test_lazy_fetch_detects_a_truncated_pack_first(store, ring, spill, tmp_path, size, harm):
+    """Check packs one by one, or all with one listing where there are many."""
     found = checkpoint(store, ring, spill, shared=os.urandom(size))
     image = reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "whole", lambda *_: None)
     assert image.cache.missing or size < ranges.SPAN, "memory is not brought before somebody asks for it"
@@ -242,7 +242,7 @@ def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, s
         store.put(name, data)
 
 
-def test_closing_a_stalled_lazy_image_ends_it(store, ring, spill, tmp_path: Path):
+def test_closing_a_stalled_lazy_image_ends_its_readers(store, ring, spill, tmp_path: Path):
     found = checkpoint(store, ring, spill, shared=os.urandom(20 << 20))
     away = threading.Event()
 

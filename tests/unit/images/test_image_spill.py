@@ -1,4 +1,4 @@
-"""Memory that was put aside comes back as it was, says nothing to who finds the disk, and a full disk only costs time."""
+"""Test the spill file: it gives back what was written, shows no plaintext, and a full disk only costs time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch(size: int) -> list[Extent]:
 
 
 class Taken:
-    """What was submitted, and the buffers that came back."""
+    """Record submitted buffers and released ones."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
@@ -41,7 +41,7 @@ class Taken:
         raise AssertionError(f"{len(self.back)} of {count} buffers came back")
 
 
-def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
+def test_spilled_buffers_are_submitted_only_after_start_deferred(tmp_path):
     taken = Taken()
     aside = SpillFile(tmp_path, taken.submit, taken.back.append)
     given = [os.urandom(size * PAGE) for size in (16, 1, 16, 7)]
@@ -59,7 +59,7 @@ def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
     aside.stop()
 
 
-def test_the_disk_shows_nothing(tmp_path):
+def test_spill_file_shows_no_plaintext(tmp_path):
     taken = Taken()
     aside = SpillFile(tmp_path, taken.submit, taken.back.append)
     aside.put(bytearray(b"a secret here" + bytes(PAGE - 13)), batch(PAGE))
@@ -69,7 +69,7 @@ def test_the_disk_shows_nothing(tmp_path):
     aside.stop()
 
 
-def test_what_was_changed_on_disk_is_refused(tmp_path):
+def test_changed_spill_file_is_refused(tmp_path):
     taken = Taken()
     aside = SpillFile(tmp_path, taken.submit, taken.back.append)
     aside.put(bytearray(os.urandom(PAGE)), batch(PAGE))
@@ -83,7 +83,7 @@ def test_what_was_changed_on_disk_is_refused(tmp_path):
     aside.stop()
 
 
-def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
+def test_full_disk_makes_spilling_fall_back_to_working_now(tmp_path, monkeypatch):
     room = 2
 
     def pwritev(fd: int, data: list[memoryview], at: int, flags: int) -> int:
@@ -108,7 +108,7 @@ def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
     aside.stop()
 
 
-def test_given_up_it_leaves_nothing(tmp_path):
+def test_stopped_spill_file_leaves_nothing(tmp_path):
     before = threading.active_count()
     taken = Taken()
     aside = SpillFile(tmp_path, taken.submit, taken.back.append)
@@ -118,7 +118,7 @@ def test_given_up_it_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_an_image_is_the_same_whenever_the_work_is_done(store, ring, spill, tmp_path, monkeypatch, later):
+def test_image_is_the_same_with_and_without_deferring(store, ring, spill, tmp_path, monkeypatch, later):
     monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, 80 * PAGE, None, None))
     writer = ImageWriter(store, ring, SESSION, spill, options=WriterOptions(defer=later))
     writer.begin()
@@ -129,7 +129,7 @@ def test_an_image_is_the_same_whenever_the_work_is_done(store, ring, spill, tmp_
     assert read_all(store, ring, found.checkpoint, tmp_path / "local")["process-1@10000"] == data
 
 
-def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
+def test_abort_while_memory_is_spilled_ends(store, ring, spill):
     before = threading.active_count()
     writer = ImageWriter(store, ring, SESSION, spill, options=WriterOptions(defer=True))
     writer.begin()
@@ -138,7 +138,7 @@ def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
     assert threading.active_count() == before
 
 
-def test_what_cannot_be_kept_for_another_reason_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
+def test_spill_error_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
     def pwritev(*_: object) -> int:
         raise MemoryError
 

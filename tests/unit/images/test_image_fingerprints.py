@@ -1,4 +1,4 @@
-"""Memory that is recognised by the megabyte gives the very image that one window after the other would."""
+"""Test that recognising memory by 1 MiB blocks gives the same image as digesting each window."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PWRITEV = os.pwritev
 
 @pytest.fixture
 def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all that is digested as a chunk."""
+    """Return the sizes of everything that is digested as a chunk."""
     sizes: list[int] = []
     real = Sealer.id_of
 
@@ -70,7 +70,7 @@ def back(store: Store, ring: KeyRing, found: Manifest, folder: Path, start: int 
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_did_not_change_is_digested_once_and_what_did_is_sent(tmp_path, ring, digested, later):
+def test_unchanged_blocks_are_not_digested_and_changed_ones_are_sent(tmp_path, ring, digested, later):
     store, draw = MemoryStore(), random.Random(1)
     data = bytearray(draw.randbytes(SIZE))
     data[BLOCK + WINDOW : 2 * BLOCK] = bytes(BLOCK - WINDOW)
@@ -92,7 +92,7 @@ def test_what_did_not_change_is_digested_once_and_what_did_is_sent(tmp_path, rin
     assert back(store, ring, second, tmp_path) != bytes(data)
 
 
-def test_hints_that_are_not_those_of_the_parent_are_not_used(tmp_path, ring, digested):
+def test_fingerprints_of_another_checkpoint_are_not_used(tmp_path, ring, digested):
     store = MemoryStore()
     data = random.Random(2).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False)
@@ -116,7 +116,7 @@ def test_hints_that_are_not_those_of_the_parent_are_not_used(tmp_path, ring, dig
     assert sum(digested) < SIZE // 2
 
 
-def test_hints_of_another_key_are_not_used(tmp_path, ring):
+def test_fingerprints_of_another_key_are_not_used(tmp_path, ring):
     store = MemoryStore()
     data = random.Random(3).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False)
@@ -127,7 +127,7 @@ def test_hints_of_another_key_are_not_used(tmp_path, ring):
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_the_store_has_no_more_is_sent_again(tmp_path, ring, later):
+def test_unchanged_block_missing_from_the_store_is_sent_again(tmp_path, ring, later):
     store, empty = MemoryStore(), MemoryStore()
     data = random.Random(4).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later)
@@ -136,7 +136,7 @@ def test_what_the_store_has_no_more_is_sent_again(tmp_path, ring, later):
     assert back(empty, ring, again, tmp_path) == data
 
 
-def test_the_same_bytes_cut_elsewhere_are_others(tmp_path, ring):
+def test_fingerprint_depends_on_the_window_cut(tmp_path, ring):
     store = MemoryStore()
     data = random.Random(5).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False, start=START)
@@ -147,7 +147,7 @@ def test_the_same_bytes_cut_elsewhere_are_others(tmp_path, ring):
     assert back(store, ring, shifted, tmp_path, START + PAGE + 16 * BLOCK) == data
 
 
-def test_no_more_is_kept_than_there_is_room_for(tmp_path, ring):
+def test_number_of_fingerprints_is_bounded(tmp_path, ring):
     sealer = Sealer(ring.current)
     some = BlockFingerprints(sealer, most=2)
     for number in range(5):
@@ -162,7 +162,7 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path, ring):
     )
 
 
-def test_hints_that_cannot_be_written_do_not_matter(tmp_path, ring):
+def test_unwritable_fingerprint_file_does_not_fail_the_checkpoint(tmp_path, ring):
     store = MemoryStore()
     (tmp_path / "hints").mkdir()
     found = save(store, ring, tmp_path, random.Random(6).randbytes(SIZE), None, later=False)
@@ -176,12 +176,12 @@ def writer_of(store: Store, ring: KeyRing, folder: Path, parent: Manifest) -> Im
 
 @pytest.fixture
 def few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that not all of it rests in memory until the end."""
+    """Use few buffers, so that not all input rests in memory until the end."""
     monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, BLOCK, None, None))
 
 
 @pytest.mark.usefixtures("few_buffers")
-def test_given_up_half_way_it_ends_and_the_hints_are_still_good(tmp_path, ring, digested):
+def test_aborted_upload_keeps_the_fingerprints_usable(tmp_path, ring, digested):
     store, data = MemoryStore(), random.Random(8).randbytes(8 * BLOCK)
     first = save(store, ring, tmp_path, data, None, later=True)
     before = threading.active_count()
@@ -197,7 +197,7 @@ def test_given_up_half_way_it_ends_and_the_hints_are_still_good(tmp_path, ring, 
 
 
 @pytest.mark.usefixtures("few_buffers")
-def test_a_full_disk_only_costs_time(tmp_path, ring, monkeypatch):
+def test_full_disk_with_fingerprints_still_writes_the_image(tmp_path, ring, monkeypatch):
     def pwritev(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
@@ -215,7 +215,7 @@ def back_without_disk(store: Store, ring: KeyRing, found: Manifest) -> bytes:
         return back(store, ring, found, Path(made))
 
 
-def test_pieces_cover_every_window_once():
+def test_pieces_cover_every_window_exactly_once():
     for vaddr, size in ((0, BLOCK), (START, SIZE), (BLOCK - PAGE, 2 * PAGE), (5 * PAGE, PAGE), (WINDOW, 2 * BLOCK)):
         refs = array("I", bytes(4 * window_count(vaddr, size)))
         found = list(pieces([Extent("process-1", vaddr, size, 4, True, 7 * PAGE, refs)]))
@@ -225,7 +225,7 @@ def test_pieces_cover_every_window_once():
         assert slots == list(range(len(refs)))
 
 
-def test_what_comes_too_late_to_be_put_aside_is_said_to(tmp_path):
+def test_spill_refuses_a_buffer_after_start_deferred(tmp_path):
     taken: list[bytes] = []
     aside = SpillFile(tmp_path, lambda buffer, batch, release: taken.append(bytes(buffer)), lambda _: None)
     batch = [Extent("process-1", 0, PAGE, 4, True, 0, array("I"))]
@@ -243,8 +243,8 @@ regions = st.tuples(st.integers(0, SIZE // PAGE - 1), st.integers(1, 40), st.sam
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.lists(regions, max_size=4), st.booleans(), st.integers(0, 2)), min_size=2, max_size=5))
-def test_whatever_changes_what_comes_back_is_what_was_there(steps):
-    """Each step changes regions, maybe grows or moves the whole, and puts memory aside, or not."""
+def test_image_with_fingerprints_round_trips_any_changes(steps):
+    """Change regions in each step, sometimes grow or move the whole, with and without spilling."""
     store, ring, draw = MemoryStore(), KeyRing((new_key(),)), random.Random(7)
     data, start, parent = bytearray(draw.randbytes(SIZE)), START, None
     with tempfile.TemporaryDirectory() as made:

@@ -1,4 +1,4 @@
-"""Packs brought ahead of their checkpoint spare the store, and are trusted no more than it."""
+"""Test that prefetched packs save requests to the store, and are trusted no more than it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Counted(Wrapped):
 
 
 def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
-    """Until `folder` has so many, of what `sent` names."""
+    """Wait until `folder` has as many packs as `sent` names."""
     reader, writer = os.pipe()
     try:
         with Gathering(store, folder, reader):
@@ -42,7 +42,7 @@ def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
         os.close(reader)
 
 
-def test_a_writer_names_each_pack_once_the_store_has_it(store, ring, spill):
+def test_on_pack_is_called_once_per_stored_pack(store, ring, spill):
     named: list[str] = []
 
     def on_pack(pack: str) -> None:
@@ -56,7 +56,7 @@ def test_a_writer_names_each_pack_once_the_store_has_it(store, ring, spill):
     assert sorted(named) == sorted(found.packs)
 
 
-def test_what_was_brought_ahead_is_not_read_again(store, ring, spill, tmp_path):
+def test_prefetched_pack_is_not_read_from_the_store(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     counted = Counted(store)
     gathered(counted, tmp_path / "packs", b"".join(map(name_of, found.packs)), len(found.packs))
@@ -66,13 +66,13 @@ def test_what_was_brought_ahead_is_not_read_again(store, ring, spill, tmp_path):
     assert counted.packs_read == len(found.packs)
 
 
-def test_what_was_not_brought_comes_from_the_store(store, ring, spill, tmp_path):
+def test_pack_that_was_not_prefetched_is_read_from_the_store(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     got = read_all(PrefetchedStore(store, tmp_path / "nothing"), ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
 
 
-def test_a_pack_changed_on_this_disk_is_refused(store, ring, spill, tmp_path):
+def test_changed_prefetched_pack_is_refused(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     for pack in found.packs:
         assert PackPrefetcher(store, tmp_path / "packs").bring(pack)
@@ -90,7 +90,7 @@ def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
     assert sorted(os.listdir(tmp_path / "packs")) == sorted(found.packs)
 
 
-def test_guesses_do_not_fill_the_disk(store, ring, spill, tmp_path, monkeypatch):
+def test_prefetch_leaves_free_disk_space(store, ring, spill, tmp_path, monkeypatch):
     found = checkpoint(store, ring, spill)
     monkeypatch.setattr(prefetched, "RESERVE", 1 << 60)
     assert not PackPrefetcher(store, tmp_path / "packs").bring(found.packs[0])
@@ -108,7 +108,7 @@ def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
 
 
 def test_what_is_on_its_way_is_waited_for_aloud(store, ring, spill, tmp_path):
-    """A slow store: whoever takes silence for an answer must hear something until the last pack is here."""
+    """Use a slow store: a caller that takes silence for an answer must get output until the last pack arrived."""
     found = checkpoint(store, ring, spill)
     going = threading.Event()
 
