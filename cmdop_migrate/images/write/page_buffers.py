@@ -13,6 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
@@ -24,7 +25,25 @@ from cmdop_migrate.util import bulk_io
 BUFFER = 1 << 20
 BUFFERS = 56
 Release = Callable[[bytearray], None]
-Recognise = Callable[[bytearray, Sequence[Extent], Release, Callable[[bytearray, Sequence[Extent]], bool]], None]
+
+
+class MemorySink(Protocol):
+    """Take full buffers of memory, and release each when its content is stored: the pipeline."""
+
+    def submit_extents(self, buffer: bytearray, extents: Sequence[Extent], release: Release) -> None:
+        """Store the extents of a buffer, then release it."""
+
+    def submit_known(
+        self,
+        buffer: bytearray,
+        extents: Sequence[Extent],
+        release: Release,
+        otherwise: Callable[[bytearray, Sequence[Extent]], bool],
+    ) -> None:
+        """Store a buffer whose blocks are all unchanged; offer any other to `otherwise`."""
+
+    def check(self) -> None:
+        """Raise the error after which nothing more can be stored, if any."""
 
 
 class PageBuffers:
@@ -32,28 +51,25 @@ class PageBuffers:
 
     def __init__(
         self,
-        submit: Callable[[bytearray, Sequence[Extent], Release], None],
-        check: Callable[[], None],
+        sink: MemorySink,
         buffers: int = BUFFERS,
         size: int = BUFFER,
         spill_dir: Path | None = None,
-        recognise: Recognise | None = None,
+        recognise: bool = False,
     ) -> None:
-        """Prepare `buffers` buffers of `size` bytes, made on demand. `submit` takes a full buffer and releases it
-        later; `check` raises if nothing more can be stored. With `spill_dir`, input that does not fit in memory is
-        spilled there until `start_deferred`, except blocks that `recognise` knows to be unchanged."""
+        """Prepare `buffers` buffers of `size` bytes, made on demand. With `spill_dir`, input that does not fit in
+        memory is spilled there until `start_deferred`; with `recognise`, except unchanged buffers."""
         if size <= WINDOW:
             raise ValueError("a buffer must be larger than a window")
         self.extents: dict[str, list[Extent]] = {}
-        self._submit = submit
-        self._check = check
+        self._sink = sink
         self._size = size
         # Full buffers rest here while there are free ones: the session is frozen until all its pages are here, and
         # the process that dumps it needs the cores more than our workers do.
         self._resting: deque[tuple[bytearray, list[Extent]]] = deque()
         self._rest_most = max(0, buffers * 3 // 4 - 1)
         self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one released is still in the CPU cache
-        self._spill = SpillFile(spill_dir, submit, self._free.put) if spill_dir is not None else None
+        self._spill = SpillFile(spill_dir, sink.submit_extents, self._free.put) if spill_dir is not None else None
         self._recognise = recognise
         self._unmade = buffers
         self._deferred: SpillFile | None = None
@@ -172,9 +188,9 @@ class PageBuffers:
         while len(self._resting) > most:
             buffer, batch = self._resting.popleft()
             if self._spill is None:
-                self._submit(buffer, batch, self._free.put)
-            elif self._recognise is not None:
-                self._recognise(buffer, batch, self._free.put, self._spill.put)
+                self._sink.submit_extents(buffer, batch, self._free.put)
+            elif self._recognise:
+                self._sink.submit_known(buffer, batch, self._free.put, self._spill.put)
             else:
                 self._spill.put(buffer, batch)
 
@@ -188,7 +204,7 @@ class PageBuffers:
         if self._free.empty():
             self._submit_resting(self._rest_most // 2)
         while True:
-            self._check()
+            self._sink.check()
             if self._spill is not None:
                 self._spill.check()
             try:

@@ -126,12 +126,9 @@ class ImageWriter:
         if options.hold:
             self._uploads.hold()
         spill_dir = self._spill_dir if options.defer else None
-        recognise = self._pipeline.submit_known if self._fingerprints else None
         # Half of the buffers do where no session waits frozen for its memory to be taken.
         buffers = options.buffers if options.defer else options.buffers // 2
-        self._feed = PageBuffers(
-            self._pipeline.submit_extents, self._pipeline.check, buffers, spill_dir=spill_dir, recognise=recognise
-        )
+        self._feed = PageBuffers(self._pipeline, buffers, spill_dir=spill_dir, recognise=bool(self._fingerprints))
 
     @property
     def feed(self) -> PageBuffers:

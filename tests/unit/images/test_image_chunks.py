@@ -6,6 +6,7 @@ import os
 import tempfile
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,7 +51,8 @@ def feed_all(
         buffer[:] = b"\xee" * len(buffer)
         release(buffer)
 
-    feed = PageBuffers(submit, lambda: None, buffers=2, size=size, spill_dir=aside)
+    sink = SimpleNamespace(submit_extents=submit, check=lambda: None)
+    feed = PageBuffers(sink, buffers=2, size=size, spill_dir=aside)
     feed.open("t")
     turn = 0
     for vaddr, pages, flags, present in runs:

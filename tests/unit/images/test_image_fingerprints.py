@@ -177,7 +177,7 @@ def writer_of(store: Store, ring: KeyRing, folder: Path, parent: Manifest) -> Im
 @pytest.fixture
 def few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use few buffers, so that not all input rests in memory until the end."""
-    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, BLOCK, None, None))
+    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, BLOCK, None, False))
 
 
 @pytest.mark.usefixtures("few_buffers")

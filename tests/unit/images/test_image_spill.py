@@ -29,9 +29,12 @@ class Taken:
         self.data: list[bytes] = []
         self.back: list[bytearray] = []
 
-    def submit(self, buffer: bytearray, extents, release) -> None:
+    def submit_extents(self, buffer: bytearray, extents, release) -> None:
         self.data.append(bytes(buffer[: extents[-1].offset + extents[-1].size]))
         release(buffer)
+
+    def check(self) -> None:
+        """Do nothing: it can always store."""
 
     def wait(self, count: int) -> None:
         for _ in range(1000):
@@ -43,7 +46,7 @@ class Taken:
 
 def test_spilled_buffers_are_submitted_only_after_start_deferred(tmp_path):
     taken = Taken()
-    aside = SpillFile(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     given = [os.urandom(size * PAGE) for size in (16, 1, 16, 7)]
     given[2:2] = [bytes(5 * PAGE)]
     given += [bytes(PAGE)]
@@ -61,7 +64,7 @@ def test_spilled_buffers_are_submitted_only_after_start_deferred(tmp_path):
 
 def test_spill_file_shows_no_plaintext(tmp_path):
     taken = Taken()
-    aside = SpillFile(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(b"a secret here" + bytes(PAGE - 13)), batch(PAGE))
     taken.wait(1)
     on_disk = os.pread(aside._file.fileno(), 2 * PAGE, 0)
@@ -71,7 +74,7 @@ def test_spill_file_shows_no_plaintext(tmp_path):
 
 def test_changed_spill_file_is_refused(tmp_path):
     taken = Taken()
-    aside = SpillFile(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(os.urandom(PAGE)), batch(PAGE))
     taken.wait(1)
     byte = os.pread(aside._file.fileno(), 1, 100)
@@ -96,7 +99,7 @@ def test_full_disk_makes_spilling_fall_back_to_working_now(tmp_path, monkeypatch
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", pwritev)
     taken = Taken()
-    aside = SpillFile(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     given = [os.urandom(PAGE) for _ in range(5)]
     for one in given:
         aside.put(bytearray(one), batch(PAGE))
@@ -111,7 +114,7 @@ def test_full_disk_makes_spilling_fall_back_to_working_now(tmp_path, monkeypatch
 def test_stopped_spill_file_leaves_nothing(tmp_path):
     before = threading.active_count()
     taken = Taken()
-    aside = SpillFile(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(PAGE), batch(PAGE))
     aside.stop()
     assert threading.active_count() == before and taken.data == [] and os.listdir(tmp_path) == []
@@ -119,7 +122,7 @@ def test_stopped_spill_file_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("later", [False, True])
 def test_image_is_the_same_with_and_without_deferring(store, ring, spill, tmp_path, monkeypatch, later):
-    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, 80 * PAGE, None, None))
+    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, 80 * PAGE, None, False))
     writer = ImageWriter(store, ring, SESSION, spill, options=WriterOptions(defer=later))
     writer.begin()
     data = memory(5, 1000)
@@ -143,7 +146,7 @@ def test_spill_error_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch)
         raise MemoryError
 
     monkeypatch.setattr(os, "pwritev", pwritev)
-    feed = feeds.PageBuffers(Taken().submit, lambda: None, buffers=2, size=32 * PAGE, spill_dir=tmp_path)
+    feed = feeds.PageBuffers(Taken(), buffers=2, size=32 * PAGE, spill_dir=tmp_path)
     feed.open("process-1")
     feed.run(0x10000, 1000, 4, True)
     at = 0x10000
