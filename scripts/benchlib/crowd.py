@@ -51,7 +51,7 @@ def _one_by_one() -> Iterator[None]:
 
 
 def _begin(store: Far, ring: KeyRing, spill: Path, ledgers: Path | None = None) -> None:
-    options = WriterOptions(patience=NEVER, index_caches=ledgers)
+    options = WriterOptions(index_timeout=NEVER, index_caches=ledgers)
     writer = ImageWriter(store, ring, layout.new_id(), spill, options=options)
     writer.begin()
     writer.abort()
@@ -62,7 +62,7 @@ def measure(checkpoints: int, seconds: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spill = Path(folder)
         for number in range(checkpoints):
-            writer = ImageWriter(store, ring, layout.new_id(), spill, options=WriterOptions(patience=0))
+            writer = ImageWriter(store, ring, layout.new_id(), spill, options=WriterOptions(index_timeout=0))
             writer.begin()
             writer.add_blob("x", os.urandom(3000))
             writer.commit(1, {"name": f"session-{number}"})

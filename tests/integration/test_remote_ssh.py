@@ -157,7 +157,7 @@ def test_answer_with_a_nonzero_status_is_an_answer(place: Place) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("exit 127", "no /"),
+        ("exit 127", "not found there"),
         ("echo not json", "no valid reply"),
         ("echo 'far: Traceback' >&2; exit 1", "Traceback"),
         ("true", "no valid reply"),

@@ -149,8 +149,8 @@ def export_text(ring: KeyRing) -> str:
 
 
 def import_text(path: Path, text: str, make_current: bool = True) -> KeyRing:
-    """Merge an exported ring into the file. Its current key becomes current here, unless `make_current` is False: only
-    then can the exporting host read what is sealed here from now on."""
+    """Merge an exported ring into the file. Its current key becomes current here too, so that the exporting host can
+    read what is sealed here from now on, unless `make_current` is False."""
     theirs = parse_text(text)
     if not path.exists():
         try:

@@ -100,12 +100,12 @@ def load_known(
     usable: Collection[str],
     cache: IndexCache,
     first: Mapping[str, ChunkTable] | None = None,
-    patience: float = INDEX_READ_TIMEOUT,
+    timeout: float = INDEX_READ_TIMEOUT,
 ) -> KnownChunks:
     """Return the chunks known under the current key: `first` (the parent's own table), then the indexes, newest first.
     If all indexes were read, add packs that no index names: an interrupted upload left them without a final index."""
     first = first or {}
-    if usable and _read_new(store, ring, usable, cache, first, patience):
+    if usable and _read_new(store, ring, usable, cache, first, timeout):
         strays = set(usable) - cache.packs() - {pack for table in first.values() for pack in table.packs}
         unread = cache.unread((layout.pack_name(pack), "") for pack in strays)
         for pack in sorted(pack for pack in strays if layout.pack_name(pack) in unread)[:MOST_STRAYS]:
@@ -114,11 +114,11 @@ def load_known(
 
 
 def _read_new(
-    store: Store, ring: KeyRing, usable: Collection[str], cache: IndexCache, known: Collection[str], patience: float
+    store: Store, ring: KeyRing, usable: Collection[str], cache: IndexCache, known: Collection[str], timeout: float
 ) -> bool:
     """Cache the indexes not read before, except those of checkpoints in `known`: an index names nothing that the table
     of its checkpoint does not. Return False if not all were read, for lack of time or room."""
-    until = boottime() + patience
+    until = boottime() + timeout
     listed = {info.name: info for info in store.list(layout.INDEXES)}
     cache.forget(lambda name: name not in listed and layout.pack_of(name) not in usable)
     new = cache.unread((name, _stamp(info)) for name, info in listed.items())

@@ -59,7 +59,7 @@ class WriterOptions:
     buffers: int = page_buffers.BUFFERS
     uploaders: int = UPLOADERS
     pack_buffers: int = BUFFERS
-    patience: float = index.INDEX_READ_TIMEOUT
+    index_timeout: float = index.INDEX_READ_TIMEOUT
     stale_after: float = STALE_AFTER
     hold: bool = False
     defer: bool = False
@@ -115,7 +115,7 @@ class ImageWriter:
         options = self._options
         caches = options.index_caches
         self._cache = IndexCache(self._key, caches and index_cache.path_of(caches, self._store.url, self._key))
-        known = index.load_known(self._store, self._ring, usable, self._cache, first, options.patience)
+        known = index.load_known(self._store, self._ring, usable, self._cache, first, options.index_timeout)
         self._uploads = UploadQueue(
             self._store, self._spill_dir, self._on_stored, options.pack_buffers, options.uploaders
         )
@@ -249,8 +249,8 @@ class ImageWriter:
     def publish(self, result: Manifest) -> None:
         """Publish the manifest that `finish` returned. When this returns, the checkpoint exists. When it raises, the
         checkpoint does not exist, with one exception: the store took the manifest but its answer was lost. Then the
-        checkpoint is valid, of a session that keeps running, as with --leave-running; the lease decides whether it is
-        used."""
+        checkpoint is a valid one of a session that keeps running, as with --leave-running, and the lease decides
+        whether it is used."""
         self._publish(result)
         self._stop()
         self._unmark()

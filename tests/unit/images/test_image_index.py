@@ -108,9 +108,9 @@ def test_indexes_not_read_in_time_are_read_by_the_next_checkpoint(store, ring, t
     """Bound the wait for a hint; chunks of the session itself are always found."""
     slow, ledgers = Slow(store), tmp_path / "ledgers"
     try:
-        first = save(slow, ring, tmp_path, "5e5590", ledgers=ledgers, patience=0.05)
+        first = save(slow, ring, tmp_path, "5e5590", ledgers=ledgers, index_timeout=0.05)
         assert first.sizes["reused"] == 0
-        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, ledgers=ledgers, patience=0.05)
+        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, ledgers=ledgers, index_timeout=0.05)
     finally:
         slow.let.set()
     assert second.sizes["reused"] == second.sizes["blobs"] == first.sizes["blobs"]
