@@ -21,7 +21,7 @@ from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts.host import Ask
 from cmdop_migrate.preflight.facts.session import Measured, expect
 from cmdop_migrate.remote.inventory import SSH_CONFIG
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def targets(
     return fit, [answer for answer in answers if isinstance(answer, UnfitHost)]
 
 
-def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> DrainTarget | UnfitHost | Usage:
+def _ask(this_host: Host, pool: SshPool, name: str, sample: Record) -> DrainTarget | UnfitHost | Usage:
     try:
         peer = peers.checked_peer(this_host, pool, name)
         facts = plan.RemoteFacts(peer).facts(Ask(sample.session, sample.name))

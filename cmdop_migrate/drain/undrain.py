@@ -19,7 +19,7 @@ from cmdop_migrate.host.drain_journal import Drain, Drains, DrainState, Entry
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import Moves
 from cmdop_migrate.migration import peers, plan
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 from cmdop_migrate.util.self_exec import Worker
 from cmdop_migrate.util.signals import Stop
 
@@ -112,7 +112,7 @@ class _BringBack:
         self.report(entry)
         return entry
 
-    def _bring(self, pool: Pool, entry: Entry) -> Entry:
+    def _bring(self, pool: SshPool, entry: Entry) -> Entry:
         """Bring one session back. Return its entry, with the reason if that failed."""
         if self.stop.times:
             return replace(entry, why="interrupted")
@@ -123,7 +123,7 @@ class _BringBack:
         except CmdopError as error:
             return replace(entry, why=f"{error.message} {error.hint}".strip())
 
-    def _fetch(self, pool: Pool, entry: Entry) -> Entry:
+    def _fetch(self, pool: SshPool, entry: Entry) -> Entry:
         """Bring one session back from the place that its lease names. Raise CmdopError."""
         store = leases.open_store(self.this_host.config)
         try:
@@ -159,7 +159,7 @@ class _BringBack:
             raise from_code(ended.code, ended.message, ended.hint)
         return ended.answer
 
-    def _call(self, pool: Pool, entry: Entry, holder: str) -> dict[str, Any]:
+    def _call(self, pool: SshPool, entry: Entry, holder: str) -> dict[str, Any]:
         """Let another host move the session back: the host that it was moved to or, if it is not there any more, the
         one that holds its lease."""
         own = self.this_host.config.host

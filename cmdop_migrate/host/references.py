@@ -81,7 +81,7 @@ def _only_one(this_host: Host, store: Store, ring: KeyRing, current: Current) ->
         raise Usage(f"several sessions are parked: {names}", "Name one, or restore them all with --all.")
     known = {record.session for record in this_host.all()}
     # A fork that has only its initial checkpoint usually runs or has ended: it is restored by name only.
-    strangers = {entry.session for entry in catalog.listed(store) if not entry.is_birth} - known
+    strangers = {entry.session for entry in catalog.listed(store) if not entry.is_fork} - known
     if len(strangers) == 1:
         return choose(this_host, store, ring, strangers.pop(), current)
     if strangers:

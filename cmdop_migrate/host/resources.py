@@ -13,7 +13,7 @@ from cmdop_migrate.images.format import keys
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
-from cmdop_migrate.storage.rate_limit import LimitStore
+from cmdop_migrate.storage.rate_limit import RateLimitedStore
 from cmdop_migrate.util.timings import TEST_STOP, Phases
 
 KEPT_LOGS = 50  # logs of failed CRIU runs
@@ -23,7 +23,7 @@ __all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "ope
 def open_store(config: Config) -> Store:
     """Open the configured store, with its bandwidth limit."""
     store = registry.open_reliable(config.store)
-    return LimitStore(store, config.bandwidth) if config.bandwidth is not None else store
+    return RateLimitedStore(store, config.bandwidth) if config.bandwidth is not None else store
 
 
 def open_keys(config: Config) -> KeyRing:

@@ -1,16 +1,14 @@
-"""Leases in etcd: `etcd://host:port,host:port/prefix`. The distributed engine: lives through the loss of a minority.
+"""Keep leases in etcd: `etcd://host:port,host:port/prefix`. The distributed register: survives the loss of a minority.
 
-Two keys a session: `PREFIX/lease/SESSION` holds the record, `PREFIX/live/SESSION`
-hangs on a lease of etcd's own and vanishes when that runs out. Both are written in
-one transaction and read in one, so "held, but not live" says that the time of
-exactly this record is over, and a contender need not watch it stand still.
+Two keys per session: `PREFIX/lease/SESSION` holds the record, `PREFIX/live/SESSION` is attached to a lease of etcd's
+own and vanishes when that expires. Both are written in one transaction and read in one, so "held, but not live" says
+that the time of exactly this record is over, and a contender need not wait for it to stay unchanged.
 
-Why that is as safe as watching: the record of a renewal begun at S is written with
-an etcd lease that was *granted* for it (never kept alive: an old leader that does
-not know it lost its place can acknowledge a keep-alive; a grant goes through the
-log). The grant took effect at K, and etcd drops the key no earlier than its TTL after
-K by its leader's clock; a new leader starts the whole TTL anew. With `server_ttl`
-below that is no earlier than S + ttl on a reference clock: the very line of margins.py.
+Why that is as safe as waiting: the record of a renewal begun at S is written with an etcd lease that was *granted* for
+it (never kept alive: a deposed leader that does not know it yet can acknowledge a keep-alive; a grant goes through the
+log). The grant took effect at K, and etcd drops the key no earlier than its TTL after K by its leader's clock; a new
+leader starts the whole TTL anew. With `server_ttl` below that is no earlier than S + ttl on a reference clock: the very
+line of margins.py.
 """
 
 from __future__ import annotations
@@ -29,18 +27,20 @@ from cmdop_migrate.lease.record import can_name_lease, check_session
 from cmdop_migrate.lease.register import Cell, Register, Swap
 
 REUSE = 1.0
-"""For how many seconds after it was asked for one grant serves further writes, on this host's clock."""
+"""Seconds after its request during which one grant serves further writes, on this host's clock."""
 _NOT_FOUND = 404
 
 
 def server_ttl(live_for: float) -> int:
-    """The TTL to ask of etcd, in its whole seconds. A write may use a grant that is REUSE older than its call, by a
-    clock up to RHO slow; etcd's own may run up to RHO fast."""
+    """Return the TTL to request from etcd, in whole seconds. A write may use a grant that is REUSE older than its call,
+    by a clock up to RHO slow; etcd's own clock may run up to RHO fast."""
     return math.ceil((live_for + REUSE / (1 - RHO)) * (1 + RHO))
 
 
 class EtcdRegister(Register):
-    batch = 50  # two operations each, and etcd takes 128 in a transaction
+    """Hold one record per session in etcd, with etcd telling when it has lapsed."""
+
+    batch = 50  # two operations each; etcd allows 128 in a transaction
 
     def __init__(
         self, place: EtcdPlace, limits: EtcdLimits | None = None, clock: Callable[[], float] = boottime
@@ -51,13 +51,13 @@ class EtcdRegister(Register):
         self._lease_keys = f"{place.prefix}/lease/"
         self._live_keys = f"{place.prefix}/live/"
         self._lock = threading.Lock()
-        self._grants: dict[int, tuple[str, float]] = {}  # server TTL: (etcd's lease id, when it was asked for)
+        self._grants: dict[int, tuple[str, float]] = {}  # server TTL: (id of the etcd lease, time of the request)
 
     def read(self, session: str) -> Cell | None:
         check_session(session)
         keys = (self._lease_keys + session, self._live_keys + session)
         answer = self._call("/v3/kv/txn", {"success": [{"request_range": {"key": _b64(key)}} for key in keys]})
-        record, live = (one.get("response_range", {}).get("kvs", []) for one in answer["responses"])
+        record, live = (part.get("response_range", {}).get("kvs", []) for part in answer["responses"])
         if not record:
             return None
         return Cell(base64.b64decode(record[0].get("value", "")), str(record[0]["mod_revision"]), lapsed=not live)
@@ -66,7 +66,8 @@ class EtcdRegister(Register):
         return self._swap_all([swap])
 
     def write_many(self, swaps: Sequence[Swap]) -> list[str | LeaseUnreachable | None]:
-        """A transaction for every `batch` of them. When one does not hold none is done, and each is asked by itself."""
+        """Write each `batch` of swaps in one transaction. If one condition fails nothing is written, and each swap of
+        the batch is tried by itself."""
         answers: list[str | LeaseUnreachable | None] = []
         for at in range(0, len(swaps), self.batch):
             some = swaps[at : at + self.batch]
@@ -81,7 +82,7 @@ class EtcdRegister(Register):
         start = self._lease_keys
         end = start[:-1] + chr(ord(start[-1]) + 1)
         answer = self._call("/v3/kv/range", {"key": _b64(start), "range_end": _b64(end), "keys_only": True})
-        keys = [base64.b64decode(found["key"]).decode(errors="replace") for found in answer.get("kvs", [])]
+        keys = [base64.b64decode(row["key"]).decode(errors="replace") for row in answer.get("kvs", [])]
         return (name for key in sorted(keys) if can_name_lease(name := key.removeprefix(start)))
 
     def close(self) -> None:
@@ -97,7 +98,7 @@ class EtcdRegister(Register):
         except EtcdRefused as error:
             if error.status != _NOT_FOUND:
                 raise self._refused(error) from error
-        # The etcd lease ran out under us (this process stood still, or etcd was put back). Nothing was written.
+        # The etcd lease expired meanwhile (this process was stopped, or etcd was restored). Nothing was written.
         with self._lock:
             self._grants.clear()
         try:
@@ -120,7 +121,7 @@ class EtcdRegister(Register):
         return str(answer["header"]["revision"]) if answer.get("succeeded") else None
 
     def _grant(self, live_for: float) -> str:
-        """An etcd lease that was granted after the caller's call began, or at most REUSE before."""
+        """Return an etcd lease that was granted after the caller's call began, or at most REUSE before."""
         ttl = server_ttl(live_for)
         with self._lock:
             known = self._grants.get(ttl)
@@ -140,8 +141,8 @@ class EtcdRegister(Register):
 
     def _refused(self, error: EtcdRefused) -> LeaseUnreachable:
         return LeaseUnreachable(
-            f"{self.url} refuses: {error} ({error.status})",
-            "Check that the address is etcd's client port, its version (3.4 or newer), and its access rules.",
+            f"{self.url} refused the request: {error} ({error.status})",
+            "Check that the URL names etcd's client port, its version (3.4 or newer), and its access rules.",
         )
 
 

@@ -1,8 +1,7 @@
-"""etcd's own HTTP gateway (/v3), over several endpoints.
+"""Call etcd's HTTP gateway (/v3), over several endpoints.
 
-A request is tried at one endpoint after the other until one answers or the time
-is up. That may send it twice; it is only for requests where this is harmless
-(reads, grants, and transactions that compare what they replace).
+A request is tried at one endpoint after the other until one answers or the time is up. That may send it twice, so use
+it only for requests where this is harmless (reads, grants, and transactions that compare what they replace).
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import BadConfig, LeaseUnreachable
 
 PORT = 2379
-_PAUSE = 0.05
-_PASSING_STATUS = {408, 429, 500, 502, 503, 504}
-_DOWN_HINT = "Check that most of the etcd members run and can be reached from this host, then try again."
+_RETRY_PAUSE = 0.05
+_TRANSIENT_STATUS = {408, 429, 500, 502, 503, 504}
+_DOWN_HINT = "Check that a majority of the etcd members runs and is reachable from this host, then try again."
 
 
 @dataclass(frozen=True)
 class EtcdPlace:
-    """Where the keys are. With `ca` or `cert` the endpoints speak TLS."""
+    """Locate the keys. With `ca` or `cert` the endpoints use TLS."""
 
     url: str
     endpoints: tuple[tuple[str, int], ...]
@@ -38,14 +37,14 @@ class EtcdPlace:
 
 @dataclass(frozen=True)
 class EtcdLimits:
-    """Seconds: for one endpoint to answer, and for all tries together."""
+    """Set the seconds for one endpoint to answer, and for all tries together."""
 
     attempt: float = 0.8
     total: float = 3.0
 
 
 class EtcdRefused(Exception):
-    """etcd answered, and the answer is an error that another endpoint would give too."""
+    """Report that etcd answered with an error that another endpoint would give too."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -53,7 +52,7 @@ class EtcdRefused(Exception):
 
 
 class EtcdClient:
-    """Thread-safe; keeps idle connections."""
+    """Send requests to etcd. Thread-safe; keeps idle connections."""
 
     def __init__(self, place: EtcdPlace, limits: EtcdLimits) -> None:
         self.url = place.url
@@ -66,7 +65,8 @@ class EtcdClient:
         self._wait = threading.Event().wait
 
     def call(self, path: str, request: dict[str, Any], clock: Callable[[], float] = boottime) -> dict[str, Any]:
-        """The answer. EtcdRefused; or LeaseUnreachable, when it may or may not have been done."""
+        """Return the answer. Raise EtcdRefused if etcd refuses; LeaseUnreachable if no endpoint answered, in which case
+        the request may or may not have taken effect."""
         body = json.dumps(request).encode()
         until = clock() + self._limits.total
         trouble = "no endpoint tried"
@@ -80,15 +80,15 @@ class EtcdClient:
                 host, port = self._place.endpoints[at]
                 trouble = f"{host}:{port}: {error or type(error).__name__}"
             at = (at + 1) % len(self._place.endpoints)
-            self._wait(min(_PAUSE, max(0.0, until - clock())))
+            self._wait(min(_RETRY_PAUSE, max(0.0, until - clock())))
         raise LeaseUnreachable(f"no answer from {self.url} ({trouble})", _DOWN_HINT)
 
     def close(self) -> None:
         with self._lock:
-            idle = [one for some in self._idle.values() for one in some]
+            idle = [connection for connections in self._idle.values() for connection in connections]
             self._idle.clear()
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
 
     def _once(self, at: int, path: str, body: bytes, timeout: float) -> dict[str, Any]:
         connection = self._connection(at, timeout)
@@ -119,16 +119,16 @@ class EtcdClient:
 
 
 def _decoded(status: int, data: bytes) -> dict[str, Any]:
-    """ValueError: try another endpoint. EtcdRefused: don't."""
+    """Return the answer as a dict. Raise ValueError if another endpoint may answer, EtcdRefused if not."""
     try:
         answer = json.loads(data)
     except ValueError:
         answer = None
     if status == 200 and isinstance(answer, dict):
         return answer
-    told = answer.get("error") or answer.get("message") if isinstance(answer, dict) else None
-    message = str(told or data[:200].decode(errors="replace"))
-    if status in _PASSING_STATUS or status == 200:
+    reason = answer.get("error") or answer.get("message") if isinstance(answer, dict) else None
+    message = str(reason or data[:200].decode(errors="replace"))
+    if status in _TRANSIENT_STATUS or status == 200:
         raise ValueError(f"{status} {message}")
     raise EtcdRefused(status, message)
 

@@ -1,4 +1,4 @@
-"""A register in this process's memory: for tests, and the plainest reading of the contract."""
+"""Keep leases in this process's memory: for tests, and as the simplest implementation of the contract."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from cmdop_migrate.lease.register import Cell, Register, Swap
 
 
 class MemoryRegister(Register):
+    """Hold one record per session in a dict."""
+
     def __init__(self) -> None:
         self.url = "memory://"
         self._cells: dict[str, tuple[bytes, int]] = {}
@@ -18,16 +20,16 @@ class MemoryRegister(Register):
     def read(self, session: str) -> Cell | None:
         check_session(session)
         with self._lock:
-            found = self._cells.get(session)
-        return None if found is None else Cell(found[0], str(found[1]))
+            stored = self._cells.get(session)
+        return None if stored is None else Cell(stored[0], str(stored[1]))
 
     def write(self, swap: Swap) -> str | None:
         check_session(swap.session)
         with self._lock:
-            found = self._cells.get(swap.session)
-            if (None if found is None else str(found[1])) != swap.expected:
+            stored = self._cells.get(swap.session)
+            if (None if stored is None else str(stored[1])) != swap.expected:
                 return None
-            version = 1 if found is None else found[1] + 1
+            version = 1 if stored is None else stored[1] + 1
             self._cells[swap.session] = swap.data, version
             return str(version)
 

@@ -1,6 +1,6 @@
-"""What the lease store holds for one session, and its one form as bytes. Pure.
+"""Define what the lease store holds for one session, and its one encoding. Pure.
 
-A record is never deleted: `free` keeps the token, so tokens grow for ever.
+A record is never deleted: `free` keeps the fencing token, so tokens never decrease.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _NONCE = re.compile(r"[0-9a-f]{16,64}")
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """Who may run a session.
+    """Say which host may run a session.
 
-    `instance` is the random id of the host's installation: two hosts with one name differ in it. `renewals` grows
-    with each renewal under one token. `checkpoint` is the last one committed. `nonce` is new with every write, so
-    that two records are never the same bytes, and a writer knows its own.
+    `token` is the fencing token. `instance` is the random id of the host's installation: two hosts with one name differ
+    in it. `renewals` grows with each renewal under one token. `checkpoint` is the last one committed. `nonce` is new
+    with every write, so that no two records are the same bytes, and a writer recognises its own.
     """
 
     session: str
@@ -54,7 +54,8 @@ _KEYS = {field.name for field in fields(LeaseRecord)}
 
 
 def parse(data: bytes, session: str) -> LeaseRecord:
-    """The record of `session`. LeaseNewer: a newer version wrote it. LeaseUnreadable: it is none, or of another."""
+    """Parse the record of `session`. Raise LeaseNewer if a newer version wrote it, LeaseUnreadable if it is not a valid
+    record."""
     table = _table(data, session)
     version: Any = table.get("version")
     if _is_int(version) and version > VERSION:
@@ -62,9 +63,9 @@ def parse(data: bytes, session: str) -> LeaseRecord:
             f"the lease of {session} was written by a newer cmdop-migrate (record version {version}, known: {VERSION})",
             "Upgrade cmdop-migrate on this host; an old one must not touch this lease.",
         )
-    trouble = _trouble(table, session)
-    if trouble:
-        raise _unreadable(session, trouble)
+    problem = _problem(table, session)
+    if problem:
+        raise _unreadable(session, problem)
     return LeaseRecord(**{**table, "ttl": float(table["ttl"])})
 
 
@@ -73,7 +74,7 @@ def can_name_lease(text: str) -> bool:
 
 
 def check_session(session: str) -> str:
-    """The id, when it can name a lease. Every operation begins with this."""
+    """Return the id if it can name a lease, else raise Usage. Every operation begins with this."""
     if not can_name_lease(session):
         raise Usage(f"not a session id: {session!r}", "Use letters, digits, '.', '_' and '-', at most 127.")
     return session
@@ -103,8 +104,8 @@ def _table(data: bytes, session: str) -> dict[str, Any]:
     return table
 
 
-def _trouble(table: dict[str, Any], session: str) -> str:
-    """What is wrong with it; empty when nothing is."""
+def _problem(table: dict[str, Any], session: str) -> str:
+    """Return what is wrong with the record; empty if nothing is."""
     if table.keys() != _KEYS:
         return f"fields {sorted(table.keys() ^ _KEYS)} missing or unknown"
     checks = {
@@ -139,6 +140,6 @@ def _is_number(value: object) -> bool:
 
 def _unreadable(session: str, why: str) -> LeaseUnreadable:
     return LeaseUnreadable(
-        f"what the lease store holds for {session} is not a lease record: {why}",
-        "Something else wrote there. Find out what; then `cmdop-migrate lease break` can write a new record.",
+        f"the lease store holds no valid lease record for {session}: {why}",
+        "Another program wrote there. Find out which; then `cmdop-migrate lease break` can write a new record.",
     )

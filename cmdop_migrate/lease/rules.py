@@ -1,8 +1,8 @@
-"""Who may run a session: (record, request, observation, now) -> decision. Pure, and the same for all backends.
+"""Decide who may run a session: (record, request, observation, now) -> decision. Pure, and the same for all backends.
 
-A decision is about one record as it was read; what it grants must be written by
-compare-and-swap against exactly that record, or it is void. Times are of the
-asker's own CLOCK_BOOTTIME; the margins and their proof are in margins.py.
+A decision is about one record as it was read; what it grants must be written by compare-and-swap against exactly that
+record, or it is void. Times are of the requesting host's own CLOCK_BOOTTIME; the margins and their proof are in
+margins.py. The token of a record is the fencing token.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cmdop_migrate.lease.record import LeaseRecord
 
 
 class AnyCheckpoint(Enum):
-    """One value, distinct from every checkpoint id and from None."""
+    """Provide one value, distinct from every checkpoint id and from None."""
 
     ANY = "any"
 
@@ -26,33 +26,33 @@ FIRST_TOKEN: Final = 1
 
 
 class Why(StrEnum):
-    """Why a lease was not granted, or is no longer ours."""
+    """Name why a lease was not granted, or is no longer ours."""
 
     HELD = "held"  # another incarnation holds it
-    SUPERSEDED = "superseded"  # a higher token was given out
-    PARKED = "parked"  # under our token it was parked
-    FREED = "freed"  # under our token it was released
-    CHECKPOINT = "checkpoint"  # the lease stands at another checkpoint than the expected one
-    GONE = "gone"  # no record, or one of a lower token: someone removed records from the store
+    SUPERSEDED = "superseded"  # a higher token was issued
+    PARKED = "parked"  # it was parked under our token
+    FREED = "freed"  # it was released under our token
+    CHECKPOINT = "checkpoint"  # the lease is at another checkpoint than the expected one
+    GONE = "gone"  # no record, or one of a lower token: records were removed from the store
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Yes, if this record replaces the one that was read."""
+    """Grant the request, provided that this record replaces the one that was read."""
 
     record: LeaseRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Already:
-    """What was asked for is what the record says: an earlier try of ours took effect."""
+    """Report that the record already says what was requested: an earlier try of ours took effect."""
 
     record: LeaseRecord
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Not before `seconds` more on the asker's clock, if the record stays as it is."""
+    """Ask to wait `seconds` more on the requesting host's clock, provided that the record stays as it is."""
 
     seconds: float
     holder: LeaseRecord
@@ -60,7 +60,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """No. `holder` is the record that says so."""
+    """Deny the request. `holder` is the record that says so."""
 
     session: str
     why: Why
@@ -77,9 +77,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """That a contender saw this record, and since when, on its own CLOCK_BOOTTIME. Of one boot: never stored.
+    """Record that a contender saw this record, and since when, on its own CLOCK_BOOTTIME. Valid for one boot: never
+    stored.
 
-    `since` is read after the answer has come: what an answer shows may have been written after the question."""
+    `since` is read after the answer arrived: what an answer shows may have been written after the request.
+    """
 
     token: int
     renewals: int
@@ -88,12 +90,12 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request to acquire.
+class AcquireRequest:
+    """Request a lease.
 
-    `expect_checkpoint`: only if the lease stands at this checkpoint. `resume_token`: only if this instance holds it
-    under this token already; a new token is not given then. `above`: the highest token the asker has seen elsewhere
-    (a manifest, its own disk), so that a store put back from a backup cannot make tokens shrink.
+    `expect_checkpoint`: only if the lease is at this checkpoint. `resume_token`: only if this instance already holds it
+    under this token; no new token is issued then. `above`: the highest token the requesting host has seen elsewhere (a
+    manifest, its own disk), so that a store restored from a backup cannot make tokens shrink.
     """
 
     session: str
@@ -107,48 +109,50 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a holder says of itself."""
+    """Identify a holder: the session, its installation and its fencing token."""
 
     session: str
     instance: str
     token: int
 
 
-def observe(record: LeaseRecord | None, before: Observation | None, now: float) -> Observation | None:
-    """What is known now that `record` was read. None when nobody holds it. Any change begins anew."""
+def observe(record: LeaseRecord | None, earlier: Observation | None, now: float) -> Observation | None:
+    """Return the observation after `record` was read: unchanged if the record is, else starting anew. Return None if
+    the lease is not held."""
     if record is None or record.state != "held":
         return None
     seen = Observation(record.token, record.renewals, record.nonce, now)
-    if before is not None and before.since <= now and replace(before, since=now) == seen:
-        return before
+    if earlier is not None and earlier.since <= now and replace(earlier, since=now) == seen:
+        return earlier
     return seen
 
 
 def acquire(
     record: LeaseRecord | None,
-    wanted: Wanted,
+    request: AcquireRequest,
     observation: Observation | None,
     now: float,
     nonce: str,
     lapsed: bool = False,
 ) -> Grant | Wait | Lost:
-    """May this host run it? `lapsed`: the backend itself knows that the time of this very record is over."""
-    if wanted.resume_token is not None:
-        return _resume(record, wanted, wanted.resume_token, nonce)
-    if wanted.expect_checkpoint is not ANY and (record.checkpoint if record else None) != wanted.expect_checkpoint:
-        return Lost(wanted.session, Why.CHECKPOINT, record)
+    """Decide whether this host may run the session. `lapsed`: the backend itself knows that the time of this very
+    record is over."""
+    if request.resume_token is not None:
+        return _resume(record, request, request.resume_token, nonce)
+    if request.expect_checkpoint is not ANY and (record.checkpoint if record else None) != request.expect_checkpoint:
+        return Lost(request.session, Why.CHECKPOINT, record)
     if record is not None and record.state == "held" and not lapsed:
         left = _wait_left(record, observation, now)
         if left > 0:
             return Wait(left, record)
     return Grant(
         LeaseRecord(
-            session=wanted.session,
-            token=max(record.token if record else 0, wanted.above) + 1,
+            session=request.session,
+            token=max(record.token if record else 0, request.above) + 1,
             state="held",
-            host=wanted.host,
-            instance=wanted.instance,
-            ttl=wanted.ttl,
+            host=request.host,
+            instance=request.instance,
+            ttl=request.ttl,
             renewals=0,
             checkpoint=record.checkpoint if record else None,
             nonce=nonce,
@@ -157,7 +161,7 @@ def acquire(
 
 
 def renew(record: LeaseRecord | None, claim: Claim, nonce: str) -> Grant | Lost:
-    """Go on under the same token. Also past the TTL, as long as nobody took over."""
+    """Continue under the same token. Also past the TTL, as long as no other host took over."""
     lost = _not_ours(record, claim)
     if lost is not None or record is None:
         return lost or Lost(claim.session, Why.GONE, None)
@@ -165,7 +169,7 @@ def renew(record: LeaseRecord | None, claim: Claim, nonce: str) -> Grant | Lost:
 
 
 def commit_checkpoint(record: LeaseRecord | None, claim: Claim, checkpoint: str, nonce: str) -> Grant | Lost:
-    """Go on, and from now on `checkpoint` is what a restore begins from."""
+    """Renew, and make `checkpoint` the one that a restore starts from."""
     decision = renew(record, claim, nonce)
     if isinstance(decision, Grant):
         return Grant(replace(decision.record, checkpoint=checkpoint))
@@ -173,7 +177,7 @@ def commit_checkpoint(record: LeaseRecord | None, claim: Claim, checkpoint: str,
 
 
 def park(record: LeaseRecord | None, claim: Claim, checkpoint: str, nonce: str) -> Grant | Already | Lost:
-    """The session exists only as `checkpoint` from now on; the next acquire is granted at once."""
+    """Make `checkpoint` the only form of the session; the next acquire is granted immediately."""
     if record is not None and _is_end_of(record, claim, "parked") and record.checkpoint == checkpoint:
         return Already(record)
     lost = _not_ours(record, claim)
@@ -183,7 +187,7 @@ def park(record: LeaseRecord | None, claim: Claim, checkpoint: str, nonce: str) 
 
 
 def release(record: LeaseRecord | None, claim: Claim, keep_checkpoint: bool, nonce: str) -> Grant | Already | Lost:
-    """Nobody runs it. Without `keep_checkpoint` there is nothing to restore it from either: it ended."""
+    """Free the lease: no host runs the session. Without `keep_checkpoint` it ended, and there is nothing to restore."""
     if record is not None and _is_end_of(record, claim, "free"):
         return Already(record)
     lost = _not_ours(record, claim)
@@ -192,49 +196,51 @@ def release(record: LeaseRecord | None, claim: Claim, keep_checkpoint: bool, non
     return Grant(replace(record, state="free", checkpoint=record.checkpoint if keep_checkpoint else None, nonce=nonce))
 
 
-def bury(record: LeaseRecord | None, session: str, birth: str, most: int, nonce: str) -> Grant | Already | Lost:
-    """End a branch that never ran. Its first lease stands at the checkpoint it was to begin with, `birth`, or not even
-    there yet, and was renewed `most` times at most: whoever was to run it renews once more before that, and is refused
-    from now on."""
+def expire_fork(
+    record: LeaseRecord | None, session: str, initial: str, most: int, nonce: str
+) -> Grant | Already | Lost:
+    """End a fork that never ran. Its first lease is at its initial checkpoint, `initial`, or not even there yet, and
+    was renewed at most `most` times: the host that was to run it renews once more before it starts, and is refused from
+    now on."""
     if record is None:
         return Lost(session, Why.GONE, None)
     if record.state == "free" and record.checkpoint is None:
         return Already(record)
-    unborn = record.state == "held" and record.token == FIRST_TOKEN and record.checkpoint in (None, birth)
-    if not unborn or record.renewals > most:
+    never_ran = record.state == "held" and record.token == FIRST_TOKEN and record.checkpoint in (None, initial)
+    if not never_ran or record.renewals > most:
         return Lost(session, Why.HELD, record)
     return Grant(replace(record, state="free", checkpoint=None, nonce=nonce))
 
 
-def break_held(record: LeaseRecord | None, wanted: Wanted, nonce: str) -> Grant | Already | Lost:
-    """Take it from whoever holds it, at once, on a person's word that the holder is dead. The token grows, so a
-    holder that lives is told, and the relay drops it; until it is told, two may run. That is the risk."""
+def break_held(record: LeaseRecord | None, request: AcquireRequest, nonce: str) -> Grant | Already | Lost:
+    """Take the lease from its holder immediately, on a person's word that the holder is dead. The token grows, so a
+    live holder is notified, and the relay drops it; until it is notified, two copies may run. That is the risk."""
     if record is None:
-        return Lost(wanted.session, Why.GONE, None)
+        return Lost(request.session, Why.GONE, None)
     if record.state != "held":
         return Already(record)
     return Grant(
         replace(
             record,
-            token=max(record.token, wanted.above) + 1,
+            token=max(record.token, request.above) + 1,
             state="parked" if record.checkpoint else "free",
-            host=wanted.host,
-            instance=wanted.instance,
+            host=request.host,
+            instance=request.instance,
             renewals=0,
             nonce=nonce,
         )
     )
 
 
-def _resume(record: LeaseRecord | None, wanted: Wanted, token: int, nonce: str) -> Grant | Lost:
-    lost = _not_ours(record, Claim(wanted.session, wanted.instance, token))
+def _resume(record: LeaseRecord | None, request: AcquireRequest, token: int, nonce: str) -> Grant | Lost:
+    lost = _not_ours(record, Claim(request.session, request.instance, token))
     if lost is not None or record is None:
-        return lost or Lost(wanted.session, Why.GONE, None)
-    if wanted.expect_checkpoint is not ANY and record.checkpoint != wanted.expect_checkpoint:
-        return Lost(wanted.session, Why.CHECKPOINT, record)
+        return lost or Lost(request.session, Why.GONE, None)
+    if request.expect_checkpoint is not ANY and record.checkpoint != request.expect_checkpoint:
+        return Lost(request.session, Why.CHECKPOINT, record)
     renewed = replace(record, renewals=record.renewals + 1, nonce=nonce)
-    # Never shorter: what was promised for the longer time may still be relied on by the one who runs it.
-    return Grant(replace(renewed, host=wanted.host, ttl=max(record.ttl, wanted.ttl)))
+    # Never shorter: the process that runs the session may still rely on the longer TTL.
+    return Grant(replace(renewed, host=request.host, ttl=max(record.ttl, request.ttl)))
 
 
 def _wait_left(record: LeaseRecord, observation: Observation | None, now: float) -> float:

@@ -1,8 +1,8 @@
-"""Leases in a bucket: `s3://bucket/prefix?endpoint=…`. Nothing else to run, if the server honours conditional writes.
+"""Keep leases in a bucket: `s3://bucket/prefix?endpoint=…`. Needs no other service, if the server honours conditional
+writes.
 
-One object per session, always one PUT, always with a condition and an MD5. The
-ETag is the version: the nonce in every record makes no two alike. Whether the
-server means its conditions is tried at start-up (lease/s3probe.py).
+One object per session, always one PUT, always with a condition and an MD5. The ETag is the version: the nonce in every
+record makes no two alike. Whether the server honours its conditions is tried at start-up (lease/s3probe.py).
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from cmdop_migrate.lease.s3probe import probe
 from cmdop_migrate.storage.s3client import S3Limits, S3Place, s3_client
 from cmdop_migrate.storage.s3errors import translated
 
-SOON = S3Limits(connect=2.0, read=3.0)
-PATIENT = S3Limits(connect=2.0, read=20.0)  # SeaweedFS lets some racers for one object wait, a second at a time
+REQUEST_LIMITS = S3Limits(connect=2.0, read=3.0)
+PROBE_LIMITS = S3Limits(connect=2.0, read=20.0)  # SeaweedFS delays some racers for one object, a second at a time
 
 
 class S3Register(Register):
-    """`proven`: someone on this host has run `check` on this address already, an agent at its start say; commands then
-    need not spend the seconds it may take. `on_proof` hears when it went well here."""
+    """Hold one record per session in a bucket. `proven`: `check` already succeeded on this host for this address, run
+    by an agent at its start for example; commands then need not spend the seconds it may take. `on_proof` is called
+    when it succeeds here."""
 
     threads = 16
 
     def __init__(
         self,
         place: S3Place,
-        limits: S3Limits = SOON,
+        limits: S3Limits = REQUEST_LIMITS,
         proven: bool = False,
         on_proof: Callable[[], None] = lambda: None,
     ) -> None:
@@ -47,19 +48,19 @@ class S3Register(Register):
         self._probe_folder = f"{root}probe/"
         self._lock = threading.Lock()
         self._proven, self._on_proof = proven, on_proof
-        self._quoted = True  # how this server wants its ETags back: Ceph takes them only bare
+        self._quoted = True  # whether this server expects ETags in quotes: Ceph accepts them only bare
 
     def check(self) -> None:
-        """Before the first write of this object: does the server mean its conditions?"""
+        """Check, before the first write of this object, that the server honours conditions."""
         with self._lock:
             if self._proven:
                 return
-            patient = s3_client(self._place, PATIENT)
+            client = s3_client(self._place, PROBE_LIMITS)
             try:
                 with self._failures("try conditional writes"):
-                    self._quoted = probe(S3Cells(patient, self._place), self._probe_folder)
+                    self._quoted = probe(S3Cells(client, self._place), self._probe_folder)
             finally:
-                patient.close()
+                client.close()
             self._proven = True
             self._on_proof()
 
@@ -75,20 +76,20 @@ class S3Register(Register):
         with self._failures("write the lease"):
             version = self._cells.swap(key, swap.data, swap.expected, self._quoted)
             if version is None and swap.expected is not None and self._quoted:
-                found = self._cells.fetch(key)
-                if found is not None and found.version == swap.expected:
-                    # Refused though nothing changed. The condition goes with the second try too.
+                current = self._cells.fetch(key)
+                if current is not None and current.version == swap.expected:
+                    # Refused though nothing changed. The second try is conditional too.
                     version = self._cells.swap(key, swap.data, swap.expected, quoted=False)
                     self._quoted = version is None
             return version
 
     def sessions(self) -> Iterator[str]:
-        found: list[str] = []
+        names: list[str] = []
         with self._failures("list the leases"):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._folder):
-                found += [entry["Key"].removeprefix(self._folder) for entry in page.get("Contents", [])]
-        return (name for name in sorted(found) if can_name_lease(name))
+                names += [entry["Key"].removeprefix(self._folder) for entry in page.get("Contents", [])]
+        return (name for name in sorted(names) if can_name_lease(name))
 
     def close(self) -> None:
         self._client.close()
@@ -98,5 +99,5 @@ class S3Register(Register):
         try:
             yield
         except (BotoCoreError, ClientError) as error:
-            told = translated(error, what, self.url, self._place.bucket)
-            raise LeaseUnreachable(told.message, told.hint) from error
+            failure = translated(error, what, self.url, self._place.bucket)
+            raise LeaseUnreachable(failure.message, failure.hint) from error

@@ -1,4 +1,4 @@
-"""One object of a bucket as a cell: read it with its ETag, replace it on condition. Errors of botocore as they are."""
+"""Read one object of a bucket with its ETag, and replace it conditionally. Errors of botocore pass through."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _LOST = {404, 409, 412}
 
 
 class S3Cells:
+    """Access objects of one bucket as cells."""
+
     def __init__(self, client: S3Client, place: S3Place) -> None:
         self.url = place.url
         self._client = client
@@ -37,7 +39,7 @@ class S3Cells:
         return Cell(data, self._etag(answer))
 
     def swap(self, key: str, data: bytes, expected: str | None, quoted: bool) -> str | None:
-        """One conditional PUT: the new ETag, or None: refused. `quoted`: how the ETag goes back to the server."""
+        """Send one conditional PUT. Return the new ETag, or None if refused. `quoted`: how the ETag is sent."""
         condition: dict[str, Any] = {"IfNoneMatch": "*"}
         if expected is not None:
             condition = {"IfMatch": f'"{expected}"' if quoted else expected}
@@ -52,12 +54,13 @@ class S3Cells:
         return self._etag(cast(dict[str, Any], answer))
 
     def remove(self, key: str) -> None:
-        """For the probe's own objects; a lease is never removed."""
-        with contextlib.suppress(BotoCoreError, ClientError):  # litter of some bytes is no reason to refuse a server
+        """Delete an object of the probe, best effort; a lease is never removed."""
+        with contextlib.suppress(BotoCoreError, ClientError):  # a small leftover is no reason to fail
             self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def _etag(self, answer: dict[str, Any]) -> str:
-        """botocore takes an answer that was cut within its headers for a whole one; without an ETag it is none."""
+        """Return the ETag. botocore takes an answer that was cut within its headers for a complete one; without an ETag
+        raise ConnectionClosedError."""
         etag = str(answer.get("ETag", "")).strip('"')
         if not etag:
             raise ConnectionClosedError(endpoint_url=self.url)

@@ -1,6 +1,6 @@
-"""The embedded lease: `sqlite:///file`. One machine, any number of processes.
+"""Keep leases in a SQLite file: `sqlite:///file`. One machine, any number of processes.
 
-Not for a network file system: SQLite's locks are not to be trusted there.
+Not for a network file system: SQLite's locks are not reliable there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _UPDATE = "UPDATE lease SET data = ?, version = version + 1 WHERE session = ? AN
 
 
 class SqliteRegister(Register):
-    """The file and its directory are made at the first use; both are the owner's alone."""
+    """Hold one record per session in a table. The file and its directory are created at the first use, for the owner
+    only."""
 
     batch = 500
 
@@ -36,8 +37,8 @@ class SqliteRegister(Register):
     def read(self, session: str) -> Cell | None:
         check_session(session)
         with self._connected("read") as db:
-            found = db.execute("SELECT data, version FROM lease WHERE session = ?", (session,)).fetchone()
-        return None if found is None else Cell(bytes(found[0]), str(found[1]))
+            row = db.execute("SELECT data, version FROM lease WHERE session = ?", (session,)).fetchone()
+        return None if row is None else Cell(bytes(row[0]), str(row[1]))
 
     def write(self, swap: Swap) -> str | None:
         check_session(swap.session)
@@ -45,7 +46,8 @@ class SqliteRegister(Register):
             return _swap(db, swap)
 
     def write_many(self, swaps: Sequence[Swap]) -> list[str | LeaseUnreachable | None]:
-        """One transaction, so one wait for the disk: each swap stands by itself, the failure of the disk is common."""
+        """Write all swaps in one transaction, so with one wait for the disk. Each swap succeeds or fails by itself; a
+        failure of the disk is common to all."""
         for swap in swaps:
             check_session(swap.session)
         try:
@@ -56,8 +58,8 @@ class SqliteRegister(Register):
 
     def sessions(self) -> Iterator[str]:
         with self._connected("list") as db:
-            found = db.execute("SELECT session FROM lease ORDER BY session").fetchall()
-        return (session for (session,) in found if isinstance(session, str) and can_name_lease(session))
+            rows = db.execute("SELECT session FROM lease ORDER BY session").fetchall()
+        return (session for (session,) in rows if isinstance(session, str) and can_name_lease(session))
 
     def close(self) -> None:
         with self._lock:
@@ -78,15 +80,15 @@ class SqliteRegister(Register):
     def _connection(self) -> sqlite3.Connection:
         if self._open is not None:
             db, opened, pid = self._open
-            # Removed or put back from a copy: writing on into the old one would let two machines' worth of truth live.
+            # Removed or replaced by a copy: writing to the old file would leave two diverging sets of leases.
             if _identity(self.path) == opened and pid == os.getpid():
                 return db
             self._drop()
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _identity(self.path) is None:
-            # Only one that is not there yet: to close a file of our own makes the kernel drop every lock this process
-            # has on it, those of other connections too. The next process then takes itself for the only one, removes
-            # the log that is still in use, and there are two truths.
+            # Only if it does not exist yet: closing a descriptor of the file makes the kernel drop every lock this
+            # process has on it, those of other connections too. The next process then takes itself for the only one,
+            # removes the log that is still in use, and there are two diverging sets of leases.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         identity = _identity(self.path)
         assert identity is not None
@@ -106,7 +108,7 @@ class SqliteRegister(Register):
 
 @contextlib.contextmanager
 def _immediate(db: sqlite3.Connection) -> Iterator[None]:
-    """One write transaction: begun as such, so that nothing is read that another may change before the write."""
+    """Run one write transaction, begun as such, so that nothing is read that another may change before the write."""
     db.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -128,7 +130,7 @@ def _swap(db: sqlite3.Connection, swap: Swap) -> str | None:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        info = os.stat(path)
     except FileNotFoundError:
         return None
-    return found.st_dev, found.st_ino
+    return info.st_dev, info.st_ino

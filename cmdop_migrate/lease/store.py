@@ -1,9 +1,8 @@
-"""The lease store: the rules over any register.
+"""Apply the rules over any register.
 
-"Lost the race" is a result. "Unreachable" is an exception, and after it nothing
-is known: what was asked may have happened, or may yet. Any later *successful*
-call for the session settles it, because the swaps of one session stand in one
-order: a late write that expected an older version is refused for ever.
+"Lost the race" is a result. "Unreachable" is an exception, and after it nothing is known: the request may have taken
+effect, or may yet. Any later *successful* call for the session settles it, because the swaps of one session have one
+order: a late write that expected an older version is refused forever.
 """
 
 from __future__ import annotations
@@ -19,14 +18,15 @@ from cmdop_migrate.lease import rules
 from cmdop_migrate.lease.margins import check_ttl, fresh_for
 from cmdop_migrate.lease.record import LeaseRecord, check_checkpoint, check_instance, check_session, parse
 from cmdop_migrate.lease.register import Cell, Register, Swap
-from cmdop_migrate.lease.rules import ANY, Already, AnyCheckpoint, Claim, Grant, Lost, Observation, Wait, Wanted
+from cmdop_migrate.lease.rules import ANY, AcquireRequest, Already, AnyCheckpoint, Claim, Grant, Lost, Observation, Wait
 
-TRIES = 8  # swaps lost in a row to other writers of our own host (an agent and a command), before giving up
+SWAP_TRIES = 8  # swaps lost in a row to other writers of this host (an agent and a command) before giving up
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The session is ours under `record.token`. `started`: CLOCK_BOOTTIME when the request that proved it began."""
+    """Report that the session is ours under `record.token`. `started`: CLOCK_BOOTTIME when the request that proved it
+    began."""
 
     record: LeaseRecord
     version: str
@@ -42,13 +42,13 @@ class Held:
 
     @property
     def fresh_until(self) -> float:
-        """Past this moment of CLOCK_BOOTTIME the session must stand still, unless renewed."""
+        """Return the moment of CLOCK_BOOTTIME after which the session must be frozen, unless renewed."""
         return self.started + fresh_for(self.record.ttl)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Parked or free, as `record` says; the holder has nothing any more."""
+    """Report that the lease is parked or free, as `record` says; the holder no longer has it."""
 
     record: LeaseRecord
     version: str
@@ -56,7 +56,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Another holds it, and is not known to be gone. Ask again in `seconds`, with this observation."""
+    """Report that another host holds it, and is not known to be gone. Ask again in `seconds`, with this observation."""
 
     observation: Observation | None
     seconds: float
@@ -64,8 +64,9 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A lease as it stands. `observation` (None when nobody holds it) may be given to a later acquire on this host."""
+class LeaseView:
+    """Show a lease as read. `observation` (None if the lease is not held) may be passed to a later acquire on this
+    host."""
 
     record: LeaseRecord
     version: str
@@ -78,7 +79,7 @@ _Decide = Callable[[LeaseRecord | None, str], Grant | Already | Lost]
 
 
 class LeaseStore:
-    """All of it may be called from several threads and processes at once."""
+    """Acquire, renew and end leases. All methods may be called from several threads and processes simultaneously."""
 
     def __init__(self, register: Register, clock: Callable[[], float] = clocks.boottime) -> None:
         self.register = register
@@ -97,9 +98,10 @@ class LeaseStore:
         resume_token: int | None = None,
         above: int = 0,
     ) -> Held | Waiting | Lost:
-        """Take the lease under a new token, higher than every one before; with `resume_token`, go on under that one."""
+        """Take the lease under a new fencing token, higher than every one before; with `resume_token`, continue under
+        that one."""
         check_session(session)
-        wanted = Wanted(
+        request = AcquireRequest(
             session,
             check_session(host),
             check_instance(instance),
@@ -109,11 +111,11 @@ class LeaseStore:
             above,
         )
         cell = self.register.read(session)
-        for _ in range(TRIES):
-            now = self._clock()  # after the answer: see Observation
+        for _ in range(SWAP_TRIES):
+            now = self._clock()  # after the answer (see Observation)
             record = _parsed(cell, session)
             observation = rules.observe(record, observation, now)
-            decision = rules.acquire(record, wanted, observation, now, _nonce(), cell is not None and cell.lapsed)
+            decision = rules.acquire(record, request, observation, now, _nonce(), cell is not None and cell.lapsed)
             if isinstance(decision, Wait):
                 return Waiting(observation, decision.seconds, decision.holder)
             if isinstance(decision, Lost):
@@ -125,12 +127,12 @@ class LeaseStore:
         raise self._too_busy(session)
 
     def renew(self, lease: Held) -> Held | Lost:
-        """Prove that it is still ours, and go on for another TTL from the start of this call."""
+        """Prove that the lease is still ours, and extend it by another TTL from the start of this call."""
         claim = _claim(lease)
         return self._as_held(lease, lambda record, nonce: rules.renew(record, claim, nonce))
 
     def renew_many(self, leases: Sequence[Held]) -> list[Renewed]:
-        """`renew` for each, in order, as fast as the backend can. A failure of one does not stop the others."""
+        """Renew each lease, in order, as fast as the backend can. A failure of one does not stop the others."""
         if self.register.batch > 1:
             size = self.register.batch
             parts = [leases[at : at + size] for at in range(0, len(leases), size)]
@@ -141,30 +143,31 @@ class LeaseStore:
         return [self._renew_or_error(lease) for lease in leases]
 
     def commit_checkpoint(self, lease: Held, checkpoint: str) -> Held | Lost:
-        """From now on `checkpoint` is what a restore begins from. Refused by the store when superseded. Renews too."""
+        """Make `checkpoint` the one that a restore starts from, and renew. The store refuses it from a superseded
+        holder."""
         check_checkpoint(checkpoint)
         claim = _claim(lease)
         return self._as_held(lease, lambda record, nonce: rules.commit_checkpoint(record, claim, checkpoint, nonce))
 
     def park(self, lease: Held, checkpoint: str) -> Ended | Lost:
-        """The session exists only as `checkpoint` from now on. It must stand still already: another host may have it
-        running before this returns. After LeaseUnreachable: a renew that answers Held proves that it was not parked
-        and will not be; one that answers Lost(parked), that it was."""
+        """Make `checkpoint` the only form of the session. The session must be frozen already: another host may run it
+        before this returns. After LeaseUnreachable: a renew that returns Held proves that it was not parked and will
+        not be; one that returns Lost(parked) proves that it was."""
         check_checkpoint(checkpoint)
         claim = _claim(lease)
         return self._as_ended(lease, lambda record, nonce: rules.park(record, claim, checkpoint, nonce))
 
     def release(self, lease: Held, *, keep_checkpoint: bool = False) -> Ended | Lost:
-        """The session ended, and holds nothing any more. The token stays, so that it grows for ever. With
+        """Free the lease of a session that ended. The token stays in the record, so that tokens never decrease. With
         `keep_checkpoint` the last checkpoint may still be restored under this identity."""
         claim = _claim(lease)
         return self._as_ended(lease, lambda record, nonce: rules.release(record, claim, keep_checkpoint, nonce))
 
-    def bury(self, session: str, birth: str, most: int) -> bool:
-        """Whether a branch that never ran is over, and will not run: rules.bury says which that is."""
+    def expire_fork(self, session: str, initial: str, most: int) -> bool:
+        """Return True if a fork that never ran is ended and will not run; rules.expire_fork says which forks."""
         cell = self.register.read(check_session(session))
-        for _ in range(TRIES):
-            decision = rules.bury(_parsed(cell, session), session, birth, most, _nonce())
+        for _ in range(SWAP_TRIES):
+            decision = rules.expire_fork(_parsed(cell, session), session, initial, most, _nonce())
             if not isinstance(decision, Grant):
                 return isinstance(decision, Already)
             version, cell = self._swap(decision.record, cell.version if cell else None)
@@ -172,27 +175,29 @@ class LeaseStore:
                 return True
         raise self._too_busy(session)
 
-    def inspect(self, session: str, observation: Observation | None = None) -> Seen | None:
-        """The lease as it stands, or None when there never was one. Changes nothing."""
+    def inspect(self, session: str, observation: Observation | None = None) -> LeaseView | None:
+        """Return the lease as it is, or None if there never was one. Changes nothing."""
         cell = self.register.read(check_session(session))
         now = self._clock()
         record = _parsed(cell, session)
         if cell is None or record is None:
             return None
-        return Seen(record, cell.version, cell.lapsed, rules.observe(record, observation, now))
+        return LeaseView(record, cell.version, cell.lapsed, rules.observe(record, observation, now))
 
     def sessions(self) -> Iterator[str]:
-        """The sessions that have a lease, of whatever state."""
+        """Return the sessions that have a lease, in any state."""
         return self.register.sessions()
 
     def force_break(self, session: str, host: str, instance: str, *, above: int = 0) -> Ended | Lost:
-        """Take it from its holder at once: parked at its last checkpoint, or free. For a person who knows the holder
-        is dead; if it is not, two may run until it is told. A record that cannot be read is replaced only with
-        `above`, the highest token seen anywhere; one of a newer version never."""
-        wanted = Wanted(check_session(session), check_session(host), check_instance(instance), 1.0, above=above)
+        """Take the lease from its holder immediately: parked at its last checkpoint, or free. For a person who knows
+        the holder is dead; if it is not, two copies may run until it is notified. A record that cannot be read is
+        replaced only with `above`, the highest token seen anywhere; one of a newer version never."""
+        request = AcquireRequest(
+            check_session(session), check_session(host), check_instance(instance), 1.0, above=above
+        )
         cell = self.register.read(session)
-        for _ in range(TRIES):
-            decision = self._break_one(cell, wanted)
+        for _ in range(SWAP_TRIES):
+            decision = self._break_one(cell, request)
             if isinstance(decision, Lost):
                 return decision
             if isinstance(decision, Already):
@@ -203,27 +208,35 @@ class LeaseStore:
         raise self._too_busy(session)
 
     def check(self) -> None:
-        """For start-up: does it answer, and does it mean what it answers? BadConfig, LeaseUnreachable."""
+        """Check at start-up that the register answers and keeps its contract. Raise BadConfig or LeaseUnreachable."""
         self.register.check()
         self.register.read("check")
 
     def close(self) -> None:
         self.register.close()
 
-    def _break_one(self, cell: Cell | None, wanted: Wanted) -> Grant | Already | Lost:
+    def _break_one(self, cell: Cell | None, request: AcquireRequest) -> Grant | Already | Lost:
         try:
-            return rules.break_held(_parsed(cell, wanted.session), wanted, _nonce())
+            return rules.break_held(_parsed(cell, request.session), request, _nonce())
         except LeaseUnreadable as error:
-            if wanted.above == 0 or type(error) is not LeaseUnreadable:
+            if request.above == 0 or type(error) is not LeaseUnreadable:
                 raise
         return Grant(
             LeaseRecord(
-                wanted.session, wanted.above + 1, "free", wanted.host, wanted.instance, wanted.ttl, 0, None, _nonce()
+                request.session,
+                request.above + 1,
+                "free",
+                request.host,
+                request.instance,
+                request.ttl,
+                0,
+                None,
+                _nonce(),
             )
         )
 
     def _renew_batch(self, leases: Sequence[Held]) -> list[Renewed]:
-        """One call for all; what it does not settle is settled one by one."""
+        """Renew all with one request; settle the rest one by one."""
         started = self._clock()
         records: list[LeaseRecord] = []
         for lease in leases:
@@ -259,10 +272,10 @@ class LeaseStore:
         return answer if isinstance(answer, Lost) else Ended(answer[0], answer[1])
 
     def _change(self, lease: Held, decide: _Decide) -> tuple[LeaseRecord, str, float] | Lost:
-        """Swap what the holder knows; when that is no longer the record, read it and decide again."""
+        """Swap the record that the holder knows; if it is outdated, read it and decide again."""
         record: LeaseRecord | None = lease.record
         version: str | None = lease.version
-        for _ in range(TRIES):
+        for _ in range(SWAP_TRIES):
             decision = decide(record, _nonce())
             started = self._clock()
             if isinstance(decision, Lost):
@@ -276,8 +289,8 @@ class LeaseStore:
         raise self._too_busy(lease.session)
 
     def _swap(self, record: LeaseRecord, expected: str | None) -> tuple[str | None, Cell | None]:
-        """The new version; or None with what is there instead. A lost answer, and also a "no" (a proxy may have sent
-        the request twice), is looked into by reading: our nonce there means it took effect."""
+        """Return the new version; or None with the current cell. After a lost answer, and also after a refusal (a proxy
+        may have sent the request twice), read: our nonce there means that the write took effect."""
         failure: LeaseUnreachable | None = None
         try:
             version = self.register.write(_as_swap(record, expected))
@@ -292,13 +305,13 @@ class LeaseStore:
         if cell is not None and cell.data == record.to_bytes():
             return cell.version, cell
         if failure is not None and (cell.version if cell else None) == expected:
-            raise failure  # it may still be on its way
+            raise failure  # the write may still arrive
         return None, cell
 
     def _too_busy(self, session: str) -> LeaseUnreachable:
         return LeaseUnreachable(
-            f"the lease of {session} in {self.url} changed {TRIES} times while it was being written",
-            "Try again; if it goes on, two commands or agents on this host work on the same session.",
+            f"the lease of {session} in {self.url} changed {SWAP_TRIES} times while it was being written",
+            "Try again; if it persists, two commands or agents on this host work on the same session.",
         )
 
 

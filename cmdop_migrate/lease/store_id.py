@@ -1,7 +1,7 @@
-"""Which lease store this is, whatever address it has: a record of its own that is written once.
+"""Identify a lease store independently of its address, by a record that is written once.
 
-Two hosts share a lease store when they read the same id in it. Addresses cannot tell: one service has several, and
-one address (a file, a loopback port) is another service on another machine.
+Two hosts share a lease store if they read the same id in it. Addresses cannot tell: one service has several, and one
+address (a file, a loopback port) is another service on another machine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NAME = "store.id"
 
 
 def identity(leases: LeaseStore) -> str:
-    """The id of this lease store, made by whoever asks first."""
+    """Return the id of this lease store; the first caller creates it."""
     for _ in range(2):
         seen = leases.inspect(NAME)
         if seen is not None:
             return seen.record.instance
-        # A free lease nobody ever takes: listings pass over it, and any version of us can read it.
+        # A free lease that is never taken: listings skip it, and every version of cmdop-migrate can read it.
         mine = LeaseRecord(NAME, 1, "free", "none", os.urandom(12).hex(), TTL_MIN, 0, None, os.urandom(8).hex())
         if leases.register.write(Swap(NAME, mine.to_bytes(), None)) is not None:
             return mine.instance
-    raise LeaseUnreachable("the lease store says it has an id, and does not show it", "Try again.")
+    raise LeaseUnreachable("the lease store refuses to create its id but does not return one", "Try again.")

@@ -26,7 +26,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import doctor, drain_journal, leases, resources, talk
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
-from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare
+from cmdop_migrate.images.files.host_files import FileMatch, HostFile, HostFiles, compare
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.lease.store_id import identity
 from cmdop_migrate.migration import compatibility
@@ -130,8 +130,8 @@ def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
     _save_digests(known)
     wanting: dict[str, Wanting] = {}
     for path, verdict in verdicts:
-        if verdict not in (Verdict.SAME, Verdict.GROWN):
-            wanting[path] = "missing" if verdict is Verdict.MISSING else "different"
+        if verdict not in (FileMatch.SAME, FileMatch.GROWN):
+            wanting[path] = "missing" if verdict is FileMatch.MISSING else "different"
     return wanting
 
 

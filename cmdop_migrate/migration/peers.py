@@ -15,11 +15,11 @@ from cmdop_migrate.errors import CmdopError, PeerFailed
 from cmdop_migrate.host import resources
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import compatibility
-from cmdop_migrate.remote.connect import Limits
-from cmdop_migrate.remote.inventory import Inventory, Target
+from cmdop_migrate.remote.connect import SshLimits
+from cmdop_migrate.remote.inventory import Inventory, SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts
 from cmdop_migrate.remote.peer import Peer
-from cmdop_migrate.remote.ssh import Pool
+from cmdop_migrate.remote.ssh import SshPool
 
 
 def home() -> Path:
@@ -37,23 +37,23 @@ def known_hosts(config: Config) -> KnownHosts:
     return KnownHosts(config.state_dir / "known_hosts", home())
 
 
-def forget_key(config: Config, target: Target) -> None:
+def forget_key(config: Config, target: SshTarget) -> None:
     """Forget the SSH host key of a host, unless another known host has the same address and therefore the same key."""
     if all(host.known_as != target.known_as for host in inventory(config).all()):
         known_hosts(config).forget(target.known_as)
 
 
 @contextmanager
-def pool(config: Config, limits: Limits | None = None) -> Iterator[Pool]:
+def pool(config: Config, limits: SshLimits | None = None) -> Iterator[SshPool]:
     """Yield a pool of connections for one command, and close all of them at the end."""
-    connections = Pool(known_hosts(config), home(), limits)
+    connections = SshPool(known_hosts(config), home(), limits)
     try:
         yield connections
     finally:
         connections.close()
 
 
-def checked_peer(this_host: Host, connections: Pool, name: str) -> Peer:
+def checked_peer(this_host: Host, connections: SshPool, name: str) -> Peer:
     """Return the host `name`, after checking that a session sealed here can be restored there.
 
     Raises HostNotFound, PeerFailed (not reached, nothing started), PeerDiffers (version, store, lease store, key),
@@ -92,7 +92,7 @@ class HostCheck:
         return asdict(self)
 
 
-def check_host(this_host: Host, connections: Pool, name: str) -> HostCheck:
+def check_host(this_host: Host, connections: SshPool, name: str) -> HostCheck:
     """Connect to a host, and check that it shares store, lease store and key, and can hold sessions. Raises the errors
     of `checked_peer`; any failure on the other host is PeerFailed."""
     peer = Peer(inventory(this_host.config).find(name), connections)

@@ -47,11 +47,11 @@ class PackPrefetch:
         until the packs being fetched have arrived."""
         from concurrent.futures import ThreadPoolExecutor
 
-        from cmdop_migrate.images.read.prefetched import Gatherer
+        from cmdop_migrate.images.read.prefetched import PackPrefetcher
 
         self._while_waiting = while_waiting
         self._coming: set[Future[None]] = set()
-        self._gatherer = Gatherer(store, folder)
+        self._gatherer = PackPrefetcher(store, folder)
         self._source = source
         self._pool = ThreadPoolExecutor(PARALLEL, "prefetch")
         self._woken, self._wake = os.pipe()

@@ -23,7 +23,7 @@ from cmdop_migrate.host.references import Chosen
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
-from cmdop_migrate.images.read.prefetched import NearStore
+from cmdop_migrate.images.read.prefetched import PrefetchedStore
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.lease.record import LeaseRecord
@@ -67,11 +67,11 @@ class Standby:
         Phases("restore").reach("standby")
         lease_store = leases.open_store(self._config)
         packs = self._directory.dir / "packs"
-        unused_store = NearStore(resources.open_store(self._config), packs)
+        unused_store = PrefetchedStore(resources.open_store(self._config), packs)
         try:
             # The heartbeat continues during the prefetch: the source takes silence for a lost connection.
             with PackPrefetch(store, packs, while_waiting=self._send_heartbeat):
-                manifest = self._watch(lease_store, NearStore(store, packs), ring)
+                manifest = self._watch(lease_store, PrefetchedStore(store, packs), ring)
         finally:
             lease_store.close()  # it must not be used on both sides of a fork
         self._make_room(manifest, packs)

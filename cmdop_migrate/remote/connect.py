@@ -1,6 +1,6 @@
-"""From a target to an authenticated SSH transport: reach it, know it, log in. Each failure says which of these it was.
+"""Open an authenticated SSH transport to a target: connect, verify the host key, log in. Each failure says which step.
 
-Nothing is sent to a host before its key is known.
+Nothing is sent to a host before its key is verified.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from paramiko.pkey import UnknownKeyType
 
 from cmdop_migrate import log
 from cmdop_migrate.errors import HostKeyRefused, PeerFailed
-from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.inventory import SshTarget
 from cmdop_migrate.remote.knownhosts import KnownHosts, ShownKey, shown
 
-Accept = Callable[[Target, ShownKey], bool]
-"""Whether a person accepts this key of a host nobody knows yet."""
+Accept = Callable[[SshTarget, ShownKey], bool]
+"""Asks a person to accept this key of an unknown host; returns True if accepted."""
 
 _IDENTITIES = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Seconds. `connect`: for each of reaching, greeting and logging in. `silence`: after which a running command's
-    host is asked whether it still lives, `answer`: and for how long."""
+class SshLimits:
+    """Set timeouts in seconds. `connect`: for each of connecting, the SSH greeting and logging in. `silence`: after
+    which the host of a running command is probed; `answer`: how long the probe may take."""
 
     connect: float = 10.0
     keepalive: int = 15
@@ -39,15 +39,20 @@ class Limits:
     answer: float = 15.0
 
 
-def nobody(target: Target, key: ShownKey) -> bool:  # noqa: ARG001 - an Accept
-    """Refuses every unknown key."""
+def refuse_unknown(target: SshTarget, key: ShownKey) -> bool:  # noqa: ARG001 - an Accept
+    """Refuse every unknown key."""
     return False
 
 
 def connect(
-    target: Target, known: KnownHosts, home: Path, limits: Limits, via: Transport | None, accept: Accept = nobody
+    target: SshTarget,
+    known: KnownHosts,
+    home: Path,
+    limits: SshLimits,
+    via: Transport | None,
+    accept: Accept = refuse_unknown,
 ) -> Transport:
-    """An authenticated transport to `target`, through `via` when it has one. PeerFailed says why not."""
+    """Return an authenticated transport to `target`, through `via` if given. Raise PeerFailed with the reason."""
     sock = _through(target, via, limits) if via else _reach(target, limits)
     transport: Transport | None = None
     try:
@@ -66,20 +71,20 @@ def connect(
     return transport
 
 
-def hang_up(one: Transport | Channel | socket.socket) -> None:
-    """Closing says goodbye, which fails where nobody is left to hear it."""
+def hang_up(connection: Transport | Channel | socket.socket) -> None:
+    """Close a connection. Ignore that the goodbye message cannot be sent to a peer that is gone."""
     with suppress(SSHException, EOFError, OSError):
-        one.close()
+        connection.close()
 
 
 def _quiet() -> str:
-    """paramiko logs tracebacks of what we raise in better words."""
+    """Silence the logging of paramiko, which logs tracebacks of errors that we raise in better words."""
     logger = log.get("paramiko")
     logger.setLevel(logging.CRITICAL)
     return logger.name
 
 
-def _reach(target: Target, limits: Limits) -> socket.socket:
+def _reach(target: SshTarget, limits: SshLimits) -> socket.socket:
     try:
         sock = socket.create_connection((target.address, target.port), limits.connect)
     except OSError as error:
@@ -88,21 +93,21 @@ def _reach(target: Target, limits: Limits) -> socket.socket:
     return sock
 
 
-def _unreached(target: Target, error: OSError, limits: Limits) -> PeerFailed:
+def _unreached(target: SshTarget, error: OSError, limits: SshLimits) -> PeerFailed:
     where = f"{target.name} ({target.shown})"
     if isinstance(error, socket.gaierror):
-        return PeerFailed(f"{where}: this address is not known: {error.strerror}", "Check it: cmdop-migrate hosts ls")
+        return PeerFailed(f"{where}: cannot resolve the address: {error.strerror}", "Check it: cmdop-migrate hosts ls")
     if isinstance(error, TimeoutError):
-        hint = "Is the host up, and may this one reach it (firewall, VPN, --jump)?"
+        hint = "Check that the host is up and reachable from here (firewall, VPN, --jump)."
         return PeerFailed(f"{where}: no answer within {limits.connect:g} s", hint)
     if error.errno == errno.ECONNREFUSED:
-        return PeerFailed(f"{where}: connection refused", "Is sshd running there, on this port?")
+        return PeerFailed(f"{where}: connection refused", "Check that sshd runs there, on this port.")
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return PeerFailed(f"{where}: no route to it", "Check this host's network; a host behind another needs --jump.")
+        return PeerFailed(f"{where}: no route to host", "Check this host's network, or use --jump.")
     return PeerFailed(f"{where}: cannot connect: {error.strerror or error}", "Check the address and the network.")
 
 
-def _through(target: Target, via: Transport, limits: Limits) -> socket.socket:
+def _through(target: SshTarget, via: Transport, limits: SshLimits) -> socket.socket:
     assert target.via is not None
     where = f"{target.name} ({target.shown}) through {target.via.name}"
     try:
@@ -110,59 +115,59 @@ def _through(target: Target, via: Transport, limits: Limits) -> socket.socket:
             "direct-tcpip", (target.address, target.port), ("127.0.0.1", 0), 0, 0, limits.connect
         )
     except ChannelException as error:
-        hint = "Can the jump host reach it, and does its sshd allow TCP forwarding?"
+        hint = "Check that the jump host can reach it, and that its sshd allows TCP forwarding."
         raise PeerFailed(f"{where}: {error.text or 'cannot connect'}", hint) from error
     except (SSHException, EOFError, OSError) as error:
-        hint = "Is the host up, and may the jump host reach it?"
+        hint = "Check that the host is up and that the jump host can reach it."
         raise PeerFailed(f"{where}: no answer within {limits.connect:g} s", hint) from error
-    return channel  # type: ignore[return-value]  # as a socket, for all that Transport does with one
+    return channel  # type: ignore[return-value]  # it serves as a socket for everything Transport does with one
 
 
-def _greet(transport: Transport, target: Target, known: KnownHosts, limits: Limits) -> None:
-    """Agree on keys. The kinds of host key that are known are asked for first."""
-    found = known.find(target.known_as)
+def _greet(transport: Transport, target: SshTarget, known: KnownHosts, limits: SshLimits) -> None:
+    """Exchange keys. Request the kinds of host key that are known first."""
+    known_keys = known.find(target.known_as)
     options = transport.get_security_options()
-    if found is not None:
-        kinds = {key.get_name() for key in found[1]}
+    if known_keys is not None:
+        kinds = {key.get_name() for key in known_keys[1]}
         kinds |= {"rsa-sha2-512", "rsa-sha2-256"} if "ssh-rsa" in kinds else set()
         options.key_types = sorted(options.key_types, key=lambda kind: kind not in kinds)
     where = f"{target.name} ({target.shown})"
-    hint = "Is it an sshd that listens there, and does it live?"
+    hint = "Check that sshd listens there and responds."
     try:
         transport.start_client(timeout=limits.connect)
     except (SSHException, EOFError, OSError) as error:
-        raise PeerFailed(f"{where}: no SSH greeting: {error or 'it closed the connection'}", hint) from error
+        raise PeerFailed(f"{where}: no SSH greeting: {error or 'the host closed the connection'}", hint) from error
     if not transport.initial_kex_done:
         raise PeerFailed(f"{where}: no SSH greeting within {limits.connect:g} s", hint)
 
 
-def _verify(key: PKey, target: Target, known: KnownHosts, accept: Accept) -> None:
+def _verify(key: PKey, target: SshTarget, known: KnownHosts, accept: Accept) -> None:
     where = f"{target.name} ({target.known_as})"
     if known.is_revoked(key):
         raise HostKeyRefused(
             f"{where} shows a REVOKED host key, {shown(key)}", "Do not use it. Ask its administrator for a new one."
         )
-    found = known.find(target.known_as)
-    if found is None:
+    known_keys = known.find(target.known_as)
+    if known_keys is None:
         if accept(target, shown(key)):
             return known.accept(target.known_as, key)
         raise HostKeyRefused(
             f"the key of {where} is not known: {shown(key)}",
-            f"Compare it with the host's own, then: cmdop-migrate hosts add {target.name} {target.shown}",
+            f"Compare it with the key on the host, then: cmdop-migrate hosts add {target.name} {target.shown}",
         )
-    file, keys = found
+    file, keys = known_keys
     if key not in keys:
-        expected = ", ".join(str(shown(one)) for one in keys)
+        expected = ", ".join(str(shown(known_key)) for known_key in keys)
         forget = f"cmdop-migrate hosts rm {target.name}" if file == known.own else f"ssh-keygen -R '{target.known_as}'"
         raise HostKeyRefused(
             f"THE HOST KEY OF {where} HAS CHANGED: expected {expected}, got {shown(key)} (known from {file}). "
-            "Someone may be in between; nothing was sent",
-            f"If that host was set up anew, and only then: {forget}, and: cmdop-migrate hosts add",
+            "A third party may intercept the connection; nothing was sent",
+            f"Only if that host was reinstalled: {forget}, then: cmdop-migrate hosts add",
         )
     return None
 
 
-def _log_in(transport: Transport, target: Target, home: Path) -> None:
+def _log_in(transport: Transport, target: SshTarget, home: Path) -> None:
     user = target.user or getpass.getuser()
     tried: list[str] = []
     unusable: list[PeerFailed] = []
@@ -173,24 +178,24 @@ def _log_in(transport: Transport, target: Target, home: Path) -> None:
             try:
                 if not transport.auth_publickey(user, key):
                     return
-                tried[-1] += " (more is asked for: a password, or a second factor)"
+                tried[-1] += " (the server asks for more: a password, or a second factor)"
             except AuthenticationException:
                 continue
     except (SSHException, EOFError, OSError) as error:
-        hint = "Name the right key with --key: a server hangs up after too many wrong ones."
-        raise PeerFailed(f"{target.name}: cut off while logging in as {user}: {error}", hint) from error
+        hint = "Name the right key with --key: a server closes the connection after too many wrong keys."
+        raise PeerFailed(f"{target.name}: connection closed while logging in as {user}: {error}", hint) from error
     finally:
         agent.close()
     if unusable:
         raise unusable[0]
-    said = f"tried {', '.join(tried)}" if tried else "there is no key to try"
-    hint = f"Put this host's public key into ~{user}/.ssh/authorized_keys there; or name another --key or --user."
-    raise PeerFailed(f"{target.name}: may not log in as {user}@{target.address}: {said}", hint)
+    attempts = f"tried {', '.join(tried)}" if tried else "there is no key to try"
+    hint = f"Add this host's public key to ~{user}/.ssh/authorized_keys there; or name another --key or --user."
+    raise PeerFailed(f"{target.name}: cannot log in as {user}@{target.address}: {attempts}", hint)
 
 
-def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
-    """The keys named for the host, those of ssh-agent, then the usual files. A named one that cannot be read (it may be
-    locked, and open in the agent) goes to `unusable`."""
+def _candidates(target: SshTarget, home: Path, agent: Agent, unusable: list[PeerFailed]) -> Iterator[tuple[str, PKey]]:
+    """Yield the keys named for the host, those of ssh-agent, then the usual files. A named key that cannot be read (it
+    may be locked, and open in the agent) is added to `unusable`."""
     for path in target.keys:
         try:
             yield path, _key(Path(path), target)
@@ -201,11 +206,11 @@ def _candidates(target: Target, home: Path, agent: Agent, unusable: list[PeerFai
     for name in () if target.keys else _IDENTITIES:
         path_of = home / ".ssh" / name
         if path_of.exists():
-            with suppress(PeerFailed):  # not named for this host: only a try
+            with suppress(PeerFailed):  # not named for this host, so it may be unusable
                 yield str(path_of), _key(path_of, target)
 
 
-def _key(path: Path, target: Target) -> PKey:
+def _key(path: Path, target: SshTarget) -> PKey:
     try:
         return PKey.from_path(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Which key a host must show. A key is known only when a person accepted it: nothing here is added by itself.
+"""Know which key a host must show. A key is known only after a person accepted it: nothing is added automatically.
 
-Read in this order, the first file that knows the host decides: STATE_DIR/known_hosts (what `hosts add` accepted),
-~/.ssh/known_hosts, /etc/ssh/ssh_known_hosts. A key marked @revoked in any of them is never accepted.
+Files are read in this order, and the first that knows the host decides: STATE_DIR/known_hosts (what `hosts add`
+accepted), ~/.ssh/known_hosts, /etc/ssh/ssh_known_hosts. A key marked @revoked in any of them is never accepted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SYSTEM_FILE = Path("/etc/ssh/ssh_known_hosts")
 
 @dataclass(frozen=True)
 class ShownKey:
-    """A key as a person compares it: `ssh-ed25519 SHA256:…`, the fingerprint as OpenSSH prints it."""
+    """Show a key as a person compares it: `ssh-ed25519 SHA256:…`, the fingerprint as OpenSSH prints it."""
 
     kind: str
     fingerprint: str
@@ -39,12 +39,14 @@ def shown(key: PKey) -> ShownKey:
 
 
 class KnownHosts:
+    """Look up, accept and forget host keys."""
+
     def __init__(self, own: Path, home: Path, system: Path = SYSTEM_FILE) -> None:
         self.own = own
         self._files = (own, home / ".ssh" / "known_hosts", system)
 
     def find(self, name: str) -> tuple[Path, list[PKey]] | None:
-        """The first file that knows `name` (`host` or `[host]:port`), and the keys it allows."""
+        """Return the first file that knows `name` (`host` or `[host]:port`), and the keys it allows, or None."""
         for file in self._files:
             keys = [entry.key for entry in _entries(file) if entry.key is not None and _names(entry, name)]
             if keys:
@@ -58,11 +60,12 @@ class KnownHosts:
         )
 
     def accept(self, name: str, key: PKey) -> None:
-        """A person said yes. Durable when this returns; what was known of `name` in our own file is replaced."""
+        """Record a key that a person accepted, replacing known keys of `name` in our own file. Durable when this
+        returns."""
         self._rewrite(name, f"{name} {key.get_name()} {key.get_base64()}")
 
     def forget(self, name: str) -> None:
-        """From our own file only: the others belong to other programs."""
+        """Remove the keys of `name` from our own file only: the others belong to other programs."""
         if self.own.exists():
             self._rewrite(name, None)
 
@@ -82,7 +85,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def _entries(file: Path) -> Iterator[HostKeyEntry]:
-    """Lines of kinds we do not know (certificates, markers, odd key types) say nothing to us."""
+    """Yield the entries of a file. Skip lines of unknown kinds (certificates, markers, unknown key types)."""
     for line in map(str.strip, _lines(file)):
         if not line or line.startswith(("#", "@")):
             continue
@@ -95,9 +98,9 @@ def _entries(file: Path) -> Iterator[HostKeyEntry]:
 
 
 def _names(entry: HostKeyEntry, name: str) -> bool:
-    """Whether the line is about `name`; names may stand there hashed."""
+    """Tell whether the line is about `name`; names in it may be hashed."""
     table = HostKeys()
-    for one in entry.hostnames or ():
+    for hostname in entry.hostnames or ():
         if entry.key is not None:
-            table.add(one, entry.key.get_name(), entry.key)
+            table.add(hostname, entry.key.get_name(), entry.key)
     return table.lookup(name) is not None

@@ -1,4 +1,4 @@
-"""What ~/.ssh/config says of a host: HostName, Port, User, IdentityFile, ProxyJump. Nothing else of it is used."""
+"""Read HostName, Port, User, IdentityFile and ProxyJump of a host from ~/.ssh/config. Nothing else of it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Said:
+class SshSettings:
+    """Hold the settings of one host in ~/.ssh/config; None or empty where it has none."""
+
     address: str | None = None
     port: int | None = None
     user: str | None = None
@@ -24,7 +26,7 @@ class Said:
 
 
 class SshConfig:
-    """Read once, on first use. No file is an empty one."""
+    """Look up hosts in the file. It is read once, on first use; a missing file counts as empty."""
 
     def __init__(self, file: Path, home: str) -> None:
         self._file, self._home = file, home
@@ -38,38 +40,38 @@ class SshConfig:
         try:
             return SSHConfig.from_text(self._file.read_text(encoding="utf-8", errors="replace"))
         except (OSError, SSHException) as error:
-            raise BadConfig(f"cannot read {self._file}: {error}", "Mend it; `ssh -G HOST` reads it too.") from error
+            raise BadConfig(f"cannot read {self._file}: {error}", "Repair it; see: ssh -G HOST") from error
 
     def names(self) -> list[str]:
-        """The hosts it names one by one; patterns are rules, not hosts."""
+        """Return the hosts that the file names individually; patterns are rules, not hosts."""
         if self._parsed is None:
             return []
         return sorted(name for name in self._parsed.get_hostnames() if not set(name) & set("*?!"))
 
-    def lookup(self, host: str) -> Said:
+    def lookup(self, host: str) -> SshSettings:
+        """Return the settings of a host. Raise BadConfig if the file is invalid or needs ProxyCommand."""
         if self._parsed is None:
-            return Said()
+            return SshSettings()
         from paramiko import SSHException
 
         try:
-            found = self._parsed.lookup(host)
-            port = int(found["port"]) if "port" in found else None
+            settings = self._parsed.lookup(host)
+            port = int(settings["port"]) if "port" in settings else None
         except (SSHException, ValueError, ImportError) as error:  # ImportError: `Match exec` needs another package
             raise BadConfig(f"{self._file}: cannot be used for {host!r}: {error}", "See: ssh -G " + host) from error
-        jump = _unless_none(found.get("proxyjump"))
-        if jump is None and _unless_none(found.get("proxycommand")):
+        jump = _unless_none(settings.get("proxyjump"))
+        if jump is None and _unless_none(settings.get("proxycommand")):
             raise BadConfig(
                 f"{self._file}: ProxyCommand of {host!r} is not supported", "Use ProxyJump there, or hosts add --jump."
             )
-        named = [self._expanded(str(one)) for one in found.get("identityfile", [])]
-        keys = tuple(
-            one for one in named if os.path.exists(one)
-        )  # as ssh does: a general rule may name some that are not
-        address = found.get("hostname")
-        return Said(address if address != host else None, port, found.get("user"), keys, jump)
+        named = [self._expanded(str(path)) for path in settings.get("identityfile", [])]
+        # As ssh does: a general rule may name files that do not exist.
+        keys = tuple(path for path in named if os.path.exists(path))
+        address = settings.get("hostname")
+        return SshSettings(address if address != host else None, port, settings.get("user"), keys, jump)
 
     def _expanded(self, path: str) -> str:
-        """~ is the home this file lies in."""
+        """Expand ~ to the home directory that contains this file."""
         return self._home + path[1:] if path.startswith("~/") else path
 
 

@@ -137,7 +137,7 @@ class _Checkpoint:
                 self._check_holder()
                 writer.publish(manifest)
             if options.rounds is not None:
-                options.rounds.keep(self.images, writer.earlier)
+                options.rounds.keep(self.images, writer.previous_round)
             with self.phases.phase("commit"):
                 self.commit.run(manifest)
         except BaseException as error:

@@ -23,7 +23,7 @@ from cmdop_migrate.host.leases import LeaseStatus
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store import catalog, fork_manifest
-from cmdop_migrate.images.store.catalog import Listed
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
 from cmdop_migrate.images.store.upload_marks import STALE_AFTER
 from cmdop_migrate.lease.rules import Lost
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore
@@ -81,10 +81,10 @@ def undo(leases: LeaseStore, store: Store, lease: Held, initial: Manifest) -> No
         _log.warning("the fork %s is left to the next prune: %s", initial.session, error.message)
 
 
-def is_superseded(status: LeaseStatus | None, entry: Listed) -> bool:
+def is_superseded(status: LeaseStatus | None, entry: ListedCheckpoint) -> bool:
     """Return whether an initial checkpoint is no longer needed: its fork has ended, or made a checkpoint of its own. A
     fork whose lease is unknown has just begun."""
-    if not entry.is_birth or status is None:
+    if not entry.is_fork or status is None:
         return False
     return status.is_over or status.checkpoint not in (None, entry.checkpoint)
 
@@ -101,7 +101,7 @@ def end_unstarted_forks(
     entries = list(catalog.listed(store)) if young else []
     now = max((entry.modified for entry in entries), default=0.0)  # by the store's clock; too early at most
     for entry in entries:
-        if not entry.is_birth or entry.session not in young:
+        if not entry.is_fork or entry.session not in young:
             continue
         status = after[entry.session]
         max_renewals = _max_renewals(this_host, entry, status, now)
@@ -109,12 +109,12 @@ def end_unstarted_forks(
             continue
         if status.checkpoint not in (None, entry.checkpoint):
             continue
-        if dry_run or leases.bury(entry.session, entry.checkpoint, max_renewals):
+        if dry_run or leases.expire_fork(entry.session, entry.checkpoint, max_renewals):
             after[entry.session] = replace(status, state="free", checkpoint=None)
     return after
 
 
-def _max_renewals(this_host: Host, entry: Listed, status: LeaseStatus, now: float) -> int | None:
+def _max_renewals(this_host: Host, entry: ListedCheckpoint, status: LeaseStatus, now: float) -> int | None:
     """Return how often the lease of a fork that never ran may have been renewed; None if a command may be about to run
     the fork. On this host its directory tells; of another host only the age of the fork is known."""
     if status.instance != this_host.instance():

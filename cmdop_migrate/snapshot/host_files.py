@@ -20,7 +20,7 @@ from blake3 import blake3
 from cmdop_migrate import log
 from cmdop_migrate.criu.image import files_image
 from cmdop_migrate.errors import Blocked, ImageRefused
-from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare, is_code, is_sound
+from cmdop_migrate.images.files.host_files import FileMatch, HostFile, HostFiles, compare, is_code, is_sound
 from cmdop_migrate.images.format.layout import ID_BYTES, MAX_CHUNK
 from cmdop_migrate.images.read.reader import Image
 from cmdop_migrate.images.write.writer import ImageWriter
@@ -161,9 +161,9 @@ def install(
     known = HostFiles(state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = dict(compare((row.file for row in rows), known.describe, known.begins))
     known.save()
-    different = [row for row in rows if verdicts[row.file.path] is not Verdict.SAME]
+    different = [row for row in rows if verdicts[row.file.path] is not FileMatch.SAME]
     needed = [row for row in different if not _in_upper(row.shown, points, uppers)]
-    grown = [row for row in needed if verdicts[row.file.path] is Verdict.GROWN and row.carried is None]
+    grown = [row for row in needed if verdicts[row.file.path] is FileMatch.GROWN and row.carried is None]
     needed = [row for row in needed if row not in grown]
     missing = [row for row in needed if row.carried is None]
     code = _code(image, missing) if accept else {row.shown for row in missing}
@@ -177,7 +177,7 @@ def install(
     for row in needed:
         if row.carried is not None:
             _place(image, row, row.file.size, row.carried, points, uppers)
-        elif verdicts[row.file.path] is Verdict.MISSING:
+        elif verdicts[row.file.path] is FileMatch.MISSING:
             _place(image, row, 0, CarriedContent(0o644, 0, 0, ()), points, uppers)
     return InstalledFiles(
         [row.shown for row in needed if row not in accepted],

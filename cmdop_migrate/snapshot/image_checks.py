@@ -95,7 +95,7 @@ def terminal(image: Image) -> dict[str, Any]:
             state[key].encode("latin-1")
         state["staged"] = _staged(state.get("staged"))
         state["streams"] = _streams(state.get("streams"))
-        state["carried"] = _carried(state | ({"turn": None} if image.manifest.is_birth else {}))
+        state["carried"] = _carried(state | ({"turn": None} if image.manifest.is_fork else {}))
     except (Refused, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ImageRefused(f"the image does not describe its terminal: {error!r:.80}", _HINT) from error
     return dict(state)

@@ -10,7 +10,7 @@ from cmdop_migrate.host import leases, resources
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.store import catalog
 from cmdop_migrate.images.store import prune as store_prune
-from cmdop_migrate.images.store.keep_policy import Keep
+from cmdop_migrate.images.store.keep_policy import KeepPolicy
 from cmdop_migrate.snapshot import fork_lease
 
 
@@ -65,7 +65,7 @@ def prune(
     done = store_prune.prune(
         store,
         ring,
-        Keep(keep_last, keep_within),
+        KeepPolicy(keep_last, keep_within),
         lambda session: not kept[session].is_over if session in kept else session not in ended,
         also=dropped,
         dry_run=dry_run,

@@ -14,7 +14,7 @@ from cmdop_migrate.images.format.layout import WINDOW
 from cmdop_migrate.images.format.windows import windows
 from cmdop_migrate.images.read.page_reader import PageReader
 from cmdop_migrate.images.read.reader import Image
-from cmdop_migrate.images.write.previous_round import Earlier
+from cmdop_migrate.images.write.previous_round import PreviousRound
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.snapshot.capture.incremental import FrozenMemory
 
@@ -40,7 +40,7 @@ class MemorySink:
     def __init__(
         self,
         writer: ImageWriter,
-        earlier: Earlier | None = None,
+        earlier: PreviousRound | None = None,
         frozen_memory: FrozenMemory | None = None,
         injected: Mapping[int, Code] | None = None,
     ) -> None:

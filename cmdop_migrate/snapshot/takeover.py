@@ -100,7 +100,7 @@ class TakeOver:
         """Acquire a lease that the lease store does not know: the lease store is new, or is not the one that the old
         host used. Then a marker in the images' store decides, once and for all, and only for a session that was
         parked."""
-        if self._manifest.facts.get("live") or self._manifest.is_birth:
+        if self._manifest.facts.get("live") or self._manifest.is_fork:
             raise Fenced(
                 f"session {self._name!r} kept running after this checkpoint, and the lease store does not know it",
                 "Use the lease store of the host it ran on, or restore a copy: --fork NAME",

@@ -1,8 +1,8 @@
-"""A store in a directory: `file:///dir`. One file per object, its path the object's name.
+"""Store objects in a directory: `file:///dir`. One file per object, its path the object's name.
 
-An object is written to `.tmp/`, synced, and only then given its name, so a
-name never holds a part of anything, whoever is killed when. Several hosts may
-share the directory over a network file system that has hard links.
+An object is written to `.tmp/`, synced, and only then given its name, so a name never holds a part of an object, no
+matter which process is killed when. Several hosts may share the directory over a network file system that has hard
+links.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cmdop_migrate.util import bulk_io
 
 TMP = ".tmp"  # no object has this name: segments never begin with a dot
 # A crashed writer's file is removed when nothing was written to it for this long. A writer that was stopped for
-# longer finds its file gone, fails with StoreUnreachable, and loses only a try.
+# longer finds its file gone, fails with StoreUnreachable, and must only retry.
 TMP_KEEP = 3600.0
-_READ_AT_ONCE = 1 << 30  # Linux gives at most 2 GiB - 4 KiB per read
+_READ_MOST = 1 << 30  # per call: Linux reads at most 2 GiB - 4 KiB
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -33,16 +33,17 @@ _MISUSED = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMET
 
 
 class LocalStore(Store):
-    """The directory is made at the first write; until then the store is empty. All files are the owner's alone."""
+    """Store objects as files. The directory is created at the first write; until then the store is empty. Files are
+    0600."""
 
     def __init__(self, root: Path) -> None:
         self.url = f"file://{root}"
         self.root = root
         self._tmp = root / TMP
         self._lock = threading.Lock()
-        self._linked: set[Path] = set()  # directories whose own names are known to be on disk
+        self._linked: set[Path] = set()  # directories whose names are known to be durable
         self._swept = False
-        self._seen: tuple[int, int] | None = None  # the directory in which something was found last
+        self._seen: tuple[int, int] | None = None  # identity of the root when an object was last found in it
 
     def put(self, name: str, data: Data) -> None:
         target = self.root / check_name(name)
@@ -54,9 +55,9 @@ class LocalStore(Store):
     def put_new(self, name: str, data: Data) -> bool:
         target = self.root / check_name(name)
         with self._failures(f"store {name}"):
-            # Looking first saves the write; the link is what decides.
+            # The look saves a write; the link decides.
             ours = self.stat(name) is None and self._link_new(target, data)
-            _sync_folder(target.parent)  # for another's sake too: False says that something is there to stay
+            _sync_folder(target.parent)  # also if another won: False promises that its object is durable
         return ours
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
@@ -64,17 +65,17 @@ class LocalStore(Store):
         check_range(start, length)
         with self._failures(f"read {name}"):
             try:
-                # Whoever may write here may have put a pipe there, on which an open would wait for ever.
+                # Another program may have put a FIFO there, on which an open would block forever.
                 fd = os.open(self.root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
-                self._still_there()
+                self._check_root()
                 raise KeyError(name) from None
             try:
                 self._seen = self._identity()
-                found = os.fstat(fd)
-                if not stat.S_ISREG(found.st_mode):
+                info = os.fstat(fd)
+                if not stat.S_ISREG(info.st_mode):
                     raise KeyError(name)
-                end = found.st_size if length is None else min(start + length, found.st_size)
+                end = info.st_size if length is None else min(start + length, info.st_size)
                 return _read_range(fd, start, end)
             finally:
                 os.close(fd)
@@ -83,12 +84,12 @@ class LocalStore(Store):
         check_name(name)
         with self._failures(f"look at {name}"):
             try:
-                found = os.stat(self.root / name, follow_symlinks=False)
+                info = os.stat(self.root / name, follow_symlinks=False)
             except (FileNotFoundError, NotADirectoryError):
-                self._still_there()
+                self._check_root()
                 return None
             self._seen = self._identity()
-        return ObjectInfo(name, found.st_size, found.st_mtime) if stat.S_ISREG(found.st_mode) else None
+        return ObjectInfo(name, info.st_size, info.st_mtime) if stat.S_ISREG(info.st_mode) else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
@@ -99,8 +100,8 @@ class LocalStore(Store):
             os.link(self.root / check_name(name), path, follow_symlinks=False)
             if stat.S_ISREG(os.lstat(path).st_mode):
                 return True
-            path.unlink()  # no object, but a pipe or a symlink in the place of one
-        except OSError:  # on another disk, or not there: whoever reads it will be told
+            path.unlink()  # not an object but a FIFO or a symlink in its place
+        except OSError:  # on another disk, or missing: a later read reports it
             pass
         return False
 
@@ -114,7 +115,7 @@ class LocalStore(Store):
                     target.unlink()
                     touched.add(target.parent)
                 except (FileNotFoundError, NotADirectoryError):
-                    self._still_there()
+                    self._check_root()
         with self._failures("delete objects"):
             for folder in touched:
                 _sync_folder(folder)
@@ -127,18 +128,20 @@ class LocalStore(Store):
             except FileExistsError:
                 if target.is_dir():
                     raise IsADirectoryError(errno.EISDIR, "a folder has this name") from None
-                # Over NFS the answer to our own link may get lost and the question be asked again.
+                # Over NFS the answer to our own link may get lost and the request be repeated.
                 return os.stat(temporary).st_nlink == 2
         return True
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
-        """Objects below `folder`, in the order of whole names: a folder sorts as its name with the slash."""
+        """Yield the objects below `folder`, in the order of whole names: a folder sorts as its name with the slash."""
         with self._failures(f"list {folder or 'the store'}"):
             try:
-                with os.scandir(self.root / folder) as found:
-                    entries = sorted((entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in found)
+                with os.scandir(self.root / folder) as folder_entries:
+                    entries = sorted(
+                        (entry.name + "/" * entry.is_dir(follow_symlinks=False), entry) for entry in folder_entries
+                    )
             except (FileNotFoundError, NotADirectoryError):
-                self._still_there()
+                self._check_root()
                 return
         for plain, entry in entries:
             name = f"{folder}/{plain}" if folder else plain
@@ -152,24 +155,25 @@ class LocalStore(Store):
                 if info is not None:
                     yield info
 
-    def _still_there(self) -> None:
-        """For who does not find something. A disk that was unmounted leaves an empty directory, or none: what was on it
-        is not gone. Nor is a store that is no directory an empty one."""
+    def _check_root(self) -> None:
+        """Raise OSError if the store's directory was replaced or is not a directory; call it after a miss. An unmounted
+        disk leaves an empty directory, or none: its objects are not gone. Nor is a file in place of the directory an
+        empty store."""
         if os.path.exists(self.root) and not os.path.isdir(self.root):
-            raise NotADirectoryError(errno.ENOTDIR, "it is no directory")
+            raise NotADirectoryError(errno.ENOTDIR, "it is not a directory")
         if self._seen is not None and self._identity() != self._seen:
-            raise OSError(errno.ENODEV, "its directory is not the one it was: is its disk mounted?")
+            raise OSError(errno.ENODEV, "its directory was replaced: is its disk mounted?")
 
     def _identity(self) -> tuple[int, int] | None:
         try:
-            found = os.stat(self.root)
+            info = os.stat(self.root)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_dev, found.st_ino
+        return info.st_dev, info.st_ino
 
     @contextlib.contextmanager
     def _written(self, data: Data) -> Iterator[Path]:
-        """`data`, whole and synced in a file without a name of its own yet; gone afterwards unless renamed."""
+        """Write `data`, complete and synced, to a temporary file; delete the file afterwards unless it was renamed."""
         self._make_folder(self._tmp)
         self._seen = self._seen or self._identity()
         self._sweep()
@@ -187,18 +191,18 @@ class LocalStore(Store):
                 temporary.unlink()
 
     def _make_folder(self, folder: Path) -> None:
-        """Make it and what is above it, each with its name on disk: also where another process made it just now."""
+        """Create the folder and its parents, each with a durable name, also if another process created it just now."""
         trusted = folder in self._linked or folder == self.root or not folder.is_relative_to(self.root)
         if trusted and folder.is_dir():
             return
-        self._still_there()  # else half of an upload would go under a mount point, and be lost from sight
+        self._check_root()  # else half of an upload would land below a mount point, invisible once it is mounted
         self._make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         _sync_folder(folder.parent)
         self._linked.add(folder)
 
     def _sweep(self) -> None:
-        """Once per store object: remove what crashed writers left."""
+        """Remove the files of crashed writers, once per store object."""
         with self._lock:
             if self._swept:
                 return
@@ -208,15 +212,15 @@ class LocalStore(Store):
             try:
                 if entry.lstat().st_mtime < old:
                     entry.unlink()
-                    log.get("storage").info("removed %s, left by a writer that crashed", entry)
+                    log.get("storage").info("removed %s, left by a crashed writer", entry)
             except FileNotFoundError:
-                continue  # another swept it, or its writer was done
-            except OSError as error:  # litter is no reason not to store
-                log.get("storage").warning("cannot remove %s, left by a writer that crashed: %s", entry, error)
+                continue  # another process removed it, or its writer finished
+            except OSError as error:  # a leftover file is no reason to fail
+                log.get("storage").warning("cannot remove %s, left by a crashed writer: %s", entry, error)
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
-        """Errors of the file system, as the contract names them."""
+        """Translate errors of the file system into those of the contract."""
         try:
             yield
         except OSError as error:
@@ -230,7 +234,7 @@ class LocalStore(Store):
                 hint = f"Check the owner and mode of {self.root} and that it is mounted writable, with hard links."
                 raise StoreDenied(reason, hint) from error
             if error.errno in _MISUSED:
-                hint = f"Something other than this store uses {self.root}: give the store a directory of its own."
+                hint = f"Another program uses {self.root}: give the store a directory of its own."
                 raise StoreDenied(reason, hint) from error
             raise StoreUnreachable(reason, f"Check the disk or mount behind {self.root}, then try again.") from error
 
@@ -238,9 +242,9 @@ class LocalStore(Store):
 def _read_range(fd: int, start: int, end: int) -> bytes:
     parts: list[bytes] = []
     while start < end:
-        part = os.pread(fd, min(end - start, _READ_AT_ONCE), start)
-        if not part:  # objects never shrink: the file was cut from outside
-            raise OSError(errno.EIO, "the file is shorter than it says")
+        part = os.pread(fd, min(end - start, _READ_MOST), start)
+        if not part:  # objects never shrink: another program truncated it
+            raise OSError(errno.EIO, "the file was truncated while it was read")
         parts.append(part)
         start += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -251,7 +255,7 @@ def _sync_folder(folder: Path) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such thing, and need none
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a directory, and need not
             raise
     finally:
         os.close(fd)

@@ -1,4 +1,5 @@
-"""A store in this process's memory: for tests and dry runs, and the plainest reading of the contract."""
+"""Store objects in this process's memory: for tests and dry runs, and as the simplest implementation of the
+contract."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from cmdop_migrate.storage.base import Data, ObjectInfo, Store, check_name, chec
 
 
 class MemoryStore(Store):
+    """Store objects in a dict."""
+
     def __init__(self) -> None:
         self.url = "memory://"
         self._objects: dict[str, tuple[bytes, float]] = {}
@@ -35,14 +38,14 @@ class MemoryStore(Store):
         return data[start:] if length is None else data[start : start + length]
 
     def stat(self, name: str) -> ObjectInfo | None:
-        found = self._objects.get(check_name(name))
-        return ObjectInfo(name, len(found[0]), found[1]) if found else None
+        stored = self._objects.get(check_name(name))
+        return ObjectInfo(name, len(stored[0]), stored[1]) if stored else None
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         check_prefix(prefix)
         with self._lock:
-            found = sorted((name, held) for name, held in self._objects.items() if name.startswith(prefix))
-        return iter([ObjectInfo(name, len(data), modified) for name, (data, modified) in found])
+            listed = sorted((name, stored) for name, stored in self._objects.items() if name.startswith(prefix))
+        return iter([ObjectInfo(name, len(data), modified) for name, (data, modified) in listed])
 
     def delete(self, names: Iterable[str]) -> None:
         checked = [check_name(name) for name in names]

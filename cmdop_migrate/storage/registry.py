@@ -1,4 +1,4 @@
-"""From the `store` setting to a store."""
+"""Open the store that the `store` setting names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS = ("endpoint", "region", "ca")
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`, bare: every failure is seen at once. Nothing is asked of it yet."""
+    """Return the store at `url` without retries: every failure is raised immediately. No request is sent yet."""
     if url.startswith("file://"):
         return LocalStore(_directory(url))
     if url.startswith("s3://"):
@@ -36,39 +36,39 @@ def open_store(url: str) -> Store:
 
 
 def open_reliable(url: str) -> Store:
-    """The store at `url`, trying again for about a minute while it does not answer."""
+    """Return the store at `url` with retries for about a minute while it does not answer."""
     return RetryStore(open_store(url))
 
 
 def _directory(url: str) -> Path:
-    # Taken as it stands, nothing decoded: the setting's default is made of the state dir's plain path.
+    # Taken literally, nothing decoded: the default of the setting is made of the plain path of the state directory.
     path = url.removeprefix("file://")
     clean = "/" + os.path.normpath(path).strip("/")  # normpath keeps a double slash at the start
     if not os.path.isabs(path) or "\0" in path or clean == "/":
-        raise BadConfig(f"not the address of a directory: {url!r}", _HINT)
+        raise BadConfig(f"not the URL of a directory: {url!r}", _HINT)
     return Path(clean)
 
 
 def s3_place(url: str) -> S3Place:
-    """What an `s3://` address says. The lease speaks the same form."""
+    """Parse an `s3://` URL. The `lease` setting has the same form."""
     try:
         parts = urlsplit(url)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
-        raise BadConfig(f"not the address of a bucket: {shown(url)!r} ({error})", _HINT) from error
+        raise BadConfig(f"not the URL of a bucket: {shown(url)!r} ({error})", _HINT) from error
     if "@" in parts.netloc:
-        hint = "Give them in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE: addresses end up in logs."
-        raise BadConfig(f"credentials in the address of a store: {shown(url)!r}", hint)
+        hint = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, instead: URLs end up in logs."
+        raise BadConfig(f"credentials in the URL of a store: {shown(url)!r}", hint)
     prefix = parts.path.strip("/")
     if not _BUCKET.fullmatch(parts.netloc):
-        raise BadConfig(f"no name of a bucket in {shown(url)!r}", _HINT)
+        raise BadConfig(f"no bucket name in {shown(url)!r}", _HINT)
     if parts.fragment or (prefix and not _PREFIX.fullmatch(prefix)):
         hint = "Use letters, digits, '.', '_', '-' and '/'."
-        raise BadConfig(f"not a prefix of names: {prefix!r} in {shown(url)!r}", hint)
+        raise BadConfig(f"not a valid prefix: {prefix!r} in {shown(url)!r}", hint)
     options = dict(pairs)
     for key, value in pairs:
         if key not in _OPTIONS:
-            where = shown(url.partition("?")[0])  # somebody may take a secret for an option
+            where = shown(url.partition("?")[0])  # the option may be a mistyped secret
             raise BadConfig(f"unknown option {key!r} in {where!r}", f"Valid options: {', '.join(_OPTIONS)}.")
         if not value or [other for other, _ in pairs].count(key) > 1:
             raise BadConfig(f"option {key!r} must be given once, with a value, in {shown(url)!r}", _HINT)
@@ -93,5 +93,6 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def shown(url: str) -> str:
-    """The address without what may be a password, wherever it stands: an endpoint may be spelt with %40 and %2F."""
+    """Return the URL without anything that may be a password, in any position: an endpoint may be spelt with %40 and
+    %2F."""
     return re.sub(r"(?i)(//|%2f%2f).*(?=@|%40)", r"\1…", url)

@@ -1,7 +1,7 @@
-"""A store in a bucket of any S3-compatible server. The registry imports it only for an `s3://` address, so nobody
-else pays for loading boto3.
+"""Store objects in a bucket of any S3-compatible server. The registry imports this module only for an `s3://` URL, so
+other commands do not pay for loading boto3.
 
-Nothing is tried again in here; `retry.RetryStore` does that.
+Nothing is retried here; `retry.RetryStore` does that.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from cmdop_migrate.storage.s3errors import WRONG_SUM, error_code, http_status, t
 SINGLE_PUT_MAX = 16 << 20
 PART_SIZE = 8 << 20
 PART_THREADS = 4
-PUT_NEW_MAX = 5 << 30  # what S3 takes in one PUT
+PUT_NEW_MAX = 5 << 30  # limit of S3 for one PUT
 DELETE_BATCH = 1000
-LARGE = 1 << 20  # from here on it matters what a checksum costs
-_PROBE = ".checksum"  # no name of an object (base.is_name), so nobody lists it
-# Servers answer a batch they do not know, or whose checksum they do not know, in many ways; none of them is a "no".
+LARGE = 1 << 20  # size from which on the cost of a checksum matters
+_PROBE = ".checksum"  # not a valid object name (base.is_name), so it is never listed
+# Servers that lack batch deletes, or their checksum, answer with any of these; none means that access is denied.
 _NO_BATCH = {400, 405, 411, 501}
 
 
 class S3Store(Store):
+    """Store objects below a prefix of one bucket."""
+
     def __init__(self, place: S3Place, limits: S3Limits | None = None) -> None:
         self.url = place.url
         self._place = place
@@ -48,12 +50,12 @@ class S3Store(Store):
             if len(data) <= SINGLE_PUT_MAX:
                 body = _body(data)
                 answer = self._client.put_object(Bucket=self._place.bucket, Key=key, Body=body, **self._checksum(body))
-                self._said_by_s3(answer, "ETag")
+                self._check_is_s3(answer, "ETag")
             else:
                 self._put_parts(key, data)
 
     def put_new(self, name: str, data: Data) -> bool:
-        # Always one PUT: servers are known to let two win where the condition stands on the end of a multipart upload.
+        # Always one PUT: some servers let two callers win if the condition is on the end of a multipart upload.
         key = self._key(name)
         if len(data) > PUT_NEW_MAX:
             raise ValueError(f"{name}: {len(data)} bytes are more than one conditional write takes")
@@ -63,76 +65,76 @@ class S3Store(Store):
                 answer = self._client.put_object(
                     Bucket=self._place.bucket, Key=key, Body=body, ContentMD5=content_md5(body), IfNoneMatch="*"
                 )
-                self._said_by_s3(answer, "ETag")
+                self._check_is_s3(answer, "ETag")
             return True
         except StoreUnreachable as error:
             if http_status(error.__cause__) == 412:
                 return False
             if isinstance(error.__cause__, EndpointConnectionError | ConnectTimeoutError):
-                raise  # never sent
-            # Not known: stored and the answer lost, or another was first (some servers answer 409 or 500 then).
-            if (found := self._find(name)) is None:
+                raise  # the request was never sent
+            # Unknown: stored and the answer lost, or another was first (some servers answer 409 or 500 then).
+            if (stored := self._find(name)) is None:
                 raise
-            return found == body
+            return stored == body
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         key = self._key(name)
         check_range(start, length)
-        if length == 0:  # no range of HTTP says this
+        if length == 0:  # an HTTP range cannot be empty
             if self.stat(name) is None:
                 raise KeyError(name)
             return b""
         whole = start == 0 and length is None
         last = "" if length is None else str(start + length - 1)
-        wanted: dict[str, Any] = {} if whole else {"Range": f"bytes={start}-{last}"}
+        byte_range: dict[str, Any] = {} if whole else {"Range": f"bytes={start}-{last}"}
         with self._failures(f"read {name}", missing=name):
             try:
-                answer = cast(dict[str, Any], self._client.get_object(Bucket=self._place.bucket, Key=key, **wanted))
+                answer = cast(dict[str, Any], self._client.get_object(Bucket=self._place.bucket, Key=key, **byte_range))
             except ClientError as error:
-                if http_status(error) == 416:  # begins at the end or past it
+                if http_status(error) == 416:  # the range starts at the end or past it
                     return b""
                 raise
-            self._said_by_s3(answer, "ETag")
+            self._check_is_s3(answer, "ETag")
             with contextlib.closing(answer["Body"]) as body:
                 data = cast(bytes, body.read())
         if len(data) != answer.get("ContentLength"):
-            short = f"{self.url} cut {name} short: {len(data)} of {answer.get('ContentLength', '?')} bytes"
-            raise StoreUnreachable(short, "Check the network and any proxy on the way, then try again.")
+            short = f"{self.url} truncated {name}: {len(data)} of {answer.get('ContentLength', '?')} bytes"
+            raise StoreUnreachable(short, "Check the network and any proxy in between, then try again.")
         if whole or "ContentRange" in answer:
             return data
-        return data[start:] if length is None else data[start : start + length]  # a server without ranges sent it all
+        return data[start:] if length is None else data[start : start + length]  # from a server without ranges
 
     def stat(self, name: str) -> ObjectInfo | None:
         key = self._key(name)
         try:
             with self._failures(f"look at {name}", missing=name):
-                found = self._client.head_object(Bucket=self._place.bucket, Key=key)
-                self._said_by_s3(found, "LastModified")
+                head = self._client.head_object(Bucket=self._place.bucket, Key=key)
+                self._check_is_s3(head, "LastModified")
         except KeyError:
             return None
-        return ObjectInfo(name, found["ContentLength"], found["LastModified"].timestamp())
+        return ObjectInfo(name, head["ContentLength"], head["LastModified"].timestamp())
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        found = [info for page in self._pages(prefix) for info in page]
+        listed = [info for page in self._pages(prefix) for info in page]
         # SeaweedFS and S3's directory buckets list folder by folder (`a/x` before `a-b`).
-        found.sort(key=lambda info: info.name)
-        return iter(found)
+        listed.sort(key=lambda info: info.name)
+        return iter(listed)
 
     def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
-        found: list[ObjectInfo] = []
+        listed: list[ObjectInfo] = []
         for page in self._pages(prefix):
-            found += page
-            if len(found) > most:
+            listed += page
+            if len(listed) > most:
                 return None
-        return sorted(found, key=lambda info: info.name)
+        return sorted(listed, key=lambda info: info.name)
 
     def _pages(self, prefix: str) -> Iterator[Sequence[ObjectInfo]]:
-        """A request each."""
+        """Yield the objects below `prefix`, one page per request."""
         check_prefix(prefix)
         with self._failures("list the store"):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._place.bucket, Prefix=self._root + prefix):
-                self._said_by_s3(page, "IsTruncated")
+                self._check_is_s3(page, "IsTruncated")
                 named = [(entry["Key"].removeprefix(self._root), entry) for entry in page.get("Contents", [])]
                 yield [
                     ObjectInfo(name, entry["Size"], entry["LastModified"].timestamp())
@@ -150,7 +152,7 @@ class S3Store(Store):
                         self._client.delete_object(Bucket=self._place.bucket, Key=key)
 
     def _delete_batch(self, keys: Sequence[str]) -> bool:
-        """False: this server has no such request, delete them one by one."""
+        """Delete several keys with one request. Return False if the server does not support it."""
         if not self._batch_delete:
             return False
         objects: Any = [{"Key": key} for key in keys]
@@ -162,7 +164,7 @@ class S3Store(Store):
             except ClientError as error:
                 if http_status(error) not in _NO_BATCH:
                     raise
-                log.get("storage").info("%s deletes one by one: %s", self.url, error)
+                log.get("storage").info("%s has no batch delete, deleting one by one: %s", self.url, error)
                 self._batch_delete = False
                 return False
             for failed in answer.get("Errors", []):
@@ -171,10 +173,11 @@ class S3Store(Store):
         return True
 
     def _put_parts(self, key: str, data: Data) -> None:
-        """Parts in parallel; nothing is under the name before the last request, and nothing stays of a failure."""
+        """Upload in parts, in parallel. The name is free until the last request, and a failure leaves no part
+        behind."""
         bucket = self._place.bucket
         begun = self._client.create_multipart_upload(Bucket=bucket, Key=key)
-        self._said_by_s3(begun, "UploadId")
+        self._check_is_s3(begun, "UploadId")
         upload = begun["UploadId"]
         failed = threading.Event()
 
@@ -185,7 +188,7 @@ class S3Store(Store):
             answer = self._client.upload_part(
                 Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ContentMD5=content_md5(body)
             )
-            self._said_by_s3(answer, "ETag")
+            self._check_is_s3(answer, "ETag")
             return {"PartNumber": number, "ETag": answer["ETag"]}
 
         try:
@@ -201,21 +204,21 @@ class S3Store(Store):
             answer = self._client.complete_multipart_upload(
                 Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": done}
             )
-            self._said_by_s3(answer, "ETag")
+            self._check_is_s3(answer, "ETag")
         except BaseException:
             self._abort(key, upload)
             raise
 
     def _checksum(self, body: bytes) -> dict[str, Any]:
-        """What makes the server refuse a body that is not whole. MD5 is known to all of them, and slow."""
+        """Return the header by which the server refuses a damaged body. All servers support MD5, which is slow."""
         if len(body) < LARGE or not self._knows_crc32():
             return {"ContentMD5": content_md5(body)}
         return {"ChecksumCRC32": content_crc32(body)}
 
     def _knows_crc32(self) -> bool:
-        """By trying, once per store: one that does not refuse a wrong sum does not look at it, or does not know it.
-        One that gives no answer fails the upload that asked, which would have got none either, and is not asked again:
-        nobody waits twice for a server that hangs."""
+        """Tell whether the server verifies CRC32, by trying once per store: a server that accepts a wrong sum does not
+        check it. If the server does not answer, the upload fails, as it would have anyway, and the probe is not
+        repeated: no caller waits twice for a server that hangs."""
         with self._probing:
             if self._checks_crc32 is None:
                 self._checks_crc32 = False
@@ -235,15 +238,15 @@ class S3Store(Store):
         try:
             self._client.abort_multipart_upload(Bucket=self._place.bucket, Key=key, UploadId=upload)
         except (BotoCoreError, ClientError) as error:
-            # The first failure is the one to report; parts left behind are what a bucket's lifecycle rule is for.
-            log.get("storage").warning("parts of %s stay in %s: %s", key, self.url, error)
+            # Only the first failure is reported; a lifecycle rule of the bucket removes parts that are left.
+            log.get("storage").warning("cannot remove the uploaded parts of %s from %s: %s", key, self.url, error)
 
-    def _said_by_s3(self, answer: Mapping[str, Any], always: str) -> None:
-        """A proxy may answer 200 with a page of its own: then nothing is stored, and an empty listing means nothing.
-        `always`: what every server of S3 says there."""
-        if always not in answer:
-            reason = f"what answered in place of {self.url} is no S3 server: it gave no {always}"
-            raise StoreUnreachable(reason, "Check that endpoint= is an S3 server, and any proxy on the way.")
+    def _check_is_s3(self, answer: Mapping[str, Any], field: str) -> None:
+        """Raise StoreUnreachable if the answer lacks `field`, which every S3 server sends. A proxy may answer 200 with
+        a page of its own: then nothing is stored, and an empty listing means nothing."""
+        if field not in answer:
+            reason = f"the answer from {self.url} is not from an S3 server: it has no {field}"
+            raise StoreUnreachable(reason, "Check that endpoint= is an S3 server, and any proxy in between.")
 
     def _find(self, name: str) -> bytes | None:
         try:
@@ -256,8 +259,8 @@ class S3Store(Store):
         return self._root + name
 
     def _check_bucket(self) -> None:
-        """Once per store: some servers make a missing bucket on the first write, and none says in a HEAD which of the
-        two is missing. Not allowed to ask (403) is no answer: the request itself will tell."""
+        """Check once per store that the bucket exists: some servers create a missing bucket on the first write, and a
+        HEAD does not tell whether bucket or object is missing. A 403 is no answer: the request itself will tell."""
         if self._bucket_seen:
             return
         try:
@@ -271,7 +274,7 @@ class S3Store(Store):
 
     @contextlib.contextmanager
     def _failures(self, what: str, missing: str | None = None) -> Iterator[None]:
-        """Errors of botocore, as the contract names them; with `missing`, a 404 is KeyError(missing)."""
+        """Translate errors of botocore into those of the contract; with `missing`, a 404 raises KeyError(missing)."""
         try:
             self._check_bucket()
             yield

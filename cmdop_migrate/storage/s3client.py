@@ -1,7 +1,7 @@
-"""A boto3 client that works with any S3-compatible server: for checkpoints (storage/s3.py) and leases (lease/s3.py).
+"""Make a boto3 client that works with any S3-compatible server: for checkpoints (storage/s3.py) and leases
+(lease/s3.py).
 
-botocore's own retries are off: a second try it makes by itself would turn the
-answer to a conditional write into a lie.
+botocore's own retries are off: a second try that it makes by itself would falsify the answer to a conditional write.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class S3Place:
-    """Where the objects are. Credentials are not here: boto3 finds them (environment, files, instance role)."""
+    """Locate the objects. Credentials are not here: boto3 finds them (environment, files, instance role)."""
 
     url: str
     bucket: str
@@ -40,7 +40,7 @@ class S3Place:
 
 @dataclass(frozen=True)
 class S3Limits:
-    """How long to wait, in seconds of silence, and how many connections to keep."""
+    """Set the timeouts, in seconds of silence, and the number of connections to keep."""
 
     connect: float = 5.0
     read: float = 30.0
@@ -48,20 +48,20 @@ class S3Limits:
 
 
 def content_md5(body: bytes) -> str:
-    """Goes with every upload, so that the server refuses what was damaged or cut on its way. The SHA-256 in the
-    signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object when
-    the connection is cut between the headers and the body."""
+    """Return the MD5 that goes with every upload, so that the server refuses a damaged or truncated body. The SHA-256
+    in the signature is not enough: SeaweedFS 4.48 does not check it, and without an MD5 it stores an *empty* object
+    when the connection is cut between the headers and the body."""
     return base64.b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
 def content_crc32(body: bytes) -> str:
-    """The same, for a server that is known to check it, in a fifth of the time."""
+    """Return the CRC32, for a server that is known to check it: a fifth of the time of an MD5."""
     return base64.b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
 
 
 @functools.cache
 def _loader(paths: str | None) -> botocore.loaders.Loader:
-    """Of botocore's descriptions of services, which are large: read once a process, for all clients."""
+    """Return the loader of botocore's service descriptions, which are large: read once per process, for all clients."""
     return botocore.loaders.create_loader(paths)
 
 
@@ -72,9 +72,9 @@ def _session(key: str | None = None) -> boto3.session.Session:
 
 
 def warm() -> None:
-    """Loads what every client needs. Nobody is asked anything: the credentials are made up, so none are looked for."""
+    """Load what every client needs. No request is sent: the credentials are made up, so boto3 does not look for any."""
     place = S3Place("s3://none/", "none", endpoint="http://127.0.0.1:1", region="us-east-1")
-    with contextlib.suppress(BotoCoreError, ValueError):  # who needs a client is told what is wrong
+    with contextlib.suppress(BotoCoreError, ValueError):  # `s3_client` reports it
         client = _client(_session("none"), place, _config(S3Limits()))
         client.get_paginator("list_objects_v2")
         client.close()
@@ -83,7 +83,7 @@ def warm() -> None:
 def _config(limits: S3Limits) -> Config:
     return Config(
         signature_version="s3v4",
-        # The MD5 is signed, and what we store is sealed: a SHA-256 over the same bytes costs more than sealing them.
+        # The MD5 is signed, and the data is sealed: a SHA-256 over the same bytes costs more than sealing them.
         s3={"addressing_style": "path", "payload_signing_enabled": False},
         # Newer checksums are refused by many servers, over https as a trailer: FINDINGS, docs/reference/stores.md.
         request_checksum_calculation="when_required",
@@ -100,7 +100,7 @@ def s3_client(place: S3Place, limits: S3Limits) -> S3Client:
     try:
         return _client(_session(), place, _config(limits))
     except (BotoCoreError, ValueError) as error:
-        hint = "Check the address of the store, AWS_PROFILE, and the AWS config file."
+        hint = "Check the URL of the store, AWS_PROFILE, and the AWS config file."
         raise BadConfig(f"cannot use the store {place.url}: {error}", hint) from error
 
 

@@ -1,4 +1,4 @@
-"""What a failure of botocore means: a pure table from its exceptions to StoreUnreachable or StoreDenied, with a hint.
+"""Translate failures of botocore: a pure table from its exceptions to StoreUnreachable or StoreDenied, with a hint.
 
 StoreUnreachable is what a later try may cure; everything else is StoreDenied.
 """
@@ -20,10 +20,10 @@ from botocore.exceptions import (
 
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
 
-# A body that does not fit its checksum: AWS and SeaweedFS say the first, MinIO the second.
+# A body that does not match its checksum: AWS and SeaweedFS answer with the first, MinIO with the second.
 WRONG_SUM = {"BadDigest", "XAmzContentChecksumMismatch"}
-# Below 500, and yet cured by time: throttled, cut, damaged on the way, overtaken.
-_PASSING = {
+# Transient although below 500: throttled, truncated, damaged in transit, overtaken.
+_TRANSIENT = {
     *WRONG_SUM,
     "ConditionalRequestConflict",
     "IncompleteBody",
@@ -38,7 +38,7 @@ _PASSING = {
     "TooManyRequests",
     "XAmzContentSHA256Mismatch",
 }
-_PASSING_STATUS = {408, 409, 412, 425, 429}
+_TRANSIENT_STATUS = {408, 409, 412, 425, 429}
 _NO_CREDENTIALS = (
     CredentialRetrievalError,
     NoAuthTokenError,
@@ -52,13 +52,13 @@ _CREDENTIALS_HINT = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to credentials that may read, write, list and "
     "delete in this bucket."
 )
-_CLOCK_HINT = "The clock of this machine is off: set it (timedatectl), then try again."
-_CA_HINT = "Add ca=/path/to/ca.pem to the address of the store, or set AWS_CA_BUNDLE."
+_CLOCK_HINT = "The clock of this machine is wrong: set it (timedatectl), then try again."
+_CA_HINT = "Add ca=/path/to/ca.pem to the URL of the store, or set AWS_CA_BUNDLE."
 _DOWN_HINT = "Check that the endpoint runs and can be reached from this host, then try again."
 
 
 def http_status(error: BaseException | None) -> int:
-    """The status the server answered with; 0 when it did not answer."""
+    """Return the HTTP status of the answer, or 0 if there was none."""
     if not isinstance(error, ClientError):
         return 0
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -69,7 +69,7 @@ def error_code(error: BaseException | None) -> str:
 
 
 def translated(error: BotoCoreError | ClientError, what: str, url: str, bucket: str) -> StoreUnreachable | StoreDenied:
-    """`what` completes the sentence "cannot …"."""
+    """Return the error of the contract for an error of botocore. `what` completes the sentence "cannot …"."""
     reason = f"cannot {what} in {url}: {error}"
     if isinstance(error, ClientError):
         return _answered(error, reason, bucket)
@@ -78,25 +78,25 @@ def translated(error: BotoCoreError | ClientError, what: str, url: str, bucket: 
     if isinstance(error, SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return StoreDenied(reason, _CA_HINT)
     if isinstance(error, ParamValidationError):
-        return StoreDenied(reason, "Check the bucket and prefix in the address of the store.")
+        return StoreDenied(reason, "Check the bucket and prefix in the URL of the store.")
     return StoreUnreachable(reason, _DOWN_HINT)
 
 
 def _answered(error: ClientError, reason: str, bucket: str) -> StoreUnreachable | StoreDenied:
     code, status = error_code(error), http_status(error)
     if code == "NoSuchBucket":
-        hint = f"Create the bucket {bucket}, or correct the address of the store."
+        hint = f"Create the bucket {bucket}, or correct the URL of the store."
         return StoreDenied(f"{reason} (there is no bucket {bucket})", hint)
     if code in {"RequestTimeTooSkewed", "RequestExpired"}:
         return StoreDenied(reason, _CLOCK_HINT)
-    if code in _PASSING or status in _PASSING_STATUS or status >= 500 or code == "InternalError":
-        return StoreUnreachable(reason, "Try again; if it goes on, look at the server's own log.")
+    if code in _TRANSIENT or status in _TRANSIENT_STATUS or status >= 500 or code == "InternalError":
+        return StoreUnreachable(reason, "Try again; if it persists, look at the server's log.")
     if status in {301, 307} or code in {
         "AuthorizationHeaderMalformed",
         "PermanentRedirect",
         "IllegalLocationConstraintException",
     }:
-        return StoreDenied(reason, "Set region= in the address of the store to the bucket's region.")
+        return StoreDenied(reason, "Set region= in the URL of the store to the bucket's region.")
     if status in {401, 403} or code in {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken"}:
         return StoreDenied(reason, _CREDENTIALS_HINT)
     return StoreDenied(reason, "The server refused this request: check that endpoint= is an S3 server.")

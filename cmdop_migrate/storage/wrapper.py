@@ -1,4 +1,4 @@
-"""A store in front of another: every obligation is the inner one's, until a subclass does better."""
+"""Wrap a store: pass every method to the inner store, until a subclass overrides it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store
 
 
-class ThroughStore(Store):
+class StoreWrapper(Store):
+    """Forward every method to the inner store."""
+
     def __init__(self, inner: Store) -> None:
         self.url = inner.url
         self._inner = inner

@@ -21,7 +21,7 @@ from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store import catalog, index
-from cmdop_migrate.images.write.writer import ImageWriter, Tuning
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.memory import MemoryStore
 from scripts.benchlib.common import table
 from tests.unit.images.image_helpers import Wrapped
@@ -51,7 +51,8 @@ def _one_by_one() -> Iterator[None]:
 
 
 def _begin(store: Far, ring: KeyRing, spill: Path, ledgers: Path | None = None) -> None:
-    writer = ImageWriter(store, ring, layout.new_id(), spill, tuning=Tuning(patience=NEVER), ledgers=ledgers)
+    options = WriterOptions(index_timeout=NEVER, index_caches=ledgers)
+    writer = ImageWriter(store, ring, layout.new_id(), spill, options=options)
     writer.begin()
     writer.abort()
 
@@ -61,7 +62,7 @@ def measure(checkpoints: int, seconds: float) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spill = Path(folder)
         for number in range(checkpoints):
-            writer = ImageWriter(store, ring, layout.new_id(), spill, tuning=Tuning(patience=0))
+            writer = ImageWriter(store, ring, layout.new_id(), spill, options=WriterOptions(index_timeout=0))
             writer.begin()
             writer.add_blob("x", os.urandom(3000))
             writer.commit(1, {"name": f"session-{number}"})

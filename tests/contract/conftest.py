@@ -1,4 +1,4 @@
-"""Backends for the contract suites; the S3 server is real and shared by a whole run."""
+"""Provide backends for the contract suites; the S3 server is real and shared by a whole run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cmdop_migrate.lease.register import Register
 from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
-from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store
 from cmdop_migrate.storage.retry import RetryStore
 from tests.support.etcd_server import Cluster, etcd
 from tests.support.faulty_proxy import Proxy
+from tests.support.meter_store import MeterStore
 from tests.support.servers import S3Server, seaweed
 
 
@@ -34,7 +34,7 @@ def shared_bucket(shared_server: S3Server) -> str:
 
 @pytest.fixture
 def s3_server(shared_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The shared server, with its credentials in the environment. Do not stop this one."""
+    """Return the shared server, with its credentials in the environment. Do not stop it."""
     for key, value in shared_server.environ().items():
         monkeypatch.setenv(key, value)
     return shared_server
@@ -42,13 +42,13 @@ def s3_server(shared_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Ser
 
 @pytest.fixture
 def s3_url(s3_server: S3Server, shared_bucket: str) -> str:
-    """A place of this test's own in the shared server."""
+    """Return the URL of this test's own prefix in the shared server."""
     return s3_server.url(shared_bucket, f"t-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture
 def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """A server that the test may kill."""
+    """Start a server that the test may kill."""
     with seaweed(tmp_path) as server:
         for key, value in server.environ().items():
             monkeypatch.setenv(key, value)
@@ -57,14 +57,14 @@ def own_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Se
 
 @pytest.fixture
 def proxy(s3_server: S3Server) -> Iterator[Proxy]:
-    """In front of the shared server."""
+    """Start a proxy in front of the shared server."""
     with Proxy(s3_server.port) as made:
         yield made
 
 
 @pytest.fixture(params=["file", "s3"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty store that several processes can open."""
+    """Return the URL of an empty store that several processes can open."""
     if request.param == "file":
         return f"file://{tmp_path}/store"
     return str(request.getfixturevalue("s3_url"))
@@ -72,7 +72,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["memory", "decorated", "file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store of every kind. `decorated` shows that the decorators keep the contract."""
+    """Return an empty store of every kind. `decorated` shows that the wrappers keep the contract."""
     match request.param:
         case "memory":
             return MemoryStore()
@@ -92,14 +92,14 @@ def etcd_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def etcd_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Do not stop members of this one."""
+    """Start a shared cluster. Do not stop its members."""
     with etcd(tmp_path_factory.mktemp("etcd-three"), members=3) as cluster:
         yield cluster
 
 
 @pytest.fixture(params=["sqlite", "s3", "etcd-one", "etcd-three"])
 def lease_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The address of an empty lease store that several processes can open."""
+    """Return the URL of an empty lease store that several processes can open."""
     match request.param:
         case "sqlite":
             return f"sqlite://{tmp_path}/lease.db"
@@ -112,7 +112,7 @@ def lease_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture(params=["memory", "sqlite", "s3", "etcd-one", "etcd-three"])
 def register(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Register]:
-    """An empty register of every kind."""
+    """Return an empty register of every kind."""
     if request.param == "memory":
         yield MemoryRegister()
         return

@@ -1,4 +1,4 @@
-"""The contract of lease/register.py, against every backend, and the lease store over each of them."""
+"""Test the contract of lease/register.py against every backend, and the lease store over each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cmdop_migrate.errors import LeaseNewer, LeaseUnreadable, Usage
 from cmdop_migrate.lease.register import Register, Swap
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Why
-from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore, LeaseView, Waiting
 
 
 def held(answer: object) -> Held:
@@ -22,13 +22,13 @@ def held(answer: object) -> Held:
     return answer
 
 
-def test_there_is_nothing_at_first(register: Register) -> None:
+def test_register_is_empty_at_first(register: Register) -> None:
     register.check()
     assert register.read("s") is None
     assert list(register.sessions()) == []
 
 
-def test_a_write_needs_the_version_it_replaces(register: Register) -> None:
+def test_write_needs_the_version_it_replaces(register: Register) -> None:
     assert register.write(Swap("s", b"none yet", "1")) is None
     one = register.write(Swap("s", b"one", None))
     assert one is not None
@@ -41,7 +41,7 @@ def test_a_write_needs_the_version_it_replaces(register: Register) -> None:
     assert found is not None and (found.data, found.version, found.lapsed) == (b"two", two, False)
 
 
-def test_bytes_come_back_as_they_were(register: Register) -> None:
+def test_register_round_trips_bytes(register: Register) -> None:
     data = bytes(range(256)) * 8
     version = register.write(Swap("s", data, None))
     found = register.read("s")
@@ -58,7 +58,7 @@ def test_sessions_are_separate_and_listed_in_order(register: Register) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "x" * 128, "ü"])
-def test_a_name_that_is_none_is_refused_before_anything(register: Register, name: str) -> None:
+def test_invalid_session_id_is_refused_first(register: Register, name: str) -> None:
     with pytest.raises(Usage):
         register.read(name)
     with pytest.raises(Usage):
@@ -67,7 +67,7 @@ def test_a_name_that_is_none_is_refused_before_anything(register: Register, name
         register.write_many([Swap(name, b"x", None)])
 
 
-def test_of_several_at_once_one_wins(register: Register) -> None:
+def test_one_of_several_concurrent_writes_wins(register: Register) -> None:
     expected: str | None = None
     for turn in range(6):
         racers = 4
@@ -87,7 +87,7 @@ def test_of_several_at_once_one_wins(register: Register) -> None:
         expected = found.version
 
 
-def test_many_at_once_are_each_for_itself(register: Register) -> None:
+def test_write_many_settles_each_swap_independently(register: Register) -> None:
     count = register.batch * 2 + 3 if register.batch < 100 else 20
     first = register.write_many([Swap(f"s{n:04}", b"one", None, live_for=5.0) for n in range(count)])
     assert all(isinstance(version, str) for version in first)
@@ -99,8 +99,9 @@ def test_many_at_once_are_each_for_itself(register: Register) -> None:
     assert found is not None and found.data == b"one"
 
 
-def test_a_life(register: Register) -> None:
-    """Acquire, contend, renew, commit, park, restore elsewhere, end: the token grows, and each is told what is."""
+def test_life_of_a_lease(register: Register) -> None:
+    """Acquire, contend, renew, commit, park, restore elsewhere, end: the token grows, and each host gets the right
+    answer."""
     store = LeaseStore(register)
     a = held(store.acquire("s", "host-a", "ia", 20))
     assert a.token == 1
@@ -118,12 +119,12 @@ def test_a_life(register: Register) -> None:
         assert isinstance(late, Lost) and late.why == Why.SUPERSEDED and late.holder is not None
         assert late.holder.host == "host-b"
     seen = store.inspect("s")
-    assert isinstance(seen, Seen) and (seen.record.checkpoint, seen.record.token, seen.lapsed) == ("c2", 2, False)
+    assert isinstance(seen, LeaseView) and (seen.record.checkpoint, seen.record.token, seen.lapsed) == ("c2", 2, False)
     assert isinstance(store.release(b), Ended)
     assert held(store.acquire("s", "host-a", "ia", 20)).token == 3
 
 
-def test_a_dead_holder_is_outlived_and_told(register: Register) -> None:
+def test_dead_holder_is_superseded_after_its_ttl(register: Register) -> None:
     store = LeaseStore(register)
     a = held(store.acquire("s", "host-a", "ia", 0.6))
     answer: object = None
@@ -139,14 +140,14 @@ def test_a_dead_holder_is_outlived_and_told(register: Register) -> None:
     assert isinstance(store.renew(a), Lost)
 
 
-def test_past_its_ttl_a_holder_goes_on_if_nobody_took_over(register: Register) -> None:
+def test_holder_renews_past_its_ttl_if_no_other_host_took_over(register: Register) -> None:
     store = LeaseStore(register)
     a = held(store.acquire("s", "host-a", "ia", 0.2))
     time.sleep(0.5)
     assert held(store.renew(a)).token == 1
 
 
-def test_an_agent_that_comes_back_resumes(register: Register) -> None:
+def test_restarted_agent_resumes_its_lease(register: Register) -> None:
     store = LeaseStore(register)
     a = held(store.acquire("s", "host-a", "ia", 20))
     again = held(store.acquire("s", "host-a", "ia", 20, resume_token=a.token))
@@ -193,7 +194,7 @@ print(",".join(map(str, won)))
 """
 
 
-def test_processes_share_it(lease_url: str) -> None:
+def test_processes_share_a_register(lease_url: str) -> None:
     open_lease(lease_url).check()
     command = [sys.executable, "-c", WINNER, lease_url]
     workers = [

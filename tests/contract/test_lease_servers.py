@@ -1,4 +1,4 @@
-"""What is special to the servers behind leases: liars, lost members, TLS, lost answers."""
+"""Test what is special to the servers behind leases: broken conditions, lost members, TLS, lost answers."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def held(answer: object) -> Held:
 
 
 class Liar:
-    """An S3 server in a few lines. `honours`: nothing; only `If-None-Match`; all but slowly looked up (a race); all,
-    with bare ETags only as Ceph does."""
+    """Serve a minimal S3. `honours`: nothing; only `If-None-Match`; all but slowly looked up (a race); all, with bare
+    ETags only as Ceph does."""
 
     def __init__(self, honours: str) -> None:
         objects: dict[str, bytes] = {}
@@ -109,7 +109,7 @@ def liar(request: pytest.FixtureRequest, s3_server: S3Server) -> Iterator[Liar]:
 
 
 @pytest.mark.parametrize("liar", ["nothing", "none-match", "race"], indirect=True)
-def test_a_server_that_does_not_mean_its_conditions_is_refused(liar: Liar) -> None:
+def test_server_that_ignores_conditions_is_refused(liar: Liar) -> None:
     store = open_lease(liar.url)
     with pytest.raises(BadConfig, match="conditional writes") as told:
         store.check()
@@ -121,14 +121,14 @@ def test_a_server_that_does_not_mean_its_conditions_is_refused(liar: Liar) -> No
 
 @pytest.mark.parametrize("liar", ["bare"], indirect=True)
 @pytest.mark.parametrize("proven", [True, False])
-def test_a_server_that_wants_bare_etags_is_understood(liar: Liar, proven: bool) -> None:
+def test_server_that_expects_bare_etags_works(liar: Liar, proven: bool) -> None:
     store = open_lease(liar.url, proven)
     one = held(store.acquire("s", "host-a", "ia", 20))
     assert held(store.renew(one)).record.renewals == 1
     assert isinstance(store.acquire("s", "host-b", "ib", 20), Waiting)
 
 
-def test_an_s3_answer_cut_off_is_settled_by_reading(s3_url: str, s3_server: S3Server, proxy: Proxy) -> None:
+def test_truncated_s3_answer_is_settled_by_reading(s3_url: str, s3_server: S3Server, proxy: Proxy) -> None:
     url = s3_url.replace(s3_server.endpoint, proxy.endpoint)
     store = LeaseStore(S3Register(s3_place(url), S3Limits(connect=1.0, read=2.0), proven=True))
     one = held(store.acquire("s", "host-a", "ia", 20))
@@ -141,9 +141,7 @@ def test_an_s3_answer_cut_off_is_settled_by_reading(s3_url: str, s3_server: S3Se
     assert held(store.renew(two)).record.renewals == 2
 
 
-def test_an_s3_write_cut_after_its_headers_leaves_the_record_whole(
-    s3_url: str, s3_server: S3Server, proxy: Proxy
-) -> None:
+def test_s3_write_cut_after_its_headers_keeps_the_record(s3_url: str, s3_server: S3Server, proxy: Proxy) -> None:
     url = s3_url.replace(s3_server.endpoint, proxy.endpoint)
     store = LeaseStore(S3Register(s3_place(url), S3Limits(connect=1.0, read=2.0), proven=True))
     lease = held(store.acquire("s", "host-a", "ia", 20))
@@ -158,7 +156,7 @@ def test_an_s3_write_cut_after_its_headers_leaves_the_record_whole(
         assert seen is not None and seen.record.token == 1
 
 
-def test_a_server_is_tried_once_a_boot_and_by_every_agent(
+def test_server_is_probed_once_per_boot_and_by_every_agent(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
@@ -181,7 +179,7 @@ def test_a_server_is_tried_once_a_boot_and_by_every_agent(
     leases.open_store(nowhere).check()  # cannot be noted: as good, only slower the next time
 
 
-def test_no_such_bucket_and_no_server(s3_server: S3Server) -> None:
+def test_missing_bucket_and_missing_server(s3_server: S3Server) -> None:
     with pytest.raises(LeaseUnreachable, match="bucket") as told:
         open_lease(s3_server.url("there-is-no-such")).acquire("s", "host-a", "ia", 20)
     assert told.value.hint
@@ -192,8 +190,8 @@ def test_no_such_bucket_and_no_server(s3_server: S3Server) -> None:
         assert time.monotonic() - begun < 15
 
 
-def test_etcd_tells_when_the_time_of_a_record_is_over(etcd_one: Cluster) -> None:
-    """Not before the time a holder may run, and then without anyone having watched."""
+def test_etcd_reports_a_lapsed_record(etcd_one: Cluster) -> None:
+    """Report it not before the time a holder may run is over, and then without any contender having waited."""
     store = open_lease(etcd_one.url("lapse"))
     one = held(store.acquire("s", "host-a", "ia", 1.0))
     deadline = time.monotonic() + 30
@@ -205,7 +203,7 @@ def test_etcd_tells_when_the_time_of_a_record_is_over(etcd_one: Cluster) -> None
     assert held(open_lease(etcd_one.url("lapse")).acquire("s", "host-b", "ib", 1.0)).token == 2
 
 
-def test_an_etcd_lease_that_ran_out_under_its_writer_is_asked_for_anew(etcd_one: Cluster) -> None:
+def test_expired_etcd_lease_is_requested_again(etcd_one: Cluster) -> None:
     register = EtcdRegister(etcd_place(etcd_one.url("revoked")))
     store = LeaseStore(register)
     one = held(store.acquire("s", "host-a", "ia", 1.0))
@@ -220,9 +218,9 @@ def test_an_etcd_lease_that_ran_out_under_its_writer_is_asked_for_anew(etcd_one:
 
 
 @pytest.mark.slow
-def test_etcd_lives_through_one_of_three_and_not_through_two(tmp_path: Path) -> None:
-    """The leader is killed during renewals: each renewal is proven again while the one before is fresh. Then a second:
-    unreachable; and back with it."""
+def test_etcd_survives_the_loss_of_one_of_three_members(tmp_path: Path) -> None:
+    """Kill the leader during renewals: each renewal is proven again while the one before is fresh. Then kill a second
+    member: unreachable, until it is back."""
     ttl = 8.0
     with etcd(tmp_path, members=3) as cluster:
         store = LeaseStore(EtcdRegister(etcd_place(cluster.url("p")), EtcdLimits(attempt=0.5, total=2.0)))
@@ -242,7 +240,7 @@ def test_etcd_lives_through_one_of_three_and_not_through_two(tmp_path: Path) -> 
 
 
 def _renew_for(store: LeaseStore, leases: list[Held], seconds: float) -> float:
-    """By how much the latest renewal came too late; less than nothing: none did."""
+    """Return by how much the latest renewal came too late; negative if none did."""
     worst = float("-inf")
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -257,12 +255,12 @@ def _renew_for(store: LeaseStore, leases: list[Held], seconds: float) -> float:
     return worst
 
 
-def test_etcd_refuses_what_is_not_etcd(s3_server: S3Server) -> None:
+def test_server_that_is_not_etcd_is_refused(s3_server: S3Server) -> None:
     with pytest.raises(LeaseUnreachable):
         open_lease(f"etcd://127.0.0.1:{s3_server.port}/p").inspect("s")
 
 
-def test_one_dead_endpoint_does_not_matter(etcd_one: Cluster) -> None:
+def test_one_dead_etcd_endpoint_is_skipped(etcd_one: Cluster) -> None:
     port = etcd_one.members[0].client_port
     store = open_lease(f"etcd://127.0.0.1:9,127.0.0.1:{port}/dead-endpoint")
     one = held(store.acquire("s", "host-a", "ia", 20))

@@ -1,4 +1,4 @@
-"""What relays keep beside the leases, in every kind of lease store: neither is ever taken for the other."""
+"""Test what relays keep beside the leases, in every kind of lease store: neither is ever mistaken for the other."""
 
 from __future__ import annotations
 

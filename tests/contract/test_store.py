@@ -1,4 +1,4 @@
-"""The contract of storage/base.py, against every backend."""
+"""Test the contract of storage/base.py against every backend."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def names(store: Store, prefix: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_what_was_put_comes_back(store: Store, kind: type) -> None:
+def test_put_and_get_round_trip(store: Store, kind: type) -> None:
     store.put("a/b", kind(TEXT))
     assert store.get("a/b") == TEXT
     assert type(store.get("a/b")) is bytes
 
 
-def test_a_slice_of_a_buffer_is_stored_as_it_was_then(store: Store) -> None:
+def test_put_stores_a_buffer_slice_as_of_the_call(store: Store) -> None:
     buffer = bytearray(b"xx" + TEXT + b"xx")
     store.put("a", memoryview(buffer)[2:-2])
     buffer[:] = b"!" * len(buffer)
@@ -77,7 +77,7 @@ def test_put_new_never_replaces(store: Store) -> None:
     assert store.get("a") == b"other"
 
 
-def test_an_empty_object_is_an_object(store: Store) -> None:
+def test_empty_object(store: Store) -> None:
     store.put("e", b"")
     assert store.put_new("e", b"x") is False
     assert store.get("e") == store.get("e", 0, 5) == store.get("e", 3) == b""
@@ -87,20 +87,20 @@ def test_an_empty_object_is_an_object(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("start", "length"), [(s, n) for s in (0, 1, 9, 10, 11, 99) for n in (None, 0, 1, 9, 10, 11)])
-def test_ranges_at_every_edge(store: Store, start: int, length: int | None) -> None:
+def test_get_ranges_at_every_edge(store: Store, start: int, length: int | None) -> None:
     store.put("r", TEXT)
     expected = TEXT[start:] if length is None else TEXT[start : start + length]
     assert store.get("r", start, length) == expected
 
 
 @pytest.mark.parametrize(("start", "length"), [(-1, None), (0, -1)])
-def test_what_is_no_range_is_refused(store: Store, start: int, length: int | None) -> None:
+def test_invalid_range_is_refused(store: Store, start: int, length: int | None) -> None:
     store.put("r", TEXT)
     with pytest.raises(ValueError, match="not a range"):
         store.get("r", start, length)
 
 
-def test_a_missing_object_is_a_result(store: Store) -> None:
+def test_missing_object_is_a_result(store: Store) -> None:
     store.put("dir/a", TEXT)
     for name in ("b", "dir/b", "dir", "no/such/dir", "dir/a/b"):
         assert store.stat(name) is None
@@ -110,7 +110,7 @@ def test_a_missing_object_is_a_result(store: Store) -> None:
     assert names(store, "no/") == names(store, "dir/a/b") == []
 
 
-def test_stat_tells_size_and_age(store: Store) -> None:
+def test_stat_returns_size_and_age(store: Store) -> None:
     before = time.time()
     store.put("a", TEXT)
     found = store.stat("a")
@@ -131,7 +131,7 @@ def test_list_is_in_name_order_and_by_prefix(store: Store) -> None:
         assert names(store, prefix) == [name for name in every if name.startswith(prefix)], prefix
 
 
-def test_deleting_is_final_and_twice_is_no_error(store: Store) -> None:
+def test_delete_is_final_and_idempotent(store: Store) -> None:
     for name in ("a", "b/c", "b/d"):
         store.put(name, TEXT)
     store.delete(["a", "b/c", "never/there"])
@@ -141,7 +141,7 @@ def test_deleting_is_final_and_twice_is_no_error(store: Store) -> None:
     assert store.get("b/d") == TEXT
 
 
-def test_more_than_one_batch_and_one_page(store: Store) -> None:
+def test_delete_and_list_more_than_one_batch(store: Store) -> None:
     every = [f"n/{number:04d}" for number in range(1100)]
     threads = [
         threading.Thread(target=lambda part=part: [store.put(n, b"") for n in every[part::4]]) for part in range(4)
@@ -159,7 +159,7 @@ def test_more_than_one_batch_and_one_page(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_odd_names_are_refused_before_anything_happens(store: Store, name: str) -> None:
+def test_invalid_names_are_refused_first(store: Store, name: str) -> None:
     for act in (
         lambda: store.put(name, b""),
         lambda: store.put_new(name, b""),
@@ -174,14 +174,14 @@ def test_odd_names_are_refused_before_anything_happens(store: Store, name: str) 
 
 
 @pytest.mark.parametrize("prefix", ["/", "../", ".", "a//", "A", "ü"])
-def test_odd_prefixes_are_refused(store: Store, prefix: str) -> None:
+def test_invalid_prefixes_are_refused(store: Store, prefix: str) -> None:
     with pytest.raises(Usage):
         store.list(prefix)
     with pytest.raises(Usage):
         store.few(prefix, 1)
 
 
-def test_a_large_object(store: Store) -> None:
+def test_large_object(store: Store) -> None:
     data = b"".join(number.to_bytes(4, "big") * 1024 for number in range(10 * 1024)) + b"tail"  # 40 MiB and a bit
     store.put("large", data)
     assert store.get("large") == data
@@ -192,14 +192,14 @@ def test_a_large_object(store: Store) -> None:
     assert found is not None and found.size == len(data)
 
 
-def test_a_large_conditional_object(store: Store) -> None:
+def test_large_conditional_object(store: Store) -> None:
     data = bytes(range(256)) * (20 << 12)  # 20 MiB
     assert store.put_new("large", data) is True
     assert store.put_new("large", data[1:]) is False
     assert store.get("large") == data
 
 
-def test_listing_while_writing_sees_what_was_there_before(store: Store) -> None:
+def test_listing_during_writes_sees_earlier_objects(store: Store) -> None:
     before = {f"old/{number:03d}" for number in range(40)}
     for name in before:
         store.put(name, TEXT)

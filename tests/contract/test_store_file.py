@@ -1,4 +1,4 @@
-"""What only the directory store can be asked: kill -9 at any moment, a full disk, a read-only one, litter."""
+"""Test what is special to the directory store: kill -9 at any moment, a full disk, a read-only one, foreign files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ needs_mount = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small fil
 
 
 @pytest.mark.parametrize("part", range(5))
-def test_a_writer_killed_at_any_moment_leaves_whole_objects(tmp_path: Path, part: int) -> None:
+def test_writer_killed_at_any_moment_leaves_complete_objects(tmp_path: Path, part: int) -> None:
     root = tmp_path / "store"
     store = LocalStore(root)
     store.put("same/x", b"\0" * SIZE)
@@ -62,7 +62,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_objects(tmp_path: Path, part
     assert list((root / TMP).iterdir()) == [fresh]
 
 
-def test_nothing_is_made_by_reading(tmp_path: Path) -> None:
+def test_reading_creates_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "deep" / "store")
     assert list(store.list()) == [] and store.stat("a") is None
     store.delete(["a"])
@@ -73,16 +73,16 @@ def test_nothing_is_made_by_reading(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0, "images are secrets of their owner"
 
 
-def test_a_file_is_no_empty_store(tmp_path: Path) -> None:
+def test_file_in_place_of_the_store_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     store = LocalStore(file)
     for ask in (lambda: list(store.list()), lambda: store.stat("a"), lambda: store.get("a")):
-        with pytest.raises(StoreDenied, match="no directory"):
+        with pytest.raises(StoreDenied, match="not a directory"):
             ask()
 
 
-def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
+def test_foreign_files_are_skipped(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1")
     (tmp_path / "README.TXT").write_text("not ours")
@@ -97,7 +97,7 @@ def test_foreign_files_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_fifo_in_place_of_an_object_does_not_block(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("a/b", b"1")
     os.mkfifo(tmp_path / "store" / "a" / "pipe")
@@ -109,7 +109,7 @@ def test_a_pipe_in_the_place_of_an_object_keeps_nobody_waiting(tmp_path: Path) -
     assert store.link("a/b", tmp_path / "here") and (tmp_path / "here").read_bytes() == b"1"
 
 
-def test_a_name_that_is_a_folder_of_another(tmp_path: Path) -> None:
+def test_name_that_is_a_folder_of_another_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.put("a/b", b"1")
     for act in (lambda: store.put("a", b""), lambda: store.put_new("a", b""), lambda: store.put("a/b/c", b"")):
@@ -122,7 +122,7 @@ def test_a_name_that_is_a_folder_of_another(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """Mount a file system of 4 MiB."""
     place = tmp_path / "small"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "cmdop-test", place], check=True)
@@ -134,7 +134,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @needs_mount
 @pytest.mark.parametrize("method", ["put", "put_new"])
-def test_a_full_disk(small_disk: Path, method: str) -> None:
+def test_full_disk(small_disk: Path, method: str) -> None:
     store = LocalStore(small_disk / "store")
     store.put("old/a", b"a" * (1 << 20))
     store.put("old/b", b"b" * (1 << 20))
@@ -155,8 +155,8 @@ def test_a_full_disk(small_disk: Path, method: str) -> None:
 
 
 @needs_mount
-def test_a_disk_that_goes_away_meanwhile(small_disk: Path) -> None:
-    """Nothing is written under its mount point, where nobody would look for it; nothing counts as deleted."""
+def test_unmounted_disk_is_unreachable(small_disk: Path) -> None:
+    """Write nothing below its mount point, where it would be invisible later; count nothing as deleted."""
     store = LocalStore(small_disk)
     store.put("packs/ab/x", b"1")
     assert store.get("packs/ab/x") == b"1"
@@ -176,7 +176,7 @@ def test_a_disk_that_goes_away_meanwhile(small_disk: Path) -> None:
 
 
 @needs_mount
-def test_a_read_only_disk(small_disk: Path) -> None:
+def test_read_only_disk(small_disk: Path) -> None:
     store = LocalStore(small_disk / "store")
     store.put("a", b"1")
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)

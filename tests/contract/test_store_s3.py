@@ -1,4 +1,4 @@
-"""What only a server can do: refuse, go away, hang, cut the line, lose an answer, damage a byte."""
+"""Test what only a server can do: refuse, stop, hang, cut the connection, lose an answer, damage a byte."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from botocore.exceptions import EndpointConnectionError
 from urllib3 import HTTPResponse
 
 from cmdop_migrate.errors import StoreDenied, StoreUnreachable
-from cmdop_migrate.storage.meter import MeterStore
 from cmdop_migrate.storage.registry import open_store, s3_place
-from cmdop_migrate.storage.retry import Policy, RetryStore
+from cmdop_migrate.storage.retry import RetryPolicy, RetryStore
 from cmdop_migrate.storage.s3 import S3Store
 from cmdop_migrate.storage.s3client import S3Limits
 from tests.support.faulty_proxy import Proxy
+from tests.support.meter_store import MeterStore
 from tests.support.servers import S3Server
 
 BIG = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts
 SOME = bytes(range(256)) * (4 << 12)  # 4 MiB: one PUT
 ANSWER = len("HTTP/1.1 100 Continue\r\n\r\n") + 3  # within the answer to an upload
 SOON = S3Limits(connect=1.0, read=2.0)
-QUICK = Policy(tries=5, total=30.0, first=0.05, longest=0.2)
+QUICK = RetryPolicy(tries=5, total=30.0, first=0.05, longest=0.2)
 
 
 def through(proxy: Proxy, url: str) -> S3Store:
-    """The store at `url`, by way of the proxy, with the bucket looked at already."""
+    """Return the store at `url`, through the proxy, with the bucket checked already."""
     place = s3_place(url)
     store = S3Store(s3_place(url.replace(str(place.endpoint), proxy.endpoint)), SOON)
     assert store.stat("warm") is None
     return store
 
 
-def test_over_tls_with_the_ca_in_the_address(s3_server: S3Server, s3_url: str) -> None:
+def test_tls_with_the_ca_in_the_url(s3_server: S3Server, s3_url: str) -> None:
     url = s3_url.replace(s3_server.endpoint, s3_server.https_endpoint)
     store = open_store(f"{url}&ca={s3_server.ca}")
     store.put("big", BIG)
@@ -49,9 +49,7 @@ def test_over_tls_with_the_ca_in_the_address(s3_server: S3Server, s3_url: str) -
     assert list(store.list()) == []
 
 
-def test_over_tls_with_the_ca_in_the_environment(
-    s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_with_the_ca_in_the_environment(s3_server: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     url = s3_url.replace(s3_server.endpoint, s3_server.https_endpoint)
     with pytest.raises(StoreDenied) as caught:
         open_store(url).put("a", b"1")
@@ -70,7 +68,7 @@ def test_wrong_and_missing_credentials(s3_url: str, monkeypatch: pytest.MonkeyPa
     _denied_everywhere(open_store(s3_url), "AWS_ACCESS_KEY_ID")
 
 
-def test_credentials_that_may_only_read(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_credentials(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     open_store(s3_url).put("a", b"1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "cmdop-reader")
     store = open_store(s3_url)
@@ -87,7 +85,7 @@ def test_credentials_that_may_only_read(s3_url: str, monkeypatch: pytest.MonkeyP
     assert store.get("a") == b"1"
 
 
-def test_a_missing_bucket_is_never_made(s3_server: S3Server) -> None:
+def test_missing_bucket_is_never_created(s3_server: S3Server) -> None:
     _denied_everywhere(open_store(s3_server.url("no-such-bucket", "x")), "Create the bucket no-such-bucket")
     assert "no-such-bucket" not in {b["Name"] for b in s3_server.client().list_buckets()["Buckets"]}
 
@@ -109,7 +107,7 @@ def _denied_everywhere(store: object, hint: str) -> None:
         assert caught.value.exit == 6
 
 
-def test_keys_of_others_are_passed_over(s3_server: S3Server, s3_url: str) -> None:
+def test_foreign_keys_are_skipped(s3_server: S3Server, s3_url: str) -> None:
     place, store = s3_place(s3_url), open_store(s3_url)
     store.put("a", b"1")
     for key in (f"{place.prefix}/UPPER", f"{place.prefix}/.tmp", f"{place.prefix}-other/b"):
@@ -117,7 +115,7 @@ def test_keys_of_others_are_passed_over(s3_server: S3Server, s3_url: str) -> Non
     assert [info.name for info in store.list()] == ["a"]
 
 
-def test_a_server_without_batch_delete(s3_url: str) -> None:
+def test_server_without_batch_delete(s3_url: str) -> None:
     store = S3Store(s3_place(s3_url))
     asked: list[str] = []
 
@@ -136,7 +134,7 @@ def test_a_server_without_batch_delete(s3_url: str) -> None:
     assert asked == ["batch"], "learnt once"
 
 
-def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
+def test_page_of_a_proxy_is_not_an_answer(s3_url: str) -> None:
     store = S3Store(s3_place(s3_url))
     store.put("a", b"1")
 
@@ -149,18 +147,18 @@ def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
     for one in asked:
         store._client.meta.events.register(one, page)
     for act in (lambda: store.put("a", b"2"), lambda: store.put("a", SOME), lambda: store.stat("a"), store.list):
-        with pytest.raises(StoreUnreachable, match="no S3 server"):
+        with pytest.raises(StoreUnreachable, match="not from an S3 server"):
             act()
-    with pytest.raises(StoreUnreachable, match="no S3 server"):
+    with pytest.raises(StoreUnreachable, match="not from an S3 server"):
         store.put_new("b", b"2")
     store._client.meta.events.register("before-send.s3.GetObject", page)
-    with pytest.raises(StoreUnreachable, match="no S3 server"):  # and not: it is not there (KeyError)
+    with pytest.raises(StoreUnreachable, match="not from an S3 server"):  # and not: it is not there (KeyError)
         store.get("a")
-    with pytest.raises(StoreUnreachable, match="no S3 server"):  # and not: another was first
+    with pytest.raises(StoreUnreachable, match="not from an S3 server"):  # and not: another was first
         store.put_new("b", b"2")
     for step in ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"):
         store._client.meta.events.register(f"before-send.s3.{step}", page)
-        with pytest.raises(StoreUnreachable, match="no S3 server"):
+        with pytest.raises(StoreUnreachable, match="not from an S3 server"):
             store.put("a", BIG)
         store._client.meta.events.unregister(f"before-send.s3.{step}", page)
     for one in (*asked, "before-send.s3.GetObject"):
@@ -168,7 +166,7 @@ def test_a_page_of_a_proxy_is_no_answer(s3_url: str) -> None:
     assert [info.name for info in store.list()] == ["a"] and store.get("a") == b"1"
 
 
-def test_nobody_listens(tmp_path: Path, s3_url: str) -> None:
+def test_no_server_at_the_endpoint(tmp_path: Path, s3_url: str) -> None:
     place = s3_place(s3_url)
     with Proxy(1) as gone:
         pass
@@ -181,7 +179,7 @@ def test_nobody_listens(tmp_path: Path, s3_url: str) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_an_upload_cut_half_way(proxy: Proxy, s3_server: S3Server, s3_url: str) -> None:
+def test_upload_cut_half_way(proxy: Proxy, s3_server: S3Server, s3_url: str) -> None:
     store = through(proxy, s3_url)
     for data, cut_at in ((SOME, 2 << 20), (BIG, 20 << 20)):
         store.put("a", b"old")
@@ -198,8 +196,8 @@ def test_an_upload_cut_half_way(proxy: Proxy, s3_server: S3Server, s3_url: str) 
     assert left.get("Uploads", []) == [], "a failed upload is taken back"
 
 
-def test_what_a_server_does_not_check_is_not_relied_on(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CRC-32 only where a wrong one is refused; nothing of the trial is left, and nobody waits twice for an answer."""
+def test_checksum_that_the_server_ignores_is_not_used(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use CRC-32 only where a wrong one is refused; the probe leaves nothing, and no caller waits twice for it."""
     store = S3Store(s3_place(s3_url))
     sent: list[set[str]] = []
     answers: list[str] = []
@@ -238,7 +236,7 @@ def test_what_a_server_does_not_check_is_not_relied_on(s3_url: str, monkeypatch:
 
 
 @pytest.mark.parametrize("data", [b"new", SOME, BIG])
-def test_an_upload_cut_between_headers_and_body(proxy: Proxy, s3_url: str, data: bytes) -> None:
+def test_upload_cut_between_headers_and_body(proxy: Proxy, s3_url: str, data: bytes) -> None:
     # SeaweedFS stores an empty object then, unless the upload came with a checksum.
     store = through(proxy, s3_url)
     assert store._knows_crc32(), "else what is cut below is the answer to that"
@@ -258,7 +256,7 @@ def test_an_upload_cut_between_headers_and_body(proxy: Proxy, s3_url: str, data:
         assert store.put_new("fresh", data) is True and store.get("fresh") == data
 
 
-def test_a_download_cut_half_way(proxy: Proxy, s3_url: str) -> None:
+def test_download_cut_half_way(proxy: Proxy, s3_url: str) -> None:
     store = through(proxy, s3_url)
     store.put("a", SOME)
     for start, length in ((0, None), (100, 3 << 20)):
@@ -273,7 +271,7 @@ def test_a_download_cut_half_way(proxy: Proxy, s3_url: str) -> None:
         assert sprung.is_set() and meter.counts()["get"].requests == 2 and meter.counts()["get"].failed == 1
 
 
-def test_a_lost_answer_to_put_new(proxy: Proxy, s3_url: str) -> None:
+def test_lost_answer_to_put_new(proxy: Proxy, s3_url: str) -> None:
     store = through(proxy, s3_url)
     sprung = proxy.after("down", ANSWER)
     assert store.put_new("a", b"ours") is True, "stored, the answer lost: it is ours by its content"
@@ -283,7 +281,7 @@ def test_a_lost_answer_to_put_new(proxy: Proxy, s3_url: str) -> None:
     assert store.get("a") == b"ours"
 
 
-def test_put_new_tried_again_knows_its_own(proxy: Proxy, s3_url: str) -> None:
+def test_retried_put_new_recognises_its_object(proxy: Proxy, s3_url: str) -> None:
     store = through(proxy, s3_url)
     # The first try is stored but neither its answer nor the question about it comes through.
     store._find = lambda name: None  # type: ignore[method-assign]
@@ -292,7 +290,7 @@ def test_put_new_tried_again_knows_its_own(proxy: Proxy, s3_url: str) -> None:
     assert sprung.is_set() and store.get("a") == b"ours"
 
 
-def test_a_byte_changed_on_the_way_up_is_refused(proxy: Proxy, s3_url: str) -> None:
+def test_upload_damaged_in_transit_is_refused(proxy: Proxy, s3_url: str) -> None:
     store = through(proxy, s3_url)
     sprung = proxy.after("up", 1 << 20, flip=True)
     with pytest.raises(StoreUnreachable):
@@ -303,7 +301,7 @@ def test_a_byte_changed_on_the_way_up_is_refused(proxy: Proxy, s3_url: str) -> N
     assert store.get("a") == SOME
 
 
-def test_the_server_is_killed_and_comes_back(own_server: S3Server) -> None:
+def test_server_is_killed_and_restarted(own_server: S3Server) -> None:
     url = own_server.url(own_server.new_bucket(), "p")
     with Proxy(own_server.port) as proxy:
         store = through(proxy, url)
@@ -325,7 +323,7 @@ def test_the_server_is_killed_and_comes_back(own_server: S3Server) -> None:
         assert store.put_new("before/small", b"2") is False
 
 
-def test_a_server_that_hangs(own_server: S3Server) -> None:
+def test_server_that_hangs(own_server: S3Server) -> None:
     store = S3Store(s3_place(own_server.url(own_server.new_bucket())), S3Limits(connect=1.0, read=1.0))
     store.put("a", b"1")
     with own_server.frozen():

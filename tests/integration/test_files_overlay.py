@@ -1,4 +1,4 @@
-"""The file layer through a real overlay: change everything, capture, re-create, compare the merged views."""
+"""Test the file layer through a real overlay: change everything, capture, re-create, compare the merged views."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from cmdop_migrate.holder import sandbox
 from cmdop_migrate.images.files.capture import capture
 from cmdop_migrate.images.files.file_table import WHITEOUT, parse
 from cmdop_migrate.images.files.unpack import restore
-from cmdop_migrate.images.files.walk import measure, remove_tree, snapshot
+from cmdop_migrate.images.files.walk import measure
 from cmdop_migrate.session import files_in_use
+from tests.support.file_tree import remove_tree, snapshot
 from tests.support.memory_chunks import MemoryChunks, blocks
 
 Mount = Callable[..., Path]
@@ -28,7 +29,7 @@ ON = sandbox.OVERLAY_OPTIONS + sandbox.ONE_DEVICE
 
 @pytest.fixture
 def overlay(tmp_path: Path) -> Iterator[Mount]:
-    """Mount an overlay of tmp/lower with the named upper; all are gone afterwards."""
+    """Mount an overlay of tmp/lower with the named upper; unmount all afterwards."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     mounted: list[Path] = []
@@ -63,7 +64,7 @@ def _lower(root: Path) -> None:
 
 
 def _change(view: Path) -> None:
-    """One of everything a session may do to its files."""
+    """Do one of everything a session may do to its files."""
     etc = view / "etc"
     (etc / "gone").unlink()
     (etc / "changed").write_text("upper\n")
@@ -145,7 +146,7 @@ def _change(view: Path) -> None:
     os.utime(many / "f2", ns=(1, -5_000_000_001))
 
 
-def test_a_changed_view_comes_back_equal(tmp_path: Path, overlay: Mount) -> None:
+def test_changed_overlay_round_trips(tmp_path: Path, overlay: Mount) -> None:
     _lower(tmp_path / "lower")
     view = overlay("upper")
     _change(view)
@@ -167,8 +168,8 @@ def test_a_changed_view_comes_back_equal(tmp_path: Path, overlay: Mount) -> None
     assert chunks.submitted < 30, "small files share chunks"
 
 
-def test_a_restored_layer_captures_to_the_same_table(tmp_path: Path, overlay: Mount) -> None:
-    """Twenty rounds of checkpoint and restore must not drift; two that agree to the byte do not."""
+def test_restored_layer_captures_to_the_same_table(tmp_path: Path, overlay: Mount) -> None:
+    """Require equal bytes, so that many rounds of checkpoint and restore do not drift."""
     _lower(tmp_path / "lower")
     view = overlay("upper")
     _change(view)
@@ -181,7 +182,7 @@ def test_a_restored_layer_captures_to_the_same_table(tmp_path: Path, overlay: Mo
     assert chunks.new_bytes == new
 
 
-def test_host_bound_overlay_notes_stay_behind(tmp_path: Path, overlay: Mount) -> None:
+def test_host_bound_overlay_xattrs_are_not_captured(tmp_path: Path, overlay: Mount) -> None:
     _lower(tmp_path / "lower")
     view = overlay("upper")
     (view / "etc" / "changed").write_text("copied up")
@@ -194,7 +195,7 @@ def test_host_bound_overlay_notes_stay_behind(tmp_path: Path, overlay: Mount) ->
     assert names == {"trusted.overlay.overlay.opaque"}
 
 
-def test_renamed_directories_come_back_and_can_be_renamed_again(tmp_path: Path, overlay: Mount) -> None:
+def test_renamed_directories_round_trip_and_can_be_renamed_again(tmp_path: Path, overlay: Mount) -> None:
     _lower(tmp_path / "lower")
     view = overlay("upper", ON)
     (view / "kept").rename(view / "kept-elsewhere")
@@ -218,7 +219,7 @@ def test_renamed_directories_come_back_and_can_be_renamed_again(tmp_path: Path, 
         (view / f"round{number}").rename(view / "new" / "renamed")
 
 
-def test_a_layer_of_a_session_without_redirects_is_the_same_with_them(tmp_path: Path, overlay: Mount) -> None:
+def test_layer_without_redirects_is_the_same_with_redirects_enabled(tmp_path: Path, overlay: Mount) -> None:
     _lower(tmp_path / "lower")
     view = overlay("upper")
     _change(view)
@@ -233,7 +234,7 @@ def test_a_layer_of_a_session_without_redirects_is_the_same_with_them(tmp_path: 
 
 
 @pytest.mark.parametrize("note", ["redirect", "metacopy", "something-new"])
-def test_a_file_that_depends_on_lower_names_is_refused(tmp_path: Path, overlay: Mount, note: str) -> None:
+def test_file_that_depends_on_lower_names_is_refused(tmp_path: Path, overlay: Mount, note: str) -> None:
     (tmp_path / "lower").mkdir()
     overlay("upper")
     (tmp_path / "upper" / "file").touch()
@@ -242,7 +243,7 @@ def test_a_file_that_depends_on_lower_names_is_refused(tmp_path: Path, overlay: 
         capture(tmp_path / "upper", MemoryChunks())
 
 
-def test_a_mount_inside_the_layer_is_not_crossed(tmp_path: Path, overlay: Mount) -> None:
+def test_capture_does_not_cross_a_mount_inside_the_layer(tmp_path: Path, overlay: Mount) -> None:
     (tmp_path / "lower").mkdir()
     overlay("upper")
     inside = tmp_path / "upper" / "mnt"
@@ -257,8 +258,8 @@ def test_a_mount_inside_the_layer_is_not_crossed(tmp_path: Path, overlay: Mount)
 
 
 @pytest.mark.parametrize("name", ["db", "dev/db", "run/db", "two\nlines", "db (deleted)", "back\\012slash"])
-def test_a_file_changed_through_memory_is_found_on_any_layer(tmp_path: Path, overlay: Mount, name: str) -> None:
-    """No time stamp tells of such a change: what is not found is taken as it was in the checkpoint before."""
+def test_file_changed_through_a_mapping_is_detected(tmp_path: Path, overlay: Mount, name: str) -> None:
+    """Change a file without a timestamp: an undetected change would be restored from the previous checkpoint."""
     (tmp_path / "lower").mkdir()
     view = overlay("upper")
     (view / name).parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A TCP proxy for tests that does one bad thing at a given byte: cut the connection, flip a bit, call something.
+"""Proxy TCP for tests and inject one fault at a given byte: cut the connection, flip a bit, call a function.
 
 with Proxy(server.port) as proxy:
     proxy.after("up", 1 << 20)                      # cut when 1 MiB more has gone to the server
@@ -21,7 +21,7 @@ Way = Literal["up", "down"]
 
 @dataclass
 class _Trap:
-    """Springs once, at the first byte past `left`."""
+    """Trigger once, at the first byte past `left`."""
 
     left: int
     then: Callable[[], object] | None
@@ -30,7 +30,7 @@ class _Trap:
 
 
 class Proxy:
-    """Listens on a port of its own, on loopback unless told, and hands everything on to `port`."""
+    """Listen on a port of its own, on loopback by default, and forward everything to `port`."""
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         self._target = port
@@ -46,7 +46,7 @@ class Proxy:
         self._blocked = False
 
     def block(self) -> None:
-        """From now on nothing gets through, and new connections are refused at once: the store is away."""
+        """Let nothing through, and refuse new connections immediately: the store is unreachable."""
         with self._lock:
             self._blocked = True  # whoever is being let in looks at it under the same lock
             held = list(self._sockets)
@@ -59,8 +59,8 @@ class Proxy:
     def after(
         self, way: Way, count: int, then: Callable[[], object] | None = None, flip: bool = False
     ) -> threading.Event:
-        """Once `count` more bytes went this way: `then` is called and the connection cut, or with `flip` a bit of the
-        next piece is turned and all goes on. The event tells that it happened."""
+        """Inject a fault after `count` more bytes in this direction: call `then` and cut the connection, or with `flip`
+        flip a bit of the next piece and continue. The event is set when it happened."""
         trap = _Trap(count, then, flip)
         with self._lock:
             self._traps[way] = trap
@@ -123,7 +123,7 @@ class Proxy:
             _reset(sink)
 
     def _through(self, way: Way, data: bytes) -> tuple[bytes, _Trap | None]:
-        """What is handed on, and the trap that springs after it."""
+        """Return what is forwarded, and the trap that triggers after it."""
         with self._lock:
             if self._blocked:
                 raise ConnectionResetError
@@ -141,7 +141,7 @@ class Proxy:
 
 
 def _reset(one: socket.socket) -> None:
-    """Close with RST, as a dead host or a cut wire looks from here; also wakes a thread that reads from it."""
+    """Close with RST, as a dead host or a cut wire appears from here; this also wakes a thread that reads from it."""
     with contextlib.suppress(OSError):
         one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         one.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""Was there ever more than one? A checker over what lease holders wrote down about themselves.
+"""Check that there was never more than one holder, from what lease holders recorded about themselves.
 
-Each worker notes what it believes: that it may run a session under a token until some moment, that it stopped, that a
-write of its was accepted. All moments are of one CLOCK_BOOTTIME (one machine), so what different workers believed can
-be laid side by side; `drift` widens each validity as far as clocks within the bound could.
+Each worker records what it believes: that it may run a session under a token until some moment, that it stopped, that a
+write of its own was accepted. All moments are of one CLOCK_BOOTTIME (one machine), so the beliefs of different workers
+can be compared; `drift` widens each validity as far as clocks within the bound could.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Event:
-    """`what`:
+    """Record one event. `what`:
 
     held      an acquire begun at `began` was granted; valid from `at` (when the answer came) until `until`
-    renewed   a renewal begun at `began` was; the validity goes on until `until`
-    stopped   the holder stood still at `at` by itself, before the next release or park
+    renewed   a renewal begun at `began` was granted; the validity extends to `until`
+    stopped   the holder froze at `at` by itself, before the next release or park
     wrote     a write under the token (commit, park, release) was accepted, at some time between `began` and `at`
     """
 
@@ -36,9 +36,9 @@ class Event:
 
 @dataclass(frozen=True)
 class Claim:
-    """One incarnation: asked for at `asked`, and believed to be allowed to run from `start` to `end`.
-    `counted`: how long its clock ran for that end, since the renewal that gave it; nothing where it stopped by itself.
-    `end` before `start`: the answer came too late to be of use."""
+    """Describe one incarnation: requested at `asked`, and believed to be allowed to run from `start` to `end`.
+    `counted`: how long its clock ran for that end, since the renewal that gave it; zero if it stopped by itself. `end`
+    before `start`: the answer came too late to be used."""
 
     worker: str
     session: str
@@ -50,7 +50,7 @@ class Claim:
 
 
 def read_events(files: Iterable[Path]) -> list[Event]:
-    """A last line that a killed worker left half-written was not believed by anyone."""
+    """Read the events. Skip a last line that a killed worker left half-written: no worker relied on it."""
     found = []
     for file in files:
         for line in file.read_bytes().split(b"\n")[:-1]:
@@ -63,7 +63,8 @@ def line(event: Event) -> bytes:
 
 
 def claims(events: Iterable[Event]) -> list[Claim]:
-    """What each worker believed, at the longest: a validity runs to its end unless the worker noted that it stopped."""
+    """Return what each worker believed, at the longest: a validity runs to its end unless the worker recorded a
+    stop."""
     starts: dict[tuple[str, str, int], tuple[float, float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float]] = {}
     for event in sorted(events, key=lambda one: one.at):
@@ -77,8 +78,8 @@ def claims(events: Iterable[Event]) -> list[Claim]:
 
 
 def violations(events: Iterable[Event], drift: float = 0.0) -> list[str]:
-    """Everything that must not be; empty when all is well. `drift`: the bound on clock rates. A holder's clock
-    that much slower ends a validity later, a contender's that much faster ends the waiting for it earlier."""
+    """Return every violation; empty if there is none. `drift`: the bound on clock rates. A holder's clock that much
+    slower ends a validity later, a contender's that much faster ends the waiting for it earlier."""
     events = list(events)
     by_session: dict[str, list[Claim]] = defaultdict(list)
     for one in claims(events):
@@ -107,14 +108,14 @@ def _overlaps(session: str, some: list[Claim], drift: float) -> Iterator[str]:
 
 
 def _tokens(session: str, some: list[Claim]) -> Iterator[str]:
-    """What was asked for after an answer had come must be higher than that; and no two are the same."""
+    """Check that a token requested after an answer is higher than the answered one, and that no two are equal."""
     for one, other in combinations(some, 2):
         if other.token == one.token or (other.token < one.token and other.asked >= one.start):
             yield f"{session}: token {other.token} ({other.worker}) after token {one.token} ({one.worker})"
 
 
 def _late_writes(events: list[Event], by_session: dict[str, list[Claim]]) -> Iterator[str]:
-    """A write was accepted that began after a higher token had been given out and its answer had come."""
+    """Find accepted writes that began after a higher token had been issued and its answer had arrived."""
     for event in events:
         if event.what not in ("wrote", "renewed"):
             continue

@@ -1,5 +1,7 @@
-"""One worker of tests/integration/test_lease_history.py: takes, keeps and lets go of leases at random and writes down
-what it believes. It may be stopped, killed and cut off at any instant; that is the test.
+"""Run one worker of tests/integration/test_lease_history.py: acquire, renew and release leases at random, and record
+beliefs.
+
+It may be stopped, killed and cut off at any instant; that is the test.
 
     python -m tests.support.lease_worker URL NAME SEED FILE STATE SESSION…
 """
@@ -41,7 +43,7 @@ class Worker:
         os.write(self.out, line(Event(what, self.name, session, token, boottime(), began, until)))
 
     def resume(self, sessions: list[str]) -> None:
-        """After a crash: go on with what was held, as an agent does."""
+        """Continue after a crash with what was held, as an agent does."""
         tokens = json.loads(self.state.read_text()) if self.state.exists() else {}
         for session in sessions:
             if session in tokens and self.random.random() < 0.7:
@@ -102,12 +104,12 @@ class Worker:
 
 
 def _until(lease: Held) -> float:
-    """To the last instant at which it might still be running."""
+    """Return the last instant at which it might still be running."""
     return lease.fresh_until + freeze_allowance(lease.record.ttl)
 
 
 def impatient(url: str) -> Register:
-    """With time-outs that fit TTLs of half a second."""
+    """Open the register with timeouts that fit TTLs of half a second."""
     if url.startswith("s3://"):
         from cmdop_migrate.lease.s3 import S3Register
         from cmdop_migrate.storage.registry import s3_place

@@ -1,4 +1,4 @@
-"""A chunk store in memory for tests of the file layer: content-addressed, counts what it is given."""
+"""Keep chunks in memory for tests of the file layer: content-addressed, counts submissions."""
 
 from __future__ import annotations
 

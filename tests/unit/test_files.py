@@ -1,4 +1,4 @@
-"""Capture and restore of plain trees: what is read again, what is refused, how much memory it takes."""
+"""Test capture and restore of plain trees: what is read again, what is refused, how much memory it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from cmdop_migrate.images.files.capture import Capture, capture
 from cmdop_migrate.images.files.content import on_tmpfs
 from cmdop_migrate.images.files.file_table import parse
 from cmdop_migrate.images.files.unpack import restore
-from cmdop_migrate.images.files.walk import measure, snapshot, walk
+from cmdop_migrate.images.files.walk import measure, walk
+from tests.support.file_tree import snapshot
 from tests.support.memory_chunks import MemoryChunks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -36,13 +37,13 @@ def _tree(root: Path, files: int = 3000) -> None:
 
 
 def _settled(root: Path) -> None:
-    """Out of the clock tick in which a file's stat is not yet trusted."""
+    """Wait out the clock tick in which a file's stat is not trusted yet."""
     if on_tmpfs(root):
         pytest.skip("stats are never trusted on tmpfs")
     time.sleep(2 * stat_cache.TICK_NS / 1e9)
 
 
-def test_what_did_not_change_is_not_read(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_read(tmp_path: Path) -> None:
     root = tmp_path / "upper"
     _tree(root)
     _settled(root)
@@ -55,7 +56,7 @@ def test_what_did_not_change_is_not_read(tmp_path: Path) -> None:
     assert second.stats == first.stats
 
 
-def test_a_change_renews_its_own_pack_only(tmp_path: Path) -> None:
+def test_changed_file_renews_only_its_own_pack(tmp_path: Path) -> None:
     root = tmp_path / "upper"
     _tree(root)
     _settled(root)
@@ -74,7 +75,7 @@ def test_a_change_renews_its_own_pack_only(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "again") == snapshot(root)
 
 
-def test_deleted_content_does_not_stay_in_a_reused_chunk(tmp_path: Path) -> None:
+def test_deleted_content_is_not_kept_in_a_reused_chunk(tmp_path: Path) -> None:
     root = tmp_path / "upper"
     root.mkdir()
     (root / "a").write_bytes(b"kept")
@@ -87,7 +88,7 @@ def test_deleted_content_does_not_stay_in_a_reused_chunk(tmp_path: Path) -> None
     assert [chunks.held[ref] for ref in second.table.chunks] == [b"kept"]
 
 
-def test_chunks_that_the_store_lost_are_made_again(tmp_path: Path) -> None:
+def test_file_chunks_lost_by_the_store_are_submitted_again(tmp_path: Path) -> None:
     root = tmp_path / "upper"
     _tree(root, 10)
     _settled(root)
@@ -135,13 +136,13 @@ def test_stats_just_taken_are_not_trusted(tmp_path: Path, monkeypatch: pytest.Mo
     assert capture(tmp_path, MemoryChunks()).stats[1] is not None
 
 
-def test_a_root_that_is_not_there(tmp_path: Path) -> None:
+def test_capture_of_a_missing_root_fails(tmp_path: Path) -> None:
     with pytest.raises(Unexpected, match="nowhere"):
         capture(tmp_path / "nowhere", MemoryChunks())
 
 
 class _Meddling(MemoryChunks):
-    """Changes a file while another chunk is handed over."""
+    """Change a file while another chunk is submitted."""
 
     def __init__(self, victim: Path) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class _Meddling(MemoryChunks):
 
 
 @pytest.mark.parametrize("size", [200, 5 << 20])
-def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path, size: int) -> None:
+def test_file_that_shrinks_during_a_capture_is_an_error(tmp_path: Path, size: int) -> None:
     victim = tmp_path / "a"
     victim.write_bytes(os.urandom(size))
     (tmp_path / "b").write_bytes(os.urandom(2 << 20))
@@ -168,7 +169,7 @@ def test_a_file_that_shrinks_meanwhile_is_an_error(tmp_path: Path, size: int) ->
         restore(live.table, MemoryChunks(), tmp_path)
 
 
-def test_a_live_capture_survives_a_busy_tree(tmp_path: Path) -> None:
+def test_live_capture_survives_a_busy_tree(tmp_path: Path) -> None:
     _tree(tmp_path, 400)
     stop = threading.Event()
 
@@ -193,8 +194,8 @@ def test_a_live_capture_survives_a_busy_tree(tmp_path: Path) -> None:
         busy.join()
 
 
-def test_a_running_session_may_move_a_directory_that_is_looked_at(tmp_path: Path) -> None:
-    """As builds and package managers do all the time: it is no reason to refuse a checkpoint."""
+def test_live_capture_survives_a_moved_directory(tmp_path: Path) -> None:
+    """Move directories, as builds and package managers often do: no reason to refuse a checkpoint."""
     for name in ("a/b/c/deep", "a/b/z", "a/z", "z"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
@@ -226,7 +227,7 @@ def test_a_running_session_may_move_a_directory_that_is_looked_at(tmp_path: Path
 
 
 @pytest.mark.parametrize("seconds", [-(1 << 63), -5_364_662_400, 1_700_000_000_000, (1 << 63) - 1])
-def test_any_time_that_a_file_can_have_comes_back(seconds: int) -> None:
+def test_any_file_mtime_round_trips(seconds: int) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:  # it keeps times that ext4 cannot
         root, again = Path(place, "upper"), Path(place, "again")
         for directory in (root, again):
@@ -239,7 +240,7 @@ def test_any_time_that_a_file_can_have_comes_back(seconds: int) -> None:
         assert snapshot(again)[b"f"] == snapshot(root)[b"f"]
 
 
-def test_only_an_empty_real_directory_is_filled(tmp_path: Path) -> None:
+def test_restore_fills_only_an_empty_directory(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "f").write_text("x")
     chunks = MemoryChunks()
@@ -255,7 +256,7 @@ def test_only_an_empty_real_directory_is_filled(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "real") == []
 
 
-def test_a_short_chunk_is_refused(tmp_path: Path) -> None:
+def test_restore_refuses_a_short_chunk(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "f").write_bytes(os.urandom(100_000))
     chunks = MemoryChunks()
@@ -266,7 +267,7 @@ def test_a_short_chunk_is_refused(tmp_path: Path) -> None:
         restore(table, chunks, tmp_path / "to")
 
 
-def test_devices_only_when_allowed(tmp_path: Path) -> None:
+def test_restore_creates_devices_only_if_allowed(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     os.mknod(tmp_path / "from" / "disk", 0o60600, os.makedev(8, 0))
     os.mknod(tmp_path / "from" / "null", 0o20666, os.makedev(1, 3))
@@ -278,7 +279,7 @@ def test_devices_only_when_allowed(tmp_path: Path) -> None:
     assert snapshot(tmp_path / "to") == snapshot(tmp_path / "from")
 
 
-def test_what_is_excluded_stays_out(tmp_path: Path) -> None:
+def test_capture_excludes_paths(tmp_path: Path) -> None:
     _tree(tmp_path, 60)
     table = capture(tmp_path, MemoryChunks(), exclude={b"d1", b"large"}).table
     paths = {path for path, _ in table.paths()}
@@ -287,7 +288,7 @@ def test_what_is_excluded_stays_out(tmp_path: Path) -> None:
 
 
 class _Discarding:
-    """Keeps nothing but what it takes to make the bytes again."""
+    """Keep only what it takes to make the bytes again."""
 
     def submit(self, data: bytes | memoryview) -> Future[str]:
         done: Future[str] = Future()
@@ -298,7 +299,7 @@ class _Discarding:
         return bytes([int(ref[:2], 16)]) * int(ref[2:], 16)
 
 
-def test_memory_does_not_grow_with_a_file(tmp_path: Path) -> None:
+def test_capture_memory_does_not_grow_with_file_size(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "to").mkdir()
     with (tmp_path / "from" / "big").open("wb") as big:

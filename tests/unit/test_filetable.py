@@ -1,4 +1,4 @@
-"""The table of a file layer: round trips, and every trick refused."""
+"""Test the table of a file layer: round trips, and refusal of malicious tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _meta(kind: str, name: str, depth: int = 1, *more: Any) -> list[Any]:
     return [kind, depth, name, 0o644, 0, 0, 0, [], *more]
 
 
-def test_a_sound_table_is_read() -> None:
+def test_valid_file_table_is_parsed() -> None:
     table = parse(_data(ROOT, _meta("d", "a"), _file("x", 2, 10, (0, 10, 0, 5)), ["h", 1, "b", 2]))
     assert [path for path, _ in table.paths()] == [b"", b"a", b"a/x", b"b"]
     assert table.entries[2].extents == (Extent(0, 10, 0, 5),)
@@ -113,20 +113,20 @@ def test_a_sound_table_is_read() -> None:
         ("a number without end", b"1" * 10_000 + b"\n"),
     ],
 )
-def test_tricks_are_refused(why: str, data: bytes) -> None:
+def test_malicious_file_tables_are_refused(why: str, data: bytes) -> None:
     with pytest.raises(ImageRefused) as refused:
         parse(data)
     assert refused.value.exit == 7, why
     assert refused.value.hint, why
 
 
-def test_another_version_says_so() -> None:
+def test_file_table_of_another_version_names_the_version() -> None:
     with pytest.raises(ImageRefused, match="version 3"):
         parse(_data(ROOT, version=3))
 
 
 @pytest.mark.parametrize("row", [_meta("b", "disk", 1, 8, 0), _meta("c", "mem", 1, 1, 1)])
-def test_smuggled_devices_are_refused_before_anything_is_made(tmp_path: Path, row: list[Any]) -> None:
+def test_unexpected_devices_are_refused_before_anything_is_created(tmp_path: Path, row: list[Any]) -> None:
     table = parse(_data(ROOT, _file("a"), row))
     with pytest.raises(ImageRefused, match=row[2]):
         restore(table, MemoryChunks(), tmp_path)
@@ -210,14 +210,14 @@ def _directory(name: str, redirect: str, depth: int = 1, kind: str = "d") -> lis
 
 
 @pytest.mark.parametrize("redirect", ["old", "/a/b/old", "ö x"])
-def test_a_renamed_directory_is_read_and_marks_the_version(redirect: str) -> None:
+def test_renamed_directory_raises_the_table_version(redirect: str) -> None:
     table = parse(_data(ROOT, _directory("new", redirect), _file("x", 2), version=2))
     assert json.loads(table.serialise().split(b"\n")[0])["version"] == 2
     assert parse(table.serialise()) == table
 
 
 @pytest.mark.parametrize("redirect", ["", "/", "..", ".", "/a/../b", "/a//b", "/a/", "a/b", "a\0b", "/a/."])
-def test_a_redirect_that_is_no_name_of_the_layer_is_refused(redirect: str) -> None:
+def test_redirect_outside_the_layer_is_refused(redirect: str) -> None:
     with pytest.raises(ImageRefused, match="redirected"):
         parse(_data(ROOT, _directory("new", redirect), version=2))
 
@@ -232,6 +232,6 @@ def test_a_redirect_that_is_no_name_of_the_layer_is_refused(redirect: str) -> No
     ],
     ids=["the root", "a fifo", "version 1", "version 2 without any"],
 )
-def test_a_redirect_where_none_can_be_is_refused(data: bytes) -> None:
+def test_redirect_on_a_wrong_entry_is_refused(data: bytes) -> None:
     with pytest.raises(ImageRefused):
         parse(data)

@@ -1,4 +1,4 @@
-"""Host files: build-ids of real and of damaged ELF files, digests made once, verdicts."""
+"""Test host files: build-ids of real and damaged ELF files, cached digests, comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.files import host_files
-from cmdop_migrate.images.files.host_files import HostFile, HostFiles, Verdict, compare, read_build_id
+from cmdop_migrate.images.files.host_files import FileMatch, HostFile, HostFiles, compare, read_build_id
 from cmdop_migrate.images.files.stat_cache import TICK_NS
 
 
@@ -27,7 +27,7 @@ def _files(cache: Path, scheme: str = "sha256") -> HostFiles:
 
 
 def _elf(build_id: bytes, *, wide: bool = True, order: str = "<") -> bytes:
-    """The least ELF file with one note segment, another note before the wanted one."""
+    """Return the smallest ELF file with one note segment, with another note before the build-id."""
     notes = struct.pack(order + "III", 4, 5, 1) + b"GNU\0" + b"other\0\0\0"
     notes += struct.pack(order + "III", 4, len(build_id), 3) + b"GNU\0" + build_id
     head, part = (64, 56) if wide else (52, 32)
@@ -68,7 +68,7 @@ def test_build_id_of_a_real_program() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, 200), put=st.binary(max_size=9), cut=st.integers(0, 60))
-def test_a_damaged_elf_has_no_build_id_or_one(
+def test_damaged_elf_never_crashes_the_build_id_reader(
     tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes, cut: int
 ) -> None:
     whole = _elf(bytes(20))
@@ -78,7 +78,7 @@ def test_a_damaged_elf_has_no_build_id_or_one(
     assert found is None or 2 <= len(found) <= 128
 
 
-def test_a_digest_is_made_once_and_again_when_the_file_changes(tmp_path: Path) -> None:
+def test_digest_is_cached_until_the_file_changes(tmp_path: Path) -> None:
     library, cache = tmp_path / "lib.so", tmp_path / "state" / "cache"
     library.write_bytes(_elf(bytes(20)) + bytes(3 << 20))
     time.sleep(2 * TICK_NS / 1e9)
@@ -100,7 +100,7 @@ def test_a_digest_is_made_once_and_again_when_the_file_changes(tmp_path: Path) -
     assert second.hashed == 1 and renewed is not None and renewed.digest != seen.digest
 
 
-def test_a_file_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_of_a_file_just_written_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = _files(tmp_path / "cache")
     (tmp_path / "hot").write_bytes(b"1")
     written = (tmp_path / "hot").stat().st_ctime_ns
@@ -111,14 +111,14 @@ def test_a_file_just_written_is_not_remembered(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": "cmdop-host-files-1", "scheme": "sha256"}', b"\xff"])
-def test_a_damaged_cache_is_an_empty_one(tmp_path: Path, damage: bytes) -> None:
+def test_damaged_digest_cache_counts_as_empty(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "cache").write_bytes(damage)
     files = _files(tmp_path / "cache")
     assert files.describe(sys.executable) is not None
     assert files.hashed == 1
 
 
-def test_what_is_no_file_is_not_described(tmp_path: Path) -> None:
+def test_only_regular_files_are_described(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     files = _files(tmp_path / "cache")
     for path in (tmp_path / "gone", tmp_path, tmp_path / "fifo", tmp_path / "fifo" / "below", Path("/dev/null")):
@@ -132,31 +132,31 @@ def _host(size: int = 10, build_id: str | None = None, digest: str | None = None
 @pytest.mark.parametrize(
     ("then", "now", "verdict"),
     [
-        (_host(digest="aa"), _host(digest="aa"), Verdict.SAME),
-        (_host(digest="aa"), _host(digest="bb"), Verdict.DIFFERENT),
-        (_host(digest="aa", build_id="01"), _host(digest="bb", build_id="01"), Verdict.DIFFERENT),
-        (_host(build_id="01"), _host(digest="bb", build_id="01"), Verdict.SAME),
-        (_host(build_id="01", digest="aa"), _host(build_id="01"), Verdict.SAME),
-        (_host(build_id="01"), _host(build_id="02"), Verdict.DIFFERENT),
-        (_host(), _host(), Verdict.DIFFERENT),
-        (_host(size=10, digest="aa"), _host(size=11, digest="aa"), Verdict.DIFFERENT),
-        (_host(digest="aa"), None, Verdict.MISSING),
+        (_host(digest="aa"), _host(digest="aa"), FileMatch.SAME),
+        (_host(digest="aa"), _host(digest="bb"), FileMatch.DIFFERENT),
+        (_host(digest="aa", build_id="01"), _host(digest="bb", build_id="01"), FileMatch.DIFFERENT),
+        (_host(build_id="01"), _host(digest="bb", build_id="01"), FileMatch.SAME),
+        (_host(build_id="01", digest="aa"), _host(build_id="01"), FileMatch.SAME),
+        (_host(build_id="01"), _host(build_id="02"), FileMatch.DIFFERENT),
+        (_host(), _host(), FileMatch.DIFFERENT),
+        (_host(size=10, digest="aa"), _host(size=11, digest="aa"), FileMatch.DIFFERENT),
+        (_host(digest="aa"), None, FileMatch.MISSING),
     ],
 )
-def test_verdicts(then: HostFile, now: HostFile | None, verdict: Verdict) -> None:
+def test_compare_host_files(then: HostFile, now: HostFile | None, verdict: FileMatch) -> None:
     assert compare([then], lambda path: now if path == "/lib/x" else None) == [("/lib/x", verdict)]
 
 
 @pytest.mark.parametrize(
     ("now", "verdict"),
     [
-        (b"one\n", Verdict.SAME),
-        (b"one\ntwo\n", Verdict.GROWN),
-        (b"two\none\n", Verdict.DIFFERENT),
-        (b"one", Verdict.DIFFERENT),
+        (b"one\n", FileMatch.SAME),
+        (b"one\ntwo\n", FileMatch.GROWN),
+        (b"two\none\n", FileMatch.DIFFERENT),
+        (b"one", FileMatch.DIFFERENT),
     ],
 )
-def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict) -> None:
+def test_grown_file_begins_with_the_recorded_content(tmp_path: Path, now: bytes, verdict: FileMatch) -> None:
     path, files = tmp_path / "log", _files(tmp_path / "cache")
     path.write_bytes(b"one\n")
     then = files.describe(str(path))
@@ -167,8 +167,8 @@ def test_what_grew_begins_as_it_was(tmp_path: Path, now: bytes, verdict: Verdict
     assert not files.begins(then), "it may be gone by then"
 
 
-def test_one_that_grows_just_when_it_has_been_read_is_described_as_it_was_read(tmp_path: Path) -> None:
-    """A log that is written to all the time: else no host would know it again."""
+def test_file_that_grows_while_read_is_described_as_read(tmp_path: Path) -> None:
+    """Describe a log that is written to all the time: otherwise no host would recognise it."""
     path = tmp_path / "log"
     path.write_bytes(b"one\n")
 
@@ -185,10 +185,10 @@ def test_one_that_grows_just_when_it_has_been_read_is_described_as_it_was_read(t
     then = HostFiles(tmp_path / "cache", Busy, "sha256").describe(str(path))
     files = _files(tmp_path / "cache")
     assert then is not None and then.size == len(b"one\n")
-    assert compare([then], files.describe, files.begins) == [(str(path), Verdict.GROWN)]
+    assert compare([then], files.describe, files.begins) == [(str(path), FileMatch.GROWN)]
 
 
-def test_json_round_trip() -> None:
+def test_host_file_json_round_trips() -> None:
     file = _host(build_id="01", digest="ab" * 32, path="/lib/\udcff é")
     assert HostFile.from_json(file.as_json()) == file
 
@@ -214,6 +214,6 @@ def test_json_round_trip() -> None:
         ["/x", 1, 1, None, ""],
     ],
 )
-def test_damaged_rows_are_refused(row: Any) -> None:
+def test_damaged_host_file_rows_are_refused(row: Any) -> None:
     with pytest.raises(ImageRefused):
         HostFile.from_json(row)

@@ -1,4 +1,4 @@
-"""Hosts as they are written down, which word wins, and what two hosts must have in common: pure."""
+"""Test host entries, their precedence, and what two hosts must have in common. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.lease.store_id import identity
 from cmdop_migrate.migration import compatibility
-from cmdop_migrate.remote.inventory import Inventory, Target
+from cmdop_migrate.remote.inventory import Inventory, SshTarget
 from cmdop_migrate.remote.peer import command_line
 from cmdop_migrate.storage.memory import MemoryStore
 
@@ -33,21 +33,21 @@ from cmdop_migrate.storage.memory import MemoryStore
         ("fe80::1%eth0", (None, "fe80::1%eth0", None)),
     ],
 )
-def test_addresses(text: str, found: tuple[str | None, str, int | None]) -> None:
+def test_host_addresses(text: str, found: tuple[str | None, str, int | None]) -> None:
     assert host_entry.split_login(text) == found
 
 
 @pytest.mark.parametrize(
     "text", ["", ":22", "h:", "h:0", "h:65536", "h:x", "a b", "-oX", "[::1", "h/x", "@", "ü", "a\nb"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_host_address_is_refused(text: str) -> None:
     with pytest.raises(Usage) as caught:
         host_entry.split_login(text)
     assert caught.value.hint and "\n" not in caught.value.message
 
 
 @given(st.text(max_size=30))
-def test_an_address_is_parsed_or_refused(text: str) -> None:
+def test_any_host_address_is_parsed_or_refused(text: str) -> None:
     try:
         _, address, port = host_entry.split_login(text)
     except Usage:
@@ -117,7 +117,7 @@ def an_inventory(tmp_path: Path, *written: HostEntry) -> Inventory:
     return Inventory(tmp_path, written, tmp_path)
 
 
-def test_config_file_over_inventory_over_ssh_config(tmp_path: Path) -> None:
+def test_config_file_precedes_inventory_and_ssh_config(tmp_path: Path) -> None:
     inventory = an_inventory(tmp_path, HostEntry("one", "written.example"))
     inventory.add(HostEntry("one", "kept.example"))
     inventory.add(HostEntry("gate", "10.0.0.1", user="mine"))
@@ -133,7 +133,7 @@ def test_config_file_over_inventory_over_ssh_config(tmp_path: Path) -> None:
     assert [one.name for one in inventory.all()] == ["10.0.0.9", "b-alias", "gate", "one"]
 
 
-def test_what_an_entry_does_not_say_comes_from_ssh_config(tmp_path: Path) -> None:
+def test_missing_host_settings_come_from_ssh_config(tmp_path: Path) -> None:
     inventory = an_inventory(tmp_path)
     found = inventory.resolve(HostEntry("b", "10.0.0.9", user="mine"))
     assert (found.port, found.user, found.keys) == (2200, "mine", (str(tmp_path / "there"),))
@@ -144,9 +144,9 @@ def test_what_an_entry_does_not_say_comes_from_ssh_config(tmp_path: Path) -> Non
     assert (own.via.address, own.via.via.user, own.via.via.port) == ("gate.example", "u", 1)
 
 
-def test_jump_hosts_in_a_circle_and_proxy_commands_are_refused(tmp_path: Path) -> None:
+def test_cyclic_jump_hosts_and_proxy_commands_are_refused(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path, (HostEntry("a", "h1", jump="b"), HostEntry("b", "h2", jump="a")), tmp_path)
-    with pytest.raises(BadConfig, match="circle"):
+    with pytest.raises(BadConfig, match="cycle"):
         inventory.find("a")
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/config").write_text(SSH)
@@ -157,7 +157,7 @@ def test_jump_hosts_in_a_circle_and_proxy_commands_are_refused(tmp_path: Path) -
 def test_unknown_hosts_and_a_damaged_inventory(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path, (HostEntry("a", "h"),), tmp_path)
     inventory.add(HostEntry("b", "h", 22, "u", "/k", "a", True, "/c"))
-    assert inventory.find("b") == Target("b", "h", "inventory", 22, "u", ("/k",), inventory.find("a"), True, "/c")
+    assert inventory.find("b") == SshTarget("b", "h", "inventory", 22, "u", ("/k",), inventory.find("a"), True, "/c")
     with pytest.raises(HostNotFound) as caught:
         inventory.find("c")
     assert "a, b" in caught.value.hint
@@ -172,9 +172,9 @@ def test_unknown_hosts_and_a_damaged_inventory(tmp_path: Path) -> None:
 
 
 def test_command_lines() -> None:
-    target = Target("b", "h", "test", command="/opt/c m")
+    target = SshTarget("b", "h", "test", command="/opt/c m")
     assert command_line(target, ("a b", "$x")) == b"'/opt/c m' --json 'a b' '$x'"
-    assert command_line(Target("b", "h", "t", sudo=True), ()) == b"sudo -n -- cmdop-migrate --json"
+    assert command_line(SshTarget("b", "h", "t", sudo=True), ()) == b"sudo -n -- cmdop-migrate --json"
 
 
 OURS: dict[str, Any] = {
@@ -216,7 +216,7 @@ def test_not_alike(change: dict[str, Any], kind: type[Usage], words: str, hint: 
     assert words in caught.value.message and hint in caught.value.hint
 
 
-def test_a_store_and_a_lease_store_have_one_id_each_for_ever() -> None:
+def test_store_and_lease_store_have_one_permanent_id_each() -> None:
     register, store = MemoryRegister(), MemoryStore()
     first = identity(LeaseStore(register)), compatibility.store_identity(store)
     assert (identity(LeaseStore(register)), compatibility.store_identity(store)) == first
@@ -225,7 +225,7 @@ def test_a_store_and_a_lease_store_have_one_id_each_for_ever() -> None:
     )
 
 
-def test_progress_lines_do_not_mind_that_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_without_a_listener_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     from cmdop_migrate.cli import render
 
     render.progress_line({"phase": "fetch"})

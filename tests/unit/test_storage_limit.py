@@ -1,4 +1,4 @@
-"""Bytes a second, kept to."""
+"""Test the upload rate limit."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.storage.memory import MemoryStore
-from cmdop_migrate.storage.rate_limit import LimitStore, Turns
+from cmdop_migrate.storage.rate_limit import RateLimitedStore, RateLimiter
 
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 5000), st.floats(0, 10)), min_size=1))
-def test_never_more_than_the_rate(rate: int, sends: list[tuple[int, float]]) -> None:
+def test_rate_limit_is_never_exceeded(rate: int, sends: list[tuple[int, float]]) -> None:
     now = 0.0
-    turns = Turns(rate, lambda: now)
+    turns = RateLimiter(rate, lambda: now)
     gone: list[tuple[float, int]] = []
     for size, pause in sends:
         now += pause
@@ -25,8 +25,8 @@ def test_never_more_than_the_rate(rate: int, sends: list[tuple[int, float]]) -> 
     assert all(later >= earlier - 1e-9 for earlier, later in itertools.pairwise(moments))  # but for rounding
 
 
-def test_what_is_stored_is_stored() -> None:
-    store = LimitStore(MemoryStore(), 1 << 30)
+def test_rate_limited_store_stores_objects() -> None:
+    store = RateLimitedStore(MemoryStore(), 1 << 30)
     store.put("a", b"1")
     assert store.put_new("b", b"22") and not store.put_new("b", b"3")
     assert (store.get("a"), store.get("b", 1, 1)) == (b"1", b"2")

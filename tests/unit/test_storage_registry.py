@@ -1,4 +1,4 @@
-"""Addresses of stores, what boto3's failures mean, and that nobody else pays for boto3."""
+"""Test store URLs, the translation of boto3's failures, and that boto3 is loaded only for S3."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cmdop_migrate.storage.s3client import S3Place
 from cmdop_migrate.storage.s3errors import translated
 
 
-def test_a_directory_is_taken_as_it_stands(tmp_path: Path) -> None:
+def test_file_url_is_taken_literally(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/a b%20?c#d/")
     assert isinstance(store, LocalStore)
     assert store.root == tmp_path / "a b%20?c#d" and store.url == f"file://{tmp_path}/a b%20?c#d"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_bucket(tmp_path: Path) -> None:
+def test_s3_url(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     ca.touch()
     plain, full = "s3://bucket", f"s3://bucket/a/B-1/?endpoint=https://h.example:9000&region=eu-1&ca={ca}"
@@ -73,7 +73,7 @@ def test_a_bucket(tmp_path: Path) -> None:
         "s3://[bad/x",
     ],
 )
-def test_bad_addresses_are_refused_with_what_is_valid(url: str) -> None:
+def test_invalid_store_url_is_refused_with_the_valid_forms(url: str) -> None:
     with pytest.raises(BadConfig) as caught:
         open_store(url)
     assert caught.value.hint and caught.value.exit == 2
@@ -94,20 +94,20 @@ def test_bad_addresses_are_refused_with_what_is_valid(url: str) -> None:
         "https://key:hunter2@host/bucket",
     ],
 )
-def test_a_password_in_an_address_is_refused_and_not_shown(url: str) -> None:
+def test_password_in_a_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(BadConfig) as caught:
         open_store(url)
     assert "hunter2" not in caught.value.message + caught.value.hint
 
 
-def test_a_profile_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_aws_profile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "no-such-profile")
     with pytest.raises(BadConfig, match="no-such-profile") as caught:
         open_store("s3://bucket")
     assert "AWS_PROFILE" in caught.value.hint
 
 
-def test_nobody_pays_for_boto3_who_does_not_use_it() -> None:
+def test_boto3_is_loaded_only_for_s3() -> None:
     code = (
         "import sys\n"
         "from cmdop_migrate.errors import BadConfig\n"
@@ -138,14 +138,14 @@ def answered(status: int, code: str = "") -> boto.ClientError:
         (boto.SSLError(endpoint_url="x", error="CERTIFICATE_VERIFY_FAILED"), StoreDenied, "ca="),
         (boto.NoCredentialsError(), StoreDenied, "AWS_ACCESS_KEY_ID"),
         (boto.PartialCredentialsError(provider="env", cred_var="x"), StoreDenied, "AWS_ACCESS_KEY_ID"),
-        (answered(500, "InternalError"), StoreUnreachable, "server's own log"),
-        (answered(503, "SlowDown"), StoreUnreachable, "server's own log"),
-        (answered(507), StoreUnreachable, "server's own log"),
-        (answered(429), StoreUnreachable, "server's own log"),
-        (answered(400, "RequestTimeout"), StoreUnreachable, "server's own log"),
-        (answered(400, "BadDigest"), StoreUnreachable, "server's own log"),
-        (answered(409, "OperationAborted"), StoreUnreachable, "server's own log"),
-        (answered(0, "InternalError"), StoreUnreachable, "server's own log"),  # one key of a batch
+        (answered(500, "InternalError"), StoreUnreachable, "server's log"),
+        (answered(503, "SlowDown"), StoreUnreachable, "server's log"),
+        (answered(507), StoreUnreachable, "server's log"),
+        (answered(429), StoreUnreachable, "server's log"),
+        (answered(400, "RequestTimeout"), StoreUnreachable, "server's log"),
+        (answered(400, "BadDigest"), StoreUnreachable, "server's log"),
+        (answered(409, "OperationAborted"), StoreUnreachable, "server's log"),
+        (answered(0, "InternalError"), StoreUnreachable, "server's log"),  # one key of a batch
         (answered(0, "AccessDenied"), StoreDenied, "AWS_ACCESS_KEY_ID"),
         (answered(403, "AccessDenied"), StoreDenied, "AWS_ACCESS_KEY_ID"),
         (answered(400, "ExpiredToken"), StoreDenied, "AWS_ACCESS_KEY_ID"),
@@ -156,7 +156,7 @@ def answered(status: int, code: str = "") -> boto.ClientError:
         (answered(405), StoreDenied, "endpoint="),
     ],
 )
-def test_what_a_failure_means(error: boto.BotoCoreError | boto.ClientError, kind: type, hint: str) -> None:
+def test_botocore_error_is_translated(error: boto.BotoCoreError | boto.ClientError, kind: type, hint: str) -> None:
     found = translated(error, "store a", "s3://b", "b")
     assert type(found) is kind and hint in found.hint
     assert found.message.startswith("cannot store a in s3://b: ")

@@ -13,7 +13,7 @@ from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import HostKeyRefused, PeerFailed, Usage
 from cmdop_migrate.migration import peers
-from cmdop_migrate.remote.inventory import Target
+from cmdop_migrate.remote.inventory import SshTarget
 from cmdop_migrate.remote.knownhosts import ShownKey
 
 
@@ -57,7 +57,7 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
     entry = host_entry.make(name, {key: value for key, value in table.items() if value is not None})
     target = inventory.resolve(entry)
 
-    def accept(one: Target, key: ShownKey) -> bool:
+    def accept(one: SshTarget, key: ShownKey) -> bool:
         if one == target:
             return _accepts(app, one, key, yes, wanted)
         return _accepts(app, one, key, yes, None, f"Add it first: cmdop-migrate hosts add {one.name} {one.shown}")
@@ -76,7 +76,7 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
         render.line(f"{name}: {target.shown}, key {key}. Next: cmdop-migrate hosts check {name}")
 
 
-def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | None, hint: str = "") -> bool:
+def _accepts(app: App, target: SshTarget, key: ShownKey, yes: bool, wanted: str | None, hint: str = "") -> bool:
     if wanted is not None:
         if key.fingerprint != wanted:
             raise _other_key(target, key, wanted)
@@ -92,7 +92,7 @@ def _accepts(app: App, target: Target, key: ShownKey, yes: bool, wanted: str | N
     return click.confirm("Is this its key?", err=True)
 
 
-def _other_key(target: Target, key: ShownKey, wanted: str) -> HostKeyRefused:
+def _other_key(target: SshTarget, key: ShownKey, wanted: str) -> HostKeyRefused:
     return HostKeyRefused(
         f"{target.name} ({target.known_as}) shows another key: expected {wanted}, got {key}",
         "Someone may be in between. Ask on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",

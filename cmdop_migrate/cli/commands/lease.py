@@ -17,7 +17,7 @@ from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable
 from cmdop_migrate.host import kill, leases, references
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.rules import Lost
-from cmdop_migrate.lease.store import Seen
+from cmdop_migrate.lease.store import LeaseView
 from cmdop_migrate.model import is_session_id
 
 
@@ -141,7 +141,7 @@ def _ident(this_host: Host, reference: str, shortest: int = 1) -> str:
         return found or reference
 
 
-def _seen(this_host: Host, reference: str, shortest: int = 1) -> tuple[str, Seen]:
+def _seen(this_host: Host, reference: str, shortest: int = 1) -> tuple[str, LeaseView]:
     ident = _ident(this_host, reference, shortest)
     seen = leases.open_store(this_host.config).inspect(ident)
     if seen is None:
@@ -155,7 +155,7 @@ def _unknown(reference: str) -> SessionNotFound:
     )
 
 
-def _facts(seen: Seen) -> dict[str, Any]:
+def _facts(seen: LeaseView) -> dict[str, Any]:
     record = seen.record
     return {
         "holder": record.host if record.state == "held" else None,

@@ -1,11 +1,10 @@
-"""Capturing the files a session changed: its overlay's upper directory as a table and chunks.
+"""Capture the files a session changed: its overlay's upper directory as a table and chunks.
 
-Large files are cut every 1 MiB. Small ones are gathered, in the order of the
-walk, into packs of one chunk each; where a pack ends depends on sizes and on
-the names met, so a change in one file renews its own pack and leaves the others
-as they were, here and on any other host. Holes are not stored.
+Large files are cut every 1 MiB. Small ones are gathered, in the order of the walk, into packs of one chunk each; where
+a pack ends depends on sizes and names only, so a change in one file renews its own pack and leaves the others as they
+were, here and on any other host. Holes are not stored.
 
-The table is the same whether `previous` was given or not; it only saves reading.
+The table is the same with or without `previous`, which only saves reading.
 """
 
 from __future__ import annotations
@@ -60,22 +59,22 @@ _KINDS = {
 
 
 class ChunkSink(Protocol):
-    """Where chunks go. `submit` may block: it is what bounds the memory in flight."""
+    """Accept chunks. `submit` may block: it bounds the memory in flight."""
 
     def submit(self, data: bytes | memoryview) -> Future[str]:
-        """Take up to 1 MiB, answer with its id in hex once it is safe."""
+        """Take up to 1 MiB, and return a future of its id in hex, done once the chunk is safe."""
 
 
 class ChunkSource(Protocol):
-    """Where chunks come from. Called from several threads at once."""
+    """Provide chunks. Called from several threads simultaneously."""
 
     def read(self, ref: str) -> bytes:
-        """The chunk, verified."""
+        """Return the chunk, verified."""
 
 
 @dataclass(frozen=True)
 class Capture:
-    """A table, and what lets the next capture on this host skip what did not change."""
+    """Hold a table, and the stats by which the next capture on this host skips unchanged files."""
 
     table: FileTable
     stats: Stats
@@ -91,19 +90,18 @@ def capture(
     present: Callable[[str], bool] | None = None,
     live: bool = False,
 ) -> Capture:
-    """Record the tree under `root`, which must stand still, unless `live`.
+    """Record the tree under `root`, which must not change meanwhile, unless `live`.
 
-    `previous`: an earlier capture of the same directory under the same key;
-    `present` says whether a chunk of it is still in the store. `exclude`:
-    relative paths left out with all below. `mapped`: files that a process maps
-    shared and writable; a store to memory moves no timestamp, so these are
-    read every time. `live`: the session runs; what changes meanwhile is
-    recorded as empty and the table is marked unfit for a restore.
+    `previous`: an earlier capture of the same directory under the same key; `present` tells whether a chunk of it is
+    still in the store. `exclude`: relative paths left out with everything below. `mapped`: files that a process maps
+    shared and writable; a store to memory updates no timestamp, so these are read every time. `live`: the session runs;
+    a file that changes meanwhile is recorded as empty, and the table is marked unfit for a restore. Raise Unexpected if
+    a file cannot be read.
     """
     path = b""
     try:
         if previous is not None and on_tmpfs(root):
-            previous = None  # on tmpfs no write through a mapping ever moves a timestamp
+            previous = None  # on tmpfs a write through a mapping never updates a timestamp
         with closing(_Work(root, sink, previous, present, live)) as work:
             work.distrust(mapped)
             for node in walk(root, frozenset(exclude), live=live):
@@ -114,13 +112,13 @@ def capture(
     except OSError as error:
         raise Unexpected(
             f"cannot read the session's files in {root}, at {os.fsdecode(path) or 'the root'}: {error.strerror}",
-            "The session goes on. Look at the disk (`dmesg`), then checkpoint again.",
+            "The session keeps running. Check the disk (`dmesg`), then checkpoint again.",
         ) from error
     return Capture(FileTable(tuple(work.entries), chunks, live), tuple(work.stats))
 
 
 class _Member(NamedTuple):
-    """A small file in the pack now being gathered."""
+    """Describe a small file in the pack now being gathered."""
 
     entry: int
     node: Node
@@ -129,7 +127,7 @@ class _Member(NamedTuple):
 
 
 class _Work:
-    """The state of one capture."""
+    """Hold the state of one capture."""
 
     def __init__(
         self,
@@ -155,34 +153,34 @@ class _Work:
         self._old_used: dict[int, int] = {}
         if previous is not None:
             self._remember(previous, present)
-        # Members of a pack are read when it ends; by then the walk is elsewhere.
+        # Members of a pack are read when the pack ends; by then the walk is in another directory.
         self._cursor = Cursor(root)
 
     def close(self) -> None:
         self._cursor.close()
 
     def distrust(self, paths: Collection[bytes]) -> None:
-        """Read these whatever their stat says, under all their names."""
+        """Read these files even if their stat is unchanged, under all their names."""
         for path in paths:
             *directory, name = path.split(b"/")
             try:
                 self._cursor.go(tuple(directory))
                 self._mapped.add(os.stat(name, dir_fd=self._cursor.fd, follow_symlinks=False).st_ino)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # mapped from the lower layer: not in this tree
+                continue  # mapped from the lower layer, so not in this tree
 
     def visit(self, node: Node) -> None:
         """Add one name to the table."""
-        found = node.stat
-        kind = _KINDS[stat.S_IFMT(found.st_mode)]
-        if kind == CHAR and found.st_rdev == 0:
+        info = node.stat
+        kind = _KINDS[stat.S_IFMT(info.st_mode)]
+        if kind == CHAR and info.st_rdev == 0:
             kind = WHITEOUT
         depth = len(node.directory) + 1 if node.name else 0
-        linked = found.st_nlink > 1 and kind in LINKABLE
-        if linked and found.st_ino in self._links:
-            self._add(Entry(HARDLINK, depth, node.name, link=self._links[found.st_ino]))
+        linked = info.st_nlink > 1 and kind in LINKABLE
+        if linked and info.st_ino in self._links:
+            self._add(Entry(HARDLINK, depth, node.name, link=self._links[info.st_ino]))
             return
-        seen = stat_of(found) if kind == FILE and found.st_ino not in self._mapped else None
+        seen = stat_of(info) if kind == FILE and info.st_ino not in self._mapped else None
         known = self._known(node.path, seen) if seen is not None else None
         extents: tuple[Extent, ...] | None = ()
         try:
@@ -193,23 +191,23 @@ class _Work:
                 return
             raise
         if linked:
-            self._links[found.st_ino] = len(self.entries)
+            self._links[info.st_ino] = len(self.entries)
         if kind == FILE:
             extents = self._file(node, known)
         entry = Entry(
             kind,
             depth,
             node.name,
-            0o777 if kind == SYMLINK else stat.S_IMODE(found.st_mode),
-            found.st_uid,
-            found.st_gid,
-            found.st_mtime_ns,
+            0o777 if kind == SYMLINK else stat.S_IMODE(info.st_mode),
+            info.st_uid,
+            info.st_gid,
+            info.st_mtime_ns,
             xattrs,
-            found.st_size if kind == FILE else 0,
+            info.st_size if kind == FILE else 0,
             extents or (),
             target,
             -1,
-            (os.major(found.st_rdev), os.minor(found.st_rdev)) if kind in (CHAR, BLOCK) else _NO_DEVICE,
+            (os.major(info.st_rdev), os.minor(info.st_rdev)) if kind in (CHAR, BLOCK) else _NO_DEVICE,
         )
         self._add(entry, seen)
         if extents is None:
@@ -244,12 +242,13 @@ class _Work:
         self.stats.append(settled(known_by, self._began))
 
     def _forget(self, number: int) -> None:
-        """In a live capture, leave a file that changed empty: the next capture reads it."""
+        """Leave a file that changed during a live capture empty: the next capture reads it."""
         self.entries[number] = self.entries[number]._replace(size=0, extents=())
         self.stats[number] = None
 
     def _file(self, node: Node, known: Entry | None) -> tuple[Extent, ...] | None:
-        """Where the data of a file is, or will be when its pack ends. None: it changed, in a live capture."""
+        """Return where the data of a file is, or will be when its pack ends. Return None if it changed during a live
+        capture."""
         if node.stat.st_size > MAX_SIZE:
             raise Blocked(f"{os.fsdecode(node.path)} is larger than an image can hold", "Truncate or remove it.")
         slots = len(self.slots)
@@ -279,7 +278,7 @@ class _Work:
         return tuple(extents)
 
     def _cut(self, node: Node, where: Segments) -> tuple[Extent, ...]:
-        """One chunk for each 1 MiB of the file that has any data."""
+        """Send one chunk for each 1 MiB of the file that has any data."""
         extents: list[Extent] = []
         window = -1
         held: list[bytes] = []
@@ -310,7 +309,8 @@ class _Work:
         return tuple(extents)
 
     def _pack_before(self) -> str | None:
-        """The chunk that holds exactly these small files, unchanged, in this order; None when they must be read."""
+        """Return the chunk that holds exactly these small files, unchanged, in this order; None if they must be
+        read."""
         at = 0
         chunk = -1
         for member in self._pack:
@@ -321,7 +321,7 @@ class _Work:
                 if part.chunk != chunk or part.at != at:
                     return None
                 at += part.length
-        # A longer chunk would drag along what has been deleted since.
+        # A longer chunk would keep data that has been deleted since.
         return self._old_chunks[chunk] if self._old_used[chunk] == at else None
 
     def _remember(self, previous: Capture, present: Callable[[str], bool] | None) -> None:

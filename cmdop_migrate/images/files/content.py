@@ -1,4 +1,4 @@
-"""Reading one file that must not change: where its data is, and the data in pieces."""
+"""Read one file that must not change: where its data is, and the data in pieces."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ESTALE)
 
 
 def open_met(directory: int, node: Node) -> int:
-    """Open the very file that the walk met. Fails if it has changed since."""
+    """Open the very file that the walk met. Raise Blocked if it has changed since."""
     try:
         fd = os.open(node.name, _READ_FLAGS, dir_fd=directory)
     except OSError as error:
@@ -42,11 +42,11 @@ def _unchanged(fd: int, node: Node) -> bool:
 
 
 def segments(node: Node) -> Segments:
-    """Where a file has data, as (offset, length)."""
+    """Return where a file has data, as (offset, length)."""
     size = node.stat.st_size
     if node.stat.st_blocks * 512 >= size:
         return ((0, size),) if size else ()
-    found = []
+    pieces = []
     fd = open_met(node.fd, node)
     try:
         end = 0
@@ -54,17 +54,17 @@ def segments(node: Node) -> Segments:
             start = os.lseek(fd, end, os.SEEK_DATA)
             end = min(os.lseek(fd, start, os.SEEK_HOLE), size)
             if start < end:
-                found.append((start, end - start))
+                pieces.append((start, end - start))
     except OSError as error:
         if error.errno != errno.ENXIO:  # only a hole is left
             raise
     finally:
         os.close(fd)
-    return tuple(found)
+    return tuple(pieces)
 
 
 def parts(directory: int, node: Node, where: Segments) -> Iterator[tuple[int, bytes]]:
-    """The data of a file in pieces that do not cross a 1 MiB boundary. Fails if it is not the file that was met."""
+    """Yield the data of a file in pieces that do not cross a 1 MiB boundary. Raise Blocked if the file changed."""
     fd = open_met(directory, node)
     try:
         for start, length in where:
@@ -83,7 +83,7 @@ def parts(directory: int, node: Node, where: Segments) -> Iterator[tuple[int, by
 
 
 def whole(directory: int, node: Node, where: Segments) -> bytes:
-    """All the data of a small file."""
+    """Return all the data of a small file. Raise Blocked if the file changed."""
     fd = open_met(directory, node)
     try:
         data = [os.pread(fd, length, offset) for offset, length in where]
@@ -95,11 +95,11 @@ def whole(directory: int, node: Node, where: Segments) -> bytes:
 
 
 def on_tmpfs(root: Path) -> bool:
-    """Is this a filesystem that lives in memory?"""
+    """Tell whether the file system of `root` lives in memory."""
     device = os.stat(root).st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
+    number = f"{os.major(device)}:{os.minor(device)}"
     with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         return any(
-            fields[2] == wanted and fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
+            fields[2] == number and fields[fields.index("-") + 1] in ("tmpfs", "ramfs")
             for fields in (line.split(" ") for line in mounts)
         )

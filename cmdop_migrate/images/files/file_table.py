@@ -1,13 +1,11 @@
-"""The table of a file layer: what an overlay's upper directory held, as it travels in an image.
+"""Define the table of a file layer: what an overlay's upper directory held, as it travels in an image.
 
-The entries are a walk of the tree, parents before children, siblings in byte
-order. An entry carries its name and its depth, never a path, so a table that
-parses cannot point outside the tree or through a symlink: an entry one level
+The entries are a walk of the tree, parents before children, siblings in byte order. An entry carries its name and its
+depth, never a path, so a table that parses cannot point outside the tree or through a symlink: an entry one level
 deeper than its predecessor needs that predecessor to be a directory.
 
-On the wire: JSON lines in ASCII. A header, one line per chunk id, one line per
-entry. Raw bytes in names are written as Python's surrogate escapes. Everything
-that is not exactly this is refused; see docs/internals/image-format.md.
+On the wire: JSON lines in ASCII. A header, one line per chunk id, one line per entry. Raw bytes in names are written as
+Python's surrogate escapes. Everything that is not exactly this is refused; see docs/internals/image-format.md.
 """
 
 from __future__ import annotations
@@ -24,24 +22,24 @@ from cmdop_migrate.errors import ImageRefused
 
 FORMAT = "cmdop-files"
 VERSION = 1
-REDIRECTED = 2  # the version of a table with renamed directories; tools that read only 1 would lose what is in them
+REDIRECTED = 2  # version of a table with renamed directories; tools that read only 1 would lose their content
 CHUNK = 1 << 20
 MAX_DEPTH = 4096
 MAX_SIZE = 1 << 53
-# Of mtimes: what the kernel has for seconds. ext4 and xfs keep less, btrfs and tmpfs all of it.
+# Range of mtimes: the seconds of the kernel. ext4 and xfs keep less, btrfs and tmpfs all of it.
 EARLIEST, LATEST = -(1 << 63) * 10**9, (1 << 63) * 10**9 - 1
 
 DIRECTORY, FILE, SYMLINK, FIFO, SOCKET = "d", "f", "l", "p", "s"
 WHITEOUT, CHAR, BLOCK, HARDLINK = "w", "c", "b", "h"
 LINKABLE = frozenset((FILE, SYMLINK, FIFO, SOCKET))
 
-# Pseudo-devices that every session's own /dev has as well: a node of them opens nothing of the host.
+# Pseudo-devices that every session's own /dev has as well: such a node gives no access to the host.
 HARMLESS = frozenset(((1, 3), (1, 5), (1, 7), (1, 8), (1, 9), (5, 0), (5, 2)))
 
 _REF = re.compile(r"[0-9a-f]{16,128}")
 _ACLS = ("system.posix_acl_access", "system.posix_acl_default")
 _OVERLAY = "trusted.overlay."
-REDIRECT = f"{_OVERLAY}redirect"  # on a renamed directory of the host: its name in the lower layer
+REDIRECT = f"{_OVERLAY}redirect"  # on a renamed directory of the host, its name in the lower layer
 # `overlay.` is how overlayfs stores the marks of an overlay nested inside the session: they are its data.
 _OVERLAY_KEPT = ("opaque", "whiteout", "protattr", "redirect", "overlay.")
 _OVERLAY_HOST_BOUND = ("origin", "impure", "nlink", "upper", "uuid")
@@ -50,7 +48,7 @@ Xattrs = tuple[tuple[str, bytes], ...]
 
 
 class Extent(NamedTuple):
-    """`length` bytes of a file at `offset` are in chunk number `chunk`, from `at` on."""
+    """Locate `length` bytes of a file at `offset` in chunk number `chunk`, from `at` on."""
 
     offset: int
     length: int
@@ -59,10 +57,10 @@ class Extent(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One name in the tree. A tuple, not a dataclass: there may be hundreds of thousands of them.
+    """Describe one name in the tree. A tuple, not a dataclass: there may be hundreds of thousands of them.
 
-    `extents` are the parts of a FILE that are not holes; `link` is the number
-    of the entry a HARDLINK is another name of (it has no metadata of its own).
+    `extents` are the parts of a FILE that are not holes; `link` is the number of the entry that a HARDLINK is another
+    name of (a HARDLINK has no metadata of its own).
     """
 
     kind: str
@@ -82,7 +80,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class FileTable:
-    """A whole layer. `live`: taken while the session ran, good for finding what changed, never for a restore."""
+    """Describe a whole layer. `live`: captured while the session ran, good for finding changes, never for a restore."""
 
     entries: tuple[Entry, ...]
     chunks: tuple[str, ...]
@@ -90,18 +88,18 @@ class FileTable:
 
     @property
     def data_bytes(self) -> int:
-        """What a restore will write: ask for this much disk before."""
+        """Return how many bytes a restore will write, to check the free disk space first."""
         return sum(part.length for entry in self.entries for part in entry.extents)
 
     @property
     def devices(self) -> tuple[bytes, ...]:
-        """Paths of device nodes that reach something of the host, so that a plan can name them."""
+        """Return the paths of device nodes that give access to the host, so that a plan can name them."""
         return tuple(
             path for path, entry in self.paths() if entry.kind in (CHAR, BLOCK) and not harmless(entry.kind, entry.rdev)
         )
 
     def paths(self) -> Iterator[tuple[bytes, Entry]]:
-        """Every entry with its path relative to the root of the layer (b"" is the root)."""
+        """Yield every entry with its path relative to the root of the layer (b"" is the root)."""
         parents: list[bytes] = []
         for entry in self.entries:
             del parents[entry.depth :]
@@ -111,7 +109,7 @@ class FileTable:
                 parents.append(path + b"/" if path else b"")
 
     def serialise(self) -> bytes:
-        """The bytes `parse` reads. The same tree gives the same bytes."""
+        """Return the bytes that `parse` reads. The same tree gives the same bytes."""
         header = {
             "format": FORMAT,
             "version": REDIRECTED if any(map(is_redirected, self.entries)) else VERSION,
@@ -129,16 +127,16 @@ class FileTable:
 
 
 def harmless(kind: str, rdev: tuple[int, int]) -> bool:
-    """Is this device node one that may always be made?"""
+    """Tell whether this device node may always be created."""
     return kind == CHAR and rdev in HARMLESS
 
 
 def xattr_kept(name: str) -> bool | None:
-    """Does this extended attribute of the upper layer travel? None: it must not exist at all.
+    """Return True if this extended attribute of the upper layer travels, False if it stays behind, None if it must not
+    exist at all.
 
-    Overlayfs keeps its own notes there. Marks of what was hidden or renamed travel; notes
-    about this host's lower files do not; what would make the layer depend on the
-    data of lower files (metacopy, and any note not known here) is refused.
+    Overlayfs keeps its own notes there. Marks of what was hidden or renamed travel; notes about this host's lower files
+    do not; what would make the layer depend on the data of lower files (metacopy, and any unknown note) is refused.
     Namespaces of one filesystem (btrfs., …) stay behind.
     """
     if not name.startswith(_OVERLAY):
@@ -161,7 +159,7 @@ def redirect_is_sound(value: bytes) -> bool:
 
 
 def parse(data: bytes) -> FileTable:
-    """Read a table that someone else may have written. Whatever is wrong with it: ImageRefused, and nothing else."""
+    """Parse a table from an untrusted source. Raise ImageRefused, and nothing else, if anything in it is wrong."""
     lines = data.split(b"\n")
     if len(lines) < 2 or lines.pop():
         _refuse(0, "it is cut short")
@@ -191,7 +189,7 @@ def parse(data: bytes) -> FileTable:
 
 
 def _entries(lines: list[bytes], chunks: int) -> list[Entry]:
-    """Check the shape of the tree; `_entry` checks each line by itself."""
+    """Parse the entries and check the shape of the tree; `_entry` checks each line by itself."""
     entries: list[Entry] = []
     shared: dict[Xattrs, Xattrs] = {}
     last: list[bytes] = []  # last[n]: the latest name seen at depth n + 1 in the directories now open
@@ -205,14 +203,14 @@ def _entries(lines: list[bytes], chunks: int) -> list[Entry]:
                 _refuse(number, "its parent is not a directory")
             del last[entry.depth :]
             if entry.name <= last[-1]:
-                _refuse(number, "a name is empty, twice there, or out of order")
+                _refuse(number, "a name is empty, duplicate, or out of order")
             last[-1] = entry.name
         if entry.kind == DIRECTORY:
             last.append(b"")
         if entry.kind == HARDLINK and (entry.link >= len(entries) or entries[entry.link].kind not in LINKABLE):
             _refuse(number, "a hard link to something that is not an earlier file")
         if is_redirected(entry) and (entry.kind != DIRECTORY or not entry.depth):
-            _refuse(number, "a redirect of something that is no directory below the root")
+            _refuse(number, "a redirect of an entry that is not a directory below the root")
         if entry.xattrs:
             entry = entry._replace(xattrs=shared.setdefault(entry.xattrs, entry.xattrs))
         entries.append(entry)
@@ -262,26 +260,28 @@ def _entry(number: int, row: Any, chunks: int) -> Entry:
 
 def _extents(number: int, row: Any, size: int, chunks: int) -> tuple[Extent, ...]:
     if not isinstance(row, list) or len(row) % 4:
-        _refuse(number, "extents that are no list of fours")
-    found = []
+        _refuse(number, "extents that are not a list of fours")
+    extents = []
     end = 0
     for index in range(0, len(row), 4):
         offset = _int(number, row[index], size, "offset", least=end)
         length = _int(number, row[index + 1], min(CHUNK, size - offset), "length", least=1)
         chunk = _int(number, row[index + 2], chunks - 1, "chunk")
-        found.append(Extent(offset, length, chunk, _int(number, row[index + 3], CHUNK - length, "place in the chunk")))
+        extents.append(
+            Extent(offset, length, chunk, _int(number, row[index + 3], CHUNK - length, "place in the chunk"))
+        )
         end = offset + length
-    return tuple(found)
+    return tuple(extents)
 
 
 def _xattrs(number: int, row: Any) -> Xattrs:
     if not isinstance(row, list) or len(row) % 2:
-        _refuse(number, "extended attributes that are no list of pairs")
-    found: list[tuple[str, bytes]] = []
+        _refuse(number, "extended attributes that are not a list of pairs")
+    xattrs: list[tuple[str, bytes]] = []
     for name, text in zip(row[::2], row[1::2], strict=True):
         raw = _bytes(number, name, 255)
-        if not xattr_kept(name) or (found and name <= found[-1][0]) or not isinstance(text, str):
-            _refuse(number, f"extended attribute {name!r} is not allowed, twice there, or out of order")
+        if not xattr_kept(name) or (xattrs and name <= xattrs[-1][0]) or not isinstance(text, str):
+            _refuse(number, f"extended attribute {name!r} is not allowed, duplicate, or out of order")
         try:
             value = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
@@ -289,9 +289,9 @@ def _xattrs(number: int, row: Any) -> Xattrs:
         if len(value) > 1 << 16:
             _refuse(number, "an extended attribute that is too long")
         if name == REDIRECT and not redirect_is_sound(value):
-            _refuse(number, "a directory redirected to what is no name")
-        found.append((raw.decode("utf-8", "surrogateescape"), value))
-    return tuple(found)
+            _refuse(number, "a directory redirected to an invalid name")
+        xattrs.append((raw.decode("utf-8", "surrogateescape"), value))
+    return tuple(xattrs)
 
 
 def _row(entry: Entry) -> list[Any]:

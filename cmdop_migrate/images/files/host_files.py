@@ -1,8 +1,7 @@
-"""Files of the host's root that a session has mapped or open: what they were, and whether they are the same here.
+"""Describe files of the host's root that a session has mapped or open, and tell whether they are the same here.
 
-CRIU opens them again by path on restore, and a library that differs in one
-byte is a crash later. Digests cost time, so they are remembered between
-checkpoints and can be made before the session is frozen.
+CRIU opens them again by path on restore, and a library that differs in one byte is a crash later. Digests cost time, so
+they are cached between checkpoints and can be computed before the session is frozen.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ _BLOCK = 1 << 20
 _ELF = b"\x7fELF"
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3
-# Not there, or a socket or a device without a driver: nothing to compare.
+# Missing, or a socket or a device without a driver: nothing to compare.
 _NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ENXIO, errno.ENODEV)
 _REMEMBERED = 20_000
-# Surrogates that stand for no raw byte: such a path could not be opened.
+# Surrogates that encode no raw byte: such a path could not be opened.
 _LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 _HEX = re.compile(r"([0-9a-f]{2}){1,64}")
-_logger = log.get("images.hostfiles")
+_logger = log.get("images.host_files")
 
 
 class Hasher(Protocol):
-    """What hashlib, hmac and blake3 all offer."""
+    """Abstract over what hashlib, hmac and blake3 all offer."""
 
     def update(self, data: bytes, /) -> object: ...
 
@@ -49,7 +48,8 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True)
 class HostFile:
-    """One file, as a session saw it. `path` is absolute inside the session's root; raw bytes as surrogate escapes."""
+    """Describe one file as a session saw it. `path` is absolute inside the session's root; raw bytes are surrogate
+    escapes."""
 
     path: str
     size: int
@@ -58,12 +58,12 @@ class HostFile:
     digest: str | None
 
     def as_json(self) -> list[Any]:
-        """For the manifest."""
+        """Return the row for the manifest."""
         return [self.path, self.size, self.mtime_ns, self.build_id, self.digest]
 
     @classmethod
     def from_json(cls, row: object) -> HostFile:
-        """Read back strictly: ImageRefused for anything `as_json` does not write."""
+        """Parse a row strictly. Raise ImageRefused for anything that `as_json` does not write."""
         match row:
             case [str(path), int(size), int(mtime_ns), str() | None as build_id, str() | None as digest]:
                 sound = is_sound(path)
@@ -77,17 +77,17 @@ class HostFile:
 
 
 def is_sound(path: str) -> bool:
-    """Tell whether this is an absolute path of plain names, which can be opened."""
+    """Tell whether this is an absolute path of plain names that can be opened."""
     names = path.split("/")
     plain = names[0] == "" and len(names) > 1 and not {"", ".", ".."} & set(names[1:])
     return plain and "\0" not in path and not _LONE.search(path)
 
 
-class Verdict(StrEnum):
-    """How a recorded file stands on this host."""
+class FileMatch(StrEnum):
+    """Name how a recorded file compares with the file on this host."""
 
     SAME = "same"
-    GROWN = "grown"  # the same, and more after it: a log, say
+    GROWN = "grown"  # the same content with more appended, such as a log
     MISSING = "missing"
     DIFFERENT = "different"
 
@@ -96,23 +96,23 @@ def compare(
     recorded: Iterable[HostFile],
     here: Callable[[str], HostFile | None],
     begins: Callable[[HostFile], bool] = lambda _: False,
-) -> list[tuple[str, Verdict]]:
-    """Each recorded file against `here(path)`. Same: the size, and the digest, or where one is lacking the build-id.
-    `begins` tells whether a larger one begins with what was recorded."""
+) -> list[tuple[str, FileMatch]]:
+    """Compare each recorded file with `here(path)`. Files are the same if the size is equal and the digest is equal, or
+    the build-id where a digest is lacking. `begins` tells whether a larger file begins with the recorded content."""
     verdicts = []
     for then in recorded:
         now = here(then.path)
         if now is None:
-            verdicts.append((then.path, Verdict.MISSING))
+            verdicts.append((then.path, FileMatch.MISSING))
         else:
             verdicts.append((then.path, _verdict(then, now, begins)))
     return verdicts
 
 
-def _verdict(then: HostFile, now: HostFile, begins: Callable[[HostFile], bool]) -> Verdict:
+def _verdict(then: HostFile, now: HostFile, begins: Callable[[HostFile], bool]) -> FileMatch:
     if _same(then, now):
-        return Verdict.SAME
-    return Verdict.GROWN if now.size > then.size and begins(then) else Verdict.DIFFERENT
+        return FileMatch.SAME
+    return FileMatch.GROWN if now.size > then.size and begins(then) else FileMatch.DIFFERENT
 
 
 def _same(then: HostFile, now: HostFile) -> bool:
@@ -124,10 +124,10 @@ def _same(then: HostFile, now: HostFile) -> bool:
 
 
 class HostFiles:
-    """Describes files, remembering digests in a local file across runs.
+    """Describe files, caching digests in a local file across runs.
 
-    `hasher` makes a fresh hash; `scheme` names it and its key, so that a cache
-    made under another key is dropped. One thread at a time.
+    `hasher` makes a fresh hash; `scheme` names it and its key, so that a cache made under another key is dropped. Use
+    from one thread at a time.
     """
 
     def __init__(self, cache: Path, hasher: Callable[[], Hasher], scheme: str) -> None:
@@ -139,8 +139,8 @@ class HostFiles:
         self._load()
 
     def describe(self, path: str, place: str | bytes | int | None = None) -> HostFile | None:
-        """The file at `path`, or at `place` (a path such as /proc/PID/map_files/…, or an open descriptor)
-        under the name `path`. None: it is not there, or no regular file."""
+        """Describe the file at `path`, or at `place` (a path such as /proc/PID/map_files/…, or an open descriptor)
+        under the name `path`. Return None if it is missing or not a regular file."""
         if isinstance(place, int):
             return self._describe(path, place)
         try:
@@ -155,18 +155,18 @@ class HostFiles:
             os.close(fd)
 
     def begins(self, then: HostFile) -> bool:
-        """Whether the file at its path begins with all that was there then. Never for a program or a library."""
+        """Tell whether the file at its path begins with the recorded content. Always False for a program or library."""
         if then.digest is None or then.build_id is not None:
             return False
         try:
             with open(then.path, "rb") as file:
                 return self._digest(file.fileno(), then.size) == (then.digest, then.size)
         except FileNotFoundError:
-            return False  # rotated just now
+            return False  # rotated meanwhile
 
     def save(self) -> None:
-        """Write the cache, whole or not at all; what was used longest ago goes first when it grows too large. Where
-        there is no room for it, the next one takes longer."""
+        """Write the cache atomically; drop the least recently used entries when it grows too large. A failure is
+        logged: the next run only takes longer."""
         rows = dict(list(self._known.items())[-_REMEMBERED:])
         try:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
@@ -179,26 +179,26 @@ class HostFiles:
                 os.unlink(name)
                 raise
         except OSError as error:
-            _logger.warning("digests of host files are not kept: %s", error)
+            _logger.warning("cannot save the digests of host files: %s", error)
 
     def _describe(self, path: str, fd: int) -> HostFile | None:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
             return None
-        key = _key(found)
+        key = _key(info)
         known = self._known.pop(key, None)
         if known is None:
-            build_id, (digest, size) = read_build_id(fd, found.st_size), self._digest(fd)
+            build_id, (digest, size) = read_build_id(fd, info.st_size), self._digest(fd)
             after = os.fstat(fd)
-            if _key(after) != key or found.st_ctime_ns > int(walltime() * 1e9) - TICK_NS:
-                # As it was read: it may be longer by now.
+            if _key(after) != key or info.st_ctime_ns > int(walltime() * 1e9) - TICK_NS:
+                # Describe it as it was read: it may be longer by now.
                 return HostFile(path, size, after.st_mtime_ns, build_id, digest)
             known = build_id, digest
-        self._known[key] = known  # last: most lately used
-        return HostFile(path, found.st_size, found.st_mtime_ns, *known)
+        self._known[key] = known  # at the end: most recently used
+        return HostFile(path, info.st_size, info.st_mtime_ns, *known)
 
     def _digest(self, fd: int, most: int | None = None) -> tuple[str, int]:
-        """Of all of it, or of its first `most` bytes; and of how many that is."""
+        """Return the digest of the file, or of its first `most` bytes, and the number of bytes digested."""
         self.hashed += 1
         hasher = self._hasher()
         offset = 0
@@ -209,24 +209,24 @@ class HostFiles:
 
     def _load(self) -> None:
         try:
-            held = json.loads(self._cache.read_bytes())
+            cache = json.loads(self._cache.read_bytes())
         except (OSError, ValueError, RecursionError):
-            return  # a lost cache costs time only
-        if not isinstance(held, dict) or held.get("format") != _FORMAT or held.get("scheme") != self._scheme:
+            return  # a lost cache costs only time
+        if not isinstance(cache, dict) or cache.get("format") != _FORMAT or cache.get("scheme") != self._scheme:
             return
-        rows = held.get("files")
+        rows = cache.get("files")
         for key, value in rows.items() if isinstance(rows, dict) else ():
             match value:
                 case [str() | None as build_id, str(digest)]:
                     self._known[key] = build_id, digest
 
 
-def _key(found: os.stat_result) -> str:
-    return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
+def _key(info: os.stat_result) -> str:
+    return f"{info.st_dev}:{info.st_ino}:{info.st_size}:{info.st_mtime_ns}:{info.st_ctime_ns}"
 
 
 def is_code(path: str) -> bool:
-    """Whether there is a program or a library. Those of Go, for one, have no build-id."""
+    """Tell whether the file is a program or a library (ELF). Those of Go, for one, have no build-id."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -234,7 +234,7 @@ def is_code(path: str) -> bool:
 
 
 def read_build_id(fd: int, size: int) -> str | None:
-    """The GNU build-id of an ELF file in hex; None for any other file, and for an ELF that is damaged or has none."""
+    """Return the GNU build-id of an ELF file in hex; None for any other file, or a damaged ELF, or one without."""
     head = os.pread(fd, 64, 0)
     if len(head) < 52 or head[:4] != _ELF or head[4] not in (1, 2) or head[5] not in (1, 2):
         return None
@@ -252,9 +252,9 @@ def read_build_id(fd: int, size: int) -> str | None:
                 if wide
                 else (struct.unpack_from(order + "I", part, at)[0] for at in (4, 16))
             )
-            found = _note(os.pread(fd, min(length, 1 << 16), _within(offset, size)), order)
-            if found is not None:
-                return found
+            build_id = _note(os.pread(fd, min(length, 1 << 16), _within(offset, size)), order)
+            if build_id is not None:
+                return build_id
     except struct.error:
         return None
     return None
@@ -267,14 +267,15 @@ def _within(offset: int, size: int) -> int:
 
 
 def _note(data: bytes, order: str) -> str | None:
-    """Notes: three words (length of name, length of content, type), name, content; both padded to four."""
+    """Find the build-id in a note section. A note is three words (length of name, length of content, type), name,
+    content; both padded to four bytes."""
     at = 0
     while at + 12 <= len(data):
         name_size, size, kind = struct.unpack_from(order + "III", data, at)
         name = at + 12
         content = name + (name_size + 3) // 4 * 4
         if kind == _NT_GNU_BUILD_ID and data[name : name + name_size] == b"GNU\0" and 0 < size <= 64:
-            found = data[content : content + size]
-            return found.hex() if len(found) == size else None
+            build_id = data[content : content + size]
+            return build_id.hex() if len(build_id) == size else None
         at = content + (size + 3) // 4 * 4
     return None

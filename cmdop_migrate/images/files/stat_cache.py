@@ -1,7 +1,7 @@
-"""What this host knows about the files of a table: how to tell, without reading, that one has not changed.
+"""Record what tells, without reading, that a file of a table has not changed on this host.
 
-Bound to one host and one table, so it is kept in a local file and never
-travels. Losing it costs time, never correctness.
+Bound to one host and one table, so it is kept in a local file and never travels. Losing it costs time, never
+correctness.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from cmdop_migrate.images.files.file_table import FileTable
 
 _FORMAT = "cmdop-file-stats-1"
-# A second write within one tick of the kernel's coarse clock (10 ms at most) leaves the same ctime.
+# A second write within one tick of the kernel's coarse clock (10 ms at most) leaves ctime unchanged.
 TICK_NS = 20_000_000
 
 
 class Stat(NamedTuple):
-    """A file that has these four is the file that was read."""
+    """Identify the version of a file that was read: a file with the same four values is unchanged."""
 
     inode: int
     size: int
@@ -28,26 +28,26 @@ class Stat(NamedTuple):
 
 
 Stats = tuple[Stat | None, ...]
-"""By entry of the table; None for whatever must be read again."""
+"""One per entry of the table; None for an entry that must be read again."""
 
 
-def stat_of(found: os.stat_result) -> Stat:
-    """The part of a stat that any change of content or metadata changes."""
-    return Stat(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def stat_of(info: os.stat_result) -> Stat:
+    """Return the part of a stat that any change of content or metadata changes."""
+    return Stat(info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
 
 def settled(stat: Stat | None, now_ns: int) -> Stat | None:
-    """The stat, if a write after `now_ns` is sure to change it."""
+    """Return the stat if a write after `now_ns` is sure to change it, else None."""
     return stat if stat is not None and stat.ctime_ns <= now_ns - TICK_NS else None
 
 
 def serialise(table: FileTable, stats: Stats) -> bytes:
-    """For a local file beside the table."""
+    """Encode the stats for a local file beside the table."""
     return json.dumps([_FORMAT, _digest(table), *stats], separators=(",", ":")).encode()
 
 
 def parse(data: bytes, table: FileTable) -> Stats | None:
-    """The stats, or None when they are damaged or belong to another table: then everything is read again."""
+    """Return the stats, or None if they are damaged or belong to another table: then every file is read again."""
     try:
         form, digest, *rows = json.loads(data)
     except (ValueError, TypeError):

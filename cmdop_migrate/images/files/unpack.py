@@ -1,9 +1,8 @@
-"""Re-creating a file layer from its table and chunks.
+"""Re-create a file layer from its table and chunks.
 
-Everything is made relative to an open directory, exclusively and without
-following symlinks, in a directory that was empty: nothing outside it can be
-reached and nothing inside it replaced. Until its owner and mode are set, last,
-a file is readable by root only. On any failure the caller deletes the target.
+Everything is created relative to an open directory, exclusively and without following symlinks, in a directory that was
+empty: nothing outside it can be reached and nothing inside it replaced. Until its owner and mode are set, last, a file
+is readable by root only. On any failure the caller deletes the target.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from cmdop_migrate.images.files.file_table import (
 from cmdop_migrate.images.files.stat_cache import Stat, Stats, settled, stat_of
 from cmdop_migrate.images.files.walk import Cursor
 
-_AHEAD = 8
+_READ_AHEAD = 8
 _HELD = 24
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NODES = {FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK, WHITEOUT: stat.S_IFCHR, CHAR: stat.S_IFCHR, BLOCK: stat.S_IFBLK}
@@ -46,12 +45,11 @@ _NODES = {FIFO: stat.S_IFIFO, SOCKET: stat.S_IFSOCK, WHITEOUT: stat.S_IFCHR, CHA
 def restore(
     table: FileTable, source: ChunkSource, target: Path, *, allow_devices: bool = False, readers: int = 4
 ) -> Stats:
-    """Fill the empty directory `target`; answer with what makes the next capture of it cheap.
+    """Fill the empty directory `target`, and return the stats that make its next capture cheap.
 
-    Device nodes are made when harmless (null, zero, full, random, urandom,
-    tty, ptmx: every session's /dev has them). Any other reaches hardware of
-    the host; unless `allow_devices`, an image with one is refused before
-    anything is made. Whiteouts are no devices.
+    Device nodes are created if harmless (null, zero, full, random, urandom, tty, ptmx: every session's /dev has them).
+    Any other gives access to hardware of the host; unless `allow_devices`, an image with one is refused before anything
+    is created. Whiteouts do not count as devices.
     """
     if table.live:
         raise ImageRefused("this file table was taken from a running session", "Restore a finished checkpoint.")
@@ -77,7 +75,7 @@ def restore(
 
 
 class _ReadAhead:
-    """Chunks in the order of use, the next few already on their way; holds a bounded number."""
+    """Return chunks in the order of use, with the next few already requested; hold a bounded number."""
 
     def __init__(self, source: ChunkSource, table: FileTable, pool: ThreadPoolExecutor) -> None:
         self._source = source
@@ -91,15 +89,15 @@ class _ReadAhead:
         if ref != self._current:
             self._current = ref
             self._waiting -= 1
-            while self._waiting < _AHEAD:
+            while self._waiting < _READ_AHEAD:
                 following = next(self._order, None)
                 if following is None:
                     break
                 self._waiting += 1
-                self._want(following)
-        return self._want(ref).result()
+                self._request(following)
+        return self._request(ref).result()
 
-    def _want(self, ref: str) -> Future[bytes]:
+    def _request(self, ref: str) -> Future[bytes]:
         if ref not in self._held:
             self._held[ref] = self._pool.submit(self._source.read, ref)
         self._held.move_to_end(ref)
@@ -118,7 +116,7 @@ class _ReadAhead:
 
 
 class _Maker:
-    """The state of one restore."""
+    """Hold the state of one restore."""
 
     def __init__(self, table: FileTable, chunks: _ReadAhead, cursor: Cursor, links: Cursor) -> None:
         self._table = table
@@ -163,9 +161,9 @@ class _Maker:
         self._stats.append(seen)
 
     def _finish_directory(self) -> None:
-        # After its children: a default ACL would be inherited, and each new name moves the mtime.
+        # After its children: a default ACL would be inherited, and each new name updates the mtime.
         entry = self._open.pop()
-        _dress(self._cursor.fd, entry)
+        _set_metadata(self._cursor.fd, entry)
         if entry.depth:
             self._cursor.leave()
 
@@ -184,11 +182,11 @@ class _Maker:
                     end += written
             if end < entry.size:
                 os.ftruncate(fd, entry.size)
-            _dress(fd, entry)
-            found = os.fstat(fd)
-            if found.st_size != entry.size:
+            _set_metadata(fd, entry)
+            info = os.fstat(fd)
+            if info.st_size != entry.size:
                 raise _short(path)
-            return stat_of(found)
+            return stat_of(info)
         finally:
             os.close(fd)
 
@@ -196,7 +194,7 @@ class _Maker:
         *directory, name = self._linked[entry.link].split(b"/")
         self._links.go(tuple(directory))
         os.link(name, entry.name, src_dir_fd=self._links.fd, dst_dir_fd=self._cursor.fd, follow_symlinks=False)
-        if self._table.entries[entry.link].kind == FILE:  # a new name moves the ctime
+        if self._table.entries[entry.link].kind == FILE:  # a new name updates the ctime
             self._stats[entry.link] = stat_of(os.stat(entry.name, dir_fd=self._cursor.fd, follow_symlinks=False))
 
     def _symlink(self, entry: Entry) -> None:
@@ -209,7 +207,7 @@ class _Maker:
     def _node(self, entry: Entry) -> None:
         here = self._cursor.fd
         os.mknod(entry.name, _NODES[entry.kind] | 0o600, os.makedev(*entry.rdev), dir_fd=here)
-        # Opening a fifo would wait and a device act; a handle to the name does neither.
+        # Opening a FIFO would block, and opening a device may trigger it; an O_PATH handle does neither.
         fd = os.open(entry.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
         try:
             handle = b"/proc/self/fd/%d" % fd
@@ -221,8 +219,9 @@ class _Maker:
             os.close(fd)
 
 
-def _dress(fd: int, entry: Entry) -> None:
-    """Owner first: chown drops setuid bits and capabilities. Mode after ACLs, which rewrite it."""
+def _set_metadata(fd: int, entry: Entry) -> None:
+    """Set owner, xattrs, mode and mtime. Owner first: chown drops setuid bits and capabilities. Mode after ACLs, which
+    rewrite it."""
     os.fchown(fd, entry.uid, entry.gid)
     _set_xattrs(fd, entry.xattrs)
     os.fchmod(fd, entry.mode)
@@ -251,4 +250,4 @@ def _explained(path: bytes, error: OSError) -> CmdopError:
     what = f"cannot re-create {os.fsdecode(path)}: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return Blocked(what, "Free some space under the state directory, then restore again: the checkpoint is intact.")
-    return Unexpected(what, "The checkpoint is intact. Look at the disk (`dmesg`), then restore again.")
+    return Unexpected(what, "The checkpoint is intact. Check the disk (`dmesg`), then restore again.")

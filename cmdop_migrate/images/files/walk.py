@@ -1,18 +1,15 @@
-"""Walking a tree that a session wrote, without ever leaving it.
+"""Walk a tree that a session wrote, without ever leaving it.
 
-Every step is relative to an open directory and follows no symlink. Only the
-current directory is held open, so depth costs no descriptors; the way back up
-is `..`, checked against the directory it came from.
+Every step is relative to an open directory and follows no symlink. Only the current directory is held open, so depth
+costs no descriptors; the way back up is `..`, checked against the directory it came from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +21,7 @@ DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def changed(path: bytes) -> Blocked:
-    """A tree that must stand still did not."""
+    """Return the error for a file that changed while it was read."""
     return Blocked(
         f"{os.fsdecode(path) or 'the root of the layer'} changed while it was read",
         "Something outside the frozen session writes into its files; stop it and checkpoint again.",
@@ -32,7 +29,7 @@ def changed(path: bytes) -> Blocked:
 
 
 class Cursor:
-    """One open directory inside a tree. Close it when done."""
+    """Hold one open directory inside a tree. Close it after use."""
 
     def __init__(self, root: Path) -> None:
         self.fd = os.open(root, DIR_FLAGS)
@@ -41,14 +38,14 @@ class Cursor:
         self._ids = [(here.st_dev, here.st_ino)]
 
     def enter(self, name: bytes) -> None:
-        """Go down into `name`, which must be a directory and no symlink."""
+        """Descend into `name`, which must be a directory and no symlink."""
         self._step(os.open(name, DIR_FLAGS, dir_fd=self.fd))
         here = os.fstat(self.fd)
         self._ids.append((here.st_dev, here.st_ino))
         self.path = (*self.path, name)
 
     def leave(self) -> None:
-        """Go up to where `enter` came from."""
+        """Go up to the directory that `enter` came from. Raise Blocked if it was moved."""
         self._step(os.open("..", DIR_FLAGS, dir_fd=self.fd))
         self._ids.pop()
         self.path = self.path[:-1]
@@ -71,16 +68,16 @@ class Cursor:
             self.enter(name)
 
     def rejoin(self, root: Path) -> None:
-        """Go the way to `path` anew, as far as there is one: what we were in was moved elsewhere."""
-        wanted, again = self.path, Cursor(root)
+        """Walk from the root towards `path` again, as far as it exists, because the current directory was moved."""
+        path, again = self.path, Cursor(root)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            for name in wanted:
+            for name in path:
                 again.enter(name)
         self._step(again.fd)
         self.path, self._ids = again.path, again._ids
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(self.fd)
 
     def _step(self, fd: int) -> None:
@@ -89,7 +86,8 @@ class Cursor:
 
 
 class Node(NamedTuple):
-    """One name met on a walk; `fd` is its open parent (its own directory for the root), valid until the next step."""
+    """Describe one name met on a walk; `fd` is its open parent (its own directory for the root), valid until the next
+    step."""
 
     path: bytes
     directory: tuple[bytes, ...]
@@ -99,12 +97,13 @@ class Node(NamedTuple):
 
     @property
     def handle(self) -> bytes:
-        """A path to this very name through the open parent, for calls that take no descriptor."""
+        """Return a path to this very name through the open parent, for calls that take no descriptor."""
         return b"/proc/self/fd/%d/%s" % (self.fd, self.name or b".")
 
 
 def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one_device: bool = True) -> Iterator[Node]:
-    """Every name, parents first, siblings in byte order. `live`: what vanishes or is moved meanwhile is passed over."""
+    """Yield every name, parents first, siblings in byte order. `live`: skip names that vanish or are moved
+    meanwhile."""
     cursor = Cursor(root)
     try:
         top = os.fstat(cursor.fd)
@@ -124,14 +123,14 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
             if path in exclude:
                 continue
             try:
-                found = os.stat(name, dir_fd=cursor.fd, follow_symlinks=False)
-                if found.st_dev != top.st_dev and one_device:
+                info = os.stat(name, dir_fd=cursor.fd, follow_symlinks=False)
+                if info.st_dev != top.st_dev and one_device:
                     raise Blocked(
                         f"{os.fsdecode(path)} in the session's files is a mount of another filesystem",
                         "Unmount it, or declare the directory shared (`run --share`).",
                     )
-                yield Node(path, cursor.path, name, found, cursor.fd)
-                if stat.S_ISDIR(found.st_mode):
+                yield Node(path, cursor.path, name, info, cursor.fd)
+                if stat.S_ISDIR(info.st_mode):
                     if len(stack) >= MAX_DEPTH:
                         raise Blocked(
                             f"the session's directories are more than {MAX_DEPTH} levels deep", "Remove them."
@@ -139,7 +138,7 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
                     cursor.enter(name)
                     stack.append(_names(cursor.fd))
                     prefix.append(path + b"/")
-            except (FileNotFoundError, NotADirectoryError) as error:  # the latter: a file has taken a directory's name
+            except (FileNotFoundError, NotADirectoryError) as error:  # the latter: a file replaced a directory
                 if not live:
                     raise changed(path) from error
     finally:
@@ -147,7 +146,7 @@ def walk(root: Path, exclude: Collection[bytes] = (), *, live: bool = False, one
 
 
 def _back(cursor: Cursor, root: Path, live: bool) -> None:
-    """Up one directory; where somebody has moved it, or one above it, to the nearest that is still on the way."""
+    """Go up one directory; if it, or one above it, was moved, go to the nearest directory that is still on the path."""
     try:
         cursor.leave()
     except Blocked:
@@ -160,40 +159,9 @@ def _names(fd: int) -> Iterator[bytes]:
     return iter(sorted(map(os.fsencode, os.listdir(fd))))
 
 
-def remove_tree(root: Path) -> None:
-    """Delete a tree of any depth, for which shutil.rmtree recurses too deep. No error when it is not there."""
-    try:
-        cursor = Cursor(root)
-    except FileNotFoundError:
-        return
-    try:
-        while True:
-            below = None
-            for name in _names(cursor.fd):
-                if stat.S_ISDIR(os.stat(name, dir_fd=cursor.fd, follow_symlinks=False).st_mode):
-                    try:
-                        os.rmdir(name, dir_fd=cursor.fd)
-                    except OSError as error:
-                        if error.errno != errno.ENOTEMPTY:
-                            raise
-                        below = name
-                        break
-                else:
-                    os.unlink(name, dir_fd=cursor.fd)
-            if below is not None:
-                cursor.enter(below)
-            elif cursor.path:
-                cursor.leave()
-            else:
-                break
-    finally:
-        cursor.close()
-    os.rmdir(root)
-
-
 def read_xattrs(node: Node) -> Xattrs:
-    """The extended attributes that travel, by name. Blocked when the layer depends on names or data below it."""
-    found = []
+    """Return the extended attributes that travel, by name. Raise Blocked if the layer depends on host files."""
+    xattrs = []
     for name in sorted(os.listxattr(node.handle, follow_symlinks=False)):
         kept = xattr_kept(name)
         if kept is None or (name == REDIRECT and not stat.S_ISDIR(node.stat.st_mode)):
@@ -202,13 +170,13 @@ def read_xattrs(node: Node) -> Xattrs:
                 "Mount sessions with metacopy=off,index=off; copy it anew in the session.",
             )
         if kept:
-            found.append((name, os.getxattr(node.handle, name, follow_symlinks=False)))
-    return tuple(found)
+            xattrs.append((name, os.getxattr(node.handle, name, follow_symlinks=False)))
+    return tuple(xattrs)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a capture would read: names, bytes of data, and device nodes that a restore will refuse by default."""
+    """Report what a capture would read: names, bytes of data, and device nodes that a restore refuses by default."""
 
     files: int
     data_bytes: int
@@ -216,7 +184,7 @@ class Estimate:
 
 
 def measure(root: Path, exclude: Collection[bytes] = ()) -> Estimate:
-    """Count without opening any file; fit for a running session."""
+    """Estimate a capture without opening any file; usable on a running session."""
     files = 0
     total = 0
     devices = []
@@ -233,55 +201,3 @@ def measure(root: Path, exclude: Collection[bytes] = ()) -> Estimate:
             if not harmless("c" if stat.S_ISCHR(mode) else "b", rdev):
                 devices.append(node.path)
     return Estimate(files, total, tuple(devices))
-
-
-def snapshot(root: Path, see: Callable[[str], bool | None] = xattr_kept) -> dict[bytes, tuple[object, ...]]:
-    """Everything a program could see in a tree, by path, to prove that two trees are equal.
-
-    Per name: type and permissions, owner, mtime, xattrs that `see` accepts, and
-    by type size + content digest + first name of the same inode + link count,
-    link target or device number. Reads every byte.
-    """
-    view: dict[bytes, tuple[object, ...]] = {}
-    first: dict[tuple[int, int], bytes] = {}
-    for node in walk(root, one_device=False):
-        info = node.stat
-        xattrs = tuple(
-            (name, os.getxattr(node.handle, name, follow_symlinks=False))
-            for name in sorted(os.listxattr(node.handle, follow_symlinks=False))
-            if see(name)
-        )
-        own: tuple[object, ...] = ()
-        if stat.S_ISREG(info.st_mode):
-            own = (info.st_size, _content(node))
-        elif stat.S_ISLNK(info.st_mode):
-            own = (os.readlink(node.name, dir_fd=node.fd),)
-        elif not stat.S_ISDIR(info.st_mode):
-            own = (info.st_rdev,)
-        whiteout = stat.S_ISCHR(info.st_mode) and not info.st_rdev
-        if not stat.S_ISDIR(info.st_mode) and not whiteout:  # overlayfs itself links whiteouts to one inode
-            own += (info.st_nlink, first.setdefault((info.st_dev, info.st_ino), node.path))
-        view[node.path] = (info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, xattrs, *own)
-    return view
-
-
-def _content(node: Node) -> str:
-    """A digest of what a reader sees; holes are skipped unread and count as the zeros they show."""
-    digest = hashlib.sha256()
-    block = 1 << 20
-    zeros = bytes(block)
-    fd = os.open(node.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=node.fd)
-    try:
-        offset = 0
-        while offset < node.stat.st_size:
-            offset = os.lseek(fd, offset, os.SEEK_DATA) // block * block
-            data = os.pread(fd, block, offset)
-            if data != zeros[: len(data)]:
-                digest.update(b"%d:" % offset + data)
-            offset += block
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
-    finally:
-        os.close(fd)
-    return digest.hexdigest()

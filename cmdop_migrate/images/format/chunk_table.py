@@ -1,7 +1,7 @@
-"""Which chunks there are and where they lie: fixed records in one buffer, found by id.
+"""Record which chunks an image has and where they lie: fixed-size records in one buffer, found by id.
 
-A Python dict of a million chunks takes some 200 MiB; this takes 60, and what
-an image of any size costs in memory is mostly this table.
+A Python dict of a million chunks takes some 200 MiB; this takes 60. The memory that an image of any size needs is
+mostly this table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cmdop_migrate.images.format.seal import OVERHEAD
 
 RECORD = Struct(f"<{ID_BYTES}sIIII")  # id, pack number, offset, sealed length, plain size
 _PLACE = Struct("<IIII")
-_PLACES, _STARTS = Struct(f"<{ID_BYTES}xIIII"), Struct(f"<Q{RECORD.size - 8}x")  # of all, one after the other
+_PLACES, _STARTS = Struct(f"<{ID_BYTES}xIIII"), Struct(f"<Q{RECORD.size - 8}x")  # to iterate over all records
 _COUNTS = Struct("<II")
 
 
 class Place(NamedTuple):
-    """Where a sealed chunk lies. `pack` is a number in the pack list beside the table. A tuple: several are made for
-    every chunk, and a frozen dataclass takes twice as long."""
+    """Locate a sealed chunk. `pack` is a number in the pack list beside the table. A tuple, because several are made
+    for every chunk, and a frozen dataclass takes twice as long."""
 
     pack: int
     offset: int
@@ -31,18 +31,19 @@ class Place(NamedTuple):
 
 
 class ChunkTable:
-    """Append-only. Not locked: the owner serialises changes."""
+    """Store chunk records, append-only. Not locked: the owner serialises changes."""
 
     def __init__(self) -> None:
-        self.this_host = bytearray()
+        self.records = bytearray()
         self.packs: list[str] = []
         self._pack_numbers: dict[str, int] = {}
-        self._slots = array("I", bytes(4 * 1024))  # open addressing; 0 is free, else number + 1
+        self._slots = array("I", bytes(4 * 1024))  # hash table, open addressing; 0 is free, else number + 1
 
     def __len__(self) -> int:
-        return len(self.this_host) // RECORD.size
+        return len(self.records) // RECORD.size
 
     def pack_number(self, pack: str) -> int:
+        """Return the number of a pack, adding it to the list if it is new."""
         number = self._pack_numbers.get(pack)
         if number is None:
             number = self._pack_numbers[pack] = len(self.packs)
@@ -50,57 +51,58 @@ class ChunkTable:
         return number
 
     def find(self, ident: bytes) -> int:
-        """The number of the chunk, or -1."""
-        slots, this_host = self._slots, self.this_host
+        """Return the number of the chunk, or -1."""
+        slots, records = self._slots, self.records
         mask = len(slots) - 1
         at = int.from_bytes(ident[:8], "little") & mask
         while number := slots[at]:
             start = (number - 1) * RECORD.size
-            if this_host.startswith(ident, start):
+            if records.startswith(ident, start):
                 return number - 1
             at = (at + 1) & mask
         return -1
 
     def add(self, ident: bytes, place: Place) -> int:
-        """Append a chunk that is not there yet; its number."""
+        """Append a chunk that is not in the table yet, and return its number."""
         number = len(self)
         if (number + 1) * 3 > len(self._slots) * 2:
             self._grow()
-        self.this_host += RECORD.pack(ident, place.pack, place.offset, place.length, place.size)
+        self.records += RECORD.pack(ident, place.pack, place.offset, place.length, place.size)
         self._enter(ident, number)
         return number
 
     def set_place(self, number: int, place: Place) -> None:
         _PLACE.pack_into(
-            self.this_host, number * RECORD.size + ID_BYTES, place.pack, place.offset, place.length, place.size
+            self.records, number * RECORD.size + ID_BYTES, place.pack, place.offset, place.length, place.size
         )
 
     def ident(self, number: int) -> bytes:
         start = number * RECORD.size
-        return bytes(self.this_host[start : start + ID_BYTES])
+        return bytes(self.records[start : start + ID_BYTES])
 
     def place(self, number: int) -> Place:
-        return Place(*_PLACE.unpack_from(self.this_host, number * RECORD.size + ID_BYTES))
+        return Place(*_PLACE.unpack_from(self.records, number * RECORD.size + ID_BYTES))
 
     def row(self, number: int) -> tuple[bytes, int, int, int, int]:
-        """(id, pack number, offset, length, size)."""
-        return RECORD.unpack_from(self.this_host, number * RECORD.size)
+        """Return (id, pack number, offset, length, size) of one chunk."""
+        return RECORD.unpack_from(self.records, number * RECORD.size)
 
     def rows(self) -> Iterator[tuple[bytes, int, int, int, int]]:
-        """Of all, in order."""
-        return RECORD.iter_unpack(self.this_host)
+        """Iterate over the rows of all chunks, in order."""
+        return RECORD.iter_unpack(self.records)
 
     def part(self, numbers: Iterable[int], pack: int) -> bytes:
-        """Records of these chunks, all in the pack of that number, for `encode`. Left out: what has no place yet."""
+        """Return the records of these chunks, all in the pack of that number, for `encode`. Leave out chunks that have
+        no place yet."""
         rows = (self.row(number) for number in numbers if number >= 0)
         return b"".join(RECORD.pack(ident, pack, *place) for ident, _, *place in rows if place[1])
 
     def encode(self) -> bytes:
-        return encode(self.packs, self.this_host)
+        return encode(self.packs, self.records)
 
     @classmethod
     def decode(cls, data: bytes | bytearray | memoryview) -> ChunkTable:
-        """ValueError when it is not a table, points outside of a pack, or names a chunk twice."""
+        """Parse a table. Raise ValueError if it is not one, points outside a pack, or names a chunk twice."""
         table = cls()
         view = memoryview(data)
         if len(view) < _COUNTS.size:
@@ -113,8 +115,8 @@ class ChunkTable:
             table.pack_number(view[at : at + PACK_ID_BYTES].hex())
         if len(table.packs) != packs:
             raise ValueError("a pack is named twice")
-        table.this_host += view[start:]
-        for pack, offset, length, size in _PLACES.iter_unpack(table.this_host):
+        table.records += view[start:]
+        for pack, offset, length, size in _PLACES.iter_unpack(table.records):
             if pack >= packs or length < OVERHEAD or offset + length > PACK_SIZE or not 0 < size <= MAX_CHUNK:
                 raise ValueError("a chunk lies outside of any pack")
             if length > size + OVERHEAD:
@@ -123,9 +125,9 @@ class ChunkTable:
         return table
 
     def copy(self) -> ChunkTable:
-        """Another one with the same content."""
+        """Return an independent table with the same content."""
         made = ChunkTable()
-        made.this_host, made.packs = self.this_host[:], self.packs[:]
+        made.records, made.packs = self.records[:], self.packs[:]
         made._pack_numbers, made._slots = self._pack_numbers.copy(), self._slots[:]
         return made
 
@@ -138,23 +140,23 @@ class ChunkTable:
         slots[at] = number + 1
 
     def _grow(self) -> None:
-        """Room for as many again. ValueError when a chunk is there twice."""
-        count, this_host = len(self), self.this_host
+        """Rebuild the hash table with room for as many chunks again. Raise ValueError if a chunk is there twice."""
+        count, records = len(self), self.records
         size = 1024
         while size < count * 2:
             size *= 2
         slots, mask = array("I", bytes(4 * size)), size - 1
-        for number, (start,) in enumerate(_STARTS.iter_unpack(this_host), 1):
+        for number, (start,) in enumerate(_STARTS.iter_unpack(records), 1):
             at = start & mask
             while other := slots[at]:
-                ident = this_host[(number - 1) * RECORD.size : (number - 1) * RECORD.size + ID_BYTES]
-                if this_host.startswith(ident, (other - 1) * RECORD.size):
+                ident = records[(number - 1) * RECORD.size : (number - 1) * RECORD.size + ID_BYTES]
+                if records.startswith(ident, (other - 1) * RECORD.size):
                     raise ValueError("a chunk is named twice")
                 at = (at + 1) & mask
             slots[at] = number
         self._slots = slots
 
 
-def encode(packs: Sequence[str], this_host: bytes | bytearray) -> bytes:
-    """A table, as `ChunkTable.decode` reads it."""
-    return _COUNTS.pack(len(packs), len(this_host) // RECORD.size) + bytes.fromhex("".join(packs)) + this_host
+def encode(packs: Sequence[str], records: bytes | bytearray) -> bytes:
+    """Encode a table in the form that `ChunkTable.decode` reads."""
+    return _COUNTS.pack(len(packs), len(records) // RECORD.size) + bytes.fromhex("".join(packs)) + records

@@ -1,7 +1,7 @@
-"""Compression of one chunk: zstd where it shrinks it, raw where it does not.
+"""Compress one chunk: zstd where it shrinks it, raw where it does not.
 
-Level 1, by measurement (docs/decisions/0004): on process memory level 3 gives
-3 % smaller chunks for 20 % more time. A codec belongs to one thread.
+Level 1, by measurement (docs/decisions/0004): on process memory level 3 gives 3 % smaller chunks for 20 % more time. A
+codec belongs to one thread.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Buffer = bytes | bytearray | memoryview
 RAW = 0
 ZSTD = 1
 LEVEL = 1
-_WORTH = 16  # a sixteenth saved, or it is not worth a decompression on every restore
+_WORTH = 16  # compress only if it saves a sixteenth: less is not worth a decompression on every restore
 _SAMPLES, _SAMPLE = 4, 1024
 
 
 class Codec:
-    """Compressor and decompressor of one thread."""
+    """Compress and decompress in one thread."""
 
     def __init__(self, level: int = LEVEL) -> None:
         self._compressor = zstandard.ZstdCompressor(level=level, write_content_size=False, write_checksum=False)
@@ -27,7 +27,7 @@ class Codec:
         self._was_raw = False
 
     def pack(self, data: Buffer) -> tuple[int, Buffer]:
-        """(codec, payload). RAW gives `data` itself back, not a copy."""
+        """Return (codec, payload). With RAW the payload is `data` itself, not a copy."""
         if self._was_raw and not self._may_shrink(data):
             return RAW, data
         packed = self._compressor.compress(data)
@@ -35,7 +35,8 @@ class Codec:
         return (RAW, data) if self._was_raw else (ZSTD, packed)
 
     def _may_shrink(self, data: Buffer) -> bool:
-        """Random bytes come in long stretches: after one chunk of them, a look here and there tells of the next."""
+        """Guess from samples whether the data compresses. Random bytes come in long stretches, so after one
+        incompressible chunk a few samples tell about the next."""
         step = len(data) // _SAMPLES
         if step < 4 * _SAMPLE:
             return True
@@ -43,7 +44,7 @@ class Codec:
         return _is_worth(len(self._compressor.compress(sample)), len(sample))
 
     def unpack(self, codec: int, payload: Buffer, size: int) -> Buffer:
-        """Exactly `size` bytes, or ImageRefused; never allocates more than that."""
+        """Return exactly `size` bytes, or raise ImageRefused; never allocate more than that."""
         if codec == ZSTD:
             try:
                 data: Buffer = self._decompressor.decompress(payload, max_output_size=size)

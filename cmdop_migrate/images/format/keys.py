@@ -1,8 +1,7 @@
-"""The keys that seal images: a ring of master keys, one of them current.
+"""Keep the keys that seal images: a ring of master keys, one of them current.
 
-Everything else is derived from a master key by BLAKE3 with a fixed context:
-the key of the chunk ids, the AEAD key, the signing seed, the fingerprint. The
-ring lives in one 0600 file. Rotation adds a key and keeps the old ones, so old
+Everything else is derived from a master key by BLAKE3 with a fixed context: the key of the chunk ids, the AEAD key, the
+signing seed, the fingerprint. The ring lives in one 0600 file. Rotation adds a key and keeps the old ones, so old
 checkpoints stay readable; ids of different keys never meet.
 """
 
@@ -31,7 +30,7 @@ from cmdop_migrate.util import locks
 
 MASTER_BYTES = 32
 FILE_FORMAT = 1
-STALE = 60.0  # seconds: nobody is at it any more
+STALE = 60.0  # seconds after which a temporary file has no writer any more
 _BEGIN = "-----BEGIN CMDOP-MIGRATE KEYS-----"
 _END = "-----END CMDOP-MIGRATE KEYS-----"
 _CONTEXT = "cmdop-migrate 2026-11 image format 1: "
@@ -39,7 +38,7 @@ _CONTEXT = "cmdop-migrate 2026-11 image format 1: "
 
 @dataclass(frozen=True)
 class MasterKey:
-    """One master key and what is derived from it. Prints nothing secret."""
+    """Hold one master key and derive keys from it. Its repr shows no secret."""
 
     master: Secret
     created: float
@@ -66,7 +65,7 @@ class MasterKey:
 
 @dataclass(frozen=True)
 class KeyRing:
-    """All keys this host knows; the first is the current one."""
+    """Hold all keys this host knows; the first is the current one."""
 
     keys: tuple[MasterKey, ...]
 
@@ -83,11 +82,12 @@ class KeyRing:
 
     @property
     def relay_signer(self) -> Ed25519PrivateKey:
-        """The fleet's identity towards relays and clients. From the oldest key: rotation does not change it."""
+        """Return the fleet's identity towards relays and clients. Derived from the oldest key, so rotation keeps it."""
         return Ed25519PrivateKey.from_private_bytes(self.oldest.derive("relay identity"))
 
     def get(self, fingerprint: str) -> MasterKey:
-        """The key with this fingerprint; without it the image cannot be read here."""
+        """Return the key with this fingerprint. Raise ImageRefused if this host lacks it: the image cannot be read
+        here."""
         key = self.find(fingerprint)
         if key is None:
             raise ImageRefused(
@@ -102,14 +102,14 @@ def new_key() -> MasterKey:
 
 
 def load(path: Path) -> KeyRing:
-    """Read the ring. Refuses a file others can read: then the key is no secret any more."""
+    """Read the ring. Refuse a file that others can read: then the key is no longer secret."""
     try:
-        with path.open("rb") as file:  # a directory, too, is refused here
+        with path.open("rb") as file:  # refuses a directory, too
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise BadConfig(f"the key file {path} is no file", "Check key_file.")
+                raise BadConfig(f"the key file {path} is not a regular file", "Check key_file.")
             if mode & 0o077:
-                hint = f"Run: chmod 600 {path}. Then: key rotate."
+                hint = f"Run: chmod 600 {path}. Then: cmdop-migrate key rotate."
                 raise BadConfig(f"the key file {path} can be read by others", hint)
             data = file.read(1 << 20)
     except OSError as error:
@@ -121,14 +121,14 @@ def load(path: Path) -> KeyRing:
 
 
 def load_or_create(path: Path) -> KeyRing:
-    """Read the ring, or make one with a new key. Of several at once one wins; all get its key."""
+    """Read the ring, or create one with a new key. Of several concurrent callers one wins; all get its key."""
     if not path.exists():
         try:
             _write(path, KeyRing((new_key(),)), first=True)
         except FileExistsError:
-            pass  # another process was first: its key is the key
+            pass  # another process created it first: use its key
         except OSError as error:
-            raise BadConfig(f"cannot make the key file {path}: {error.strerror}", "Check key_file.") from error
+            raise BadConfig(f"cannot create the key file {path}: {error.strerror}", "Check key_file.") from error
     return load(path)
 
 
@@ -142,15 +142,15 @@ def rotate(path: Path) -> KeyRing:
 
 
 def export_text(ring: KeyRing) -> str:
-    """The whole ring as text to carry to another host. Whoever has it can read and make images."""
+    """Return the whole ring as text, to carry to another host. Anyone who has the text can read and make images."""
     body = _encode(ring)
     lines = base64.b64encode(body + blake3(body).digest(length=8)).decode()
     return "\n".join([_BEGIN, *(lines[i : i + 76] for i in range(0, len(lines), 76)), _END, ""])
 
 
 def import_text(path: Path, text: str, make_current: bool = True) -> KeyRing:
-    """Merge an exported ring into the file. Its current key becomes current here, unless told otherwise:
-    only then can the exporting host read what is sealed here from now on."""
+    """Merge an exported ring into the file. Its current key becomes current here too, so that the exporting host can
+    read what is sealed here from now on, unless `make_current` is False."""
     theirs = parse_text(text)
     if not path.exists():
         try:
@@ -158,7 +158,7 @@ def import_text(path: Path, text: str, make_current: bool = True) -> KeyRing:
                 _write(path, theirs, first=True)
             return theirs
         except FileExistsError:
-            pass  # made meanwhile: merge
+            pass  # created meanwhile: merge into it
     with _changing(path), _locked(path):
         ours = load(path)
         known = {key.fingerprint for key in theirs.keys}
@@ -171,6 +171,7 @@ def import_text(path: Path, text: str, make_current: bool = True) -> KeyRing:
 
 
 def parse_text(text: str) -> KeyRing:
+    """Parse an exported ring. Raise Usage if it is damaged or not one."""
     lines = [line.strip() for line in text.strip().splitlines()]
     hint = "Paste the whole block that cmdop-migrate key export printed."
     if len(lines) < 3 or lines[0] != _BEGIN or lines[-1] != _END:
@@ -190,7 +191,7 @@ def _encode(ring: KeyRing) -> bytes:
 
 
 def _decode(data: bytes) -> KeyRing:
-    """ValueError, with a message that quotes nothing, when it is no key ring."""
+    """Parse a key ring. Raise ValueError, with a message that quotes no key material, if it is not one."""
     try:
         table = json.loads(data)
         if table["format"] != FILE_FORMAT:
@@ -209,7 +210,7 @@ def _decode(data: bytes) -> KeyRing:
 
 
 def _write(path: Path, ring: KeyRing, first: bool = False) -> None:
-    """Replace the file atomically; `first`: only if there is none (FileExistsError)."""
+    """Replace the file atomically. `first`: create it only if it is missing, else raise FileExistsError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -220,7 +221,7 @@ def _write(path: Path, ring: KeyRing, first: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         if first:
-            os.link(temporary, path)  # as O_EXCL, and never half-written
+            os.link(temporary, path)  # exclusive as O_EXCL is, and never half-written
         else:
             os.replace(temporary, path)
     finally:
@@ -234,7 +235,7 @@ def _write(path: Path, ring: KeyRing, first: bool = False) -> None:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """What keeps us from it is a matter of the setting, or of whose the file is; a full disk is said elsewhere."""
+    """Raise BadConfig for errors caused by the setting or by file ownership; others (a full disk) pass through."""
     try:
         yield
     except (PermissionError, NotADirectoryError) as error:
@@ -243,18 +244,18 @@ def _changing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Changes to one key file happen one after the other: a lost update would lose a key."""
+    """Serialise changes to one key file: a lost update would lose a key."""
     with locks.held(path.with_name(f".{path.name}.lock")):
         _sweep(path)
         yield
 
 
 def _sweep(path: Path) -> None:
-    """Whole rings that were written, and whose writer was killed before they took their place."""
+    """Delete complete temporary rings whose writer was killed before renaming them."""
     begin = f".{path.name}."
-    for one in path.parent.iterdir():
-        rest = one.name.removeprefix(begin)
-        if one.name.startswith(begin) and len(rest) == 16 and not rest.strip("0123456789abcdef"):
+    for file in path.parent.iterdir():
+        rest = file.name.removeprefix(begin)
+        if file.name.startswith(begin) and len(rest) == 16 and not rest.strip("0123456789abcdef"):
             with contextlib.suppress(FileNotFoundError):
-                if one.stat().st_mtime < walltime() - STALE:
-                    one.unlink()
+                if file.stat().st_mtime < walltime() - STALE:
+                    file.unlink()

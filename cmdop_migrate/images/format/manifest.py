@@ -1,9 +1,8 @@
-"""The manifest: what a checkpoint is made of. Small, sealed, signed, bound to its name, published last.
+"""Define the manifest: what a checkpoint is made of. Small, sealed, signed, bound to its name, published last.
 
-On the wire one JSON object {format, key, body, signature}. `body` is the sealed
-canonical JSON of the fields below; the Ed25519 signature covers it together
-with the session and checkpoint in the object's name. Nothing of it is parsed
-before the signature holds, and nothing is believed afterwards without a check.
+On the wire it is one JSON object {format, key, body, signature}. `body` is the sealed canonical JSON of the fields
+below; the Ed25519 signature covers it together with the session and checkpoint in the object's name. Nothing in it is
+parsed before the signature is verified, and no field is used without a check.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ _U64 = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
-class Direct:
-    """A piece of the chunk table: found without the table."""
+class TablePiece:
+    """Locate one chunk of the chunk table itself, which must be found without the table."""
 
     ident: bytes
     pack: int
@@ -41,7 +40,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class Blob:
-    """A named byte string: numbers of its chunks, in order."""
+    """Describe a named byte string by the numbers of its chunks, in order."""
 
     size: int
     chunks: tuple[int, ...]
@@ -49,7 +48,7 @@ class Blob:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One checkpoint. `facts` is the caller's own JSON object; nothing here looks into it."""
+    """Describe one checkpoint. `facts` is the caller's own JSON object; this package does not look into it."""
 
     session: str
     checkpoint: str
@@ -58,7 +57,7 @@ class Manifest:
     created: float
     parent: str | None
     packs: tuple[str, ...]
-    table: tuple[Direct, ...]
+    table: tuple[TablePiece, ...]
     blobs: Mapping[str, Blob]
     sizes: Mapping[str, int]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -68,9 +67,9 @@ class Manifest:
         return layout.manifest_name(self.session, self.checkpoint)
 
     @property
-    def is_birth(self) -> bool:
-        """A branch began with it: what it holds is another session's (birth.py)."""
-        return layout.is_birth(self.session, self.checkpoint)
+    def is_fork(self) -> bool:
+        """Return True if a fork started with it: its content is another session's (store/fork_manifest.py)."""
+        return layout.is_fork(self.session, self.checkpoint)
 
 
 def encode(manifest: Manifest, key: MasterKey) -> bytes:
@@ -97,9 +96,9 @@ def encode(manifest: Manifest, key: MasterKey) -> bytes:
 
 
 def decode(session: str, checkpoint: str, data: bytes, ring: KeyRing) -> Manifest:
-    """The manifest stored under this name, or ImageRefused."""
+    """Return the manifest stored under this name. Raise ImageRefused if it is not authentic or not well-formed."""
     if len(data) > MAX_MANIFEST:
-        raise refused("it is absurdly large")
+        raise refused("it is too large")
     envelope = _parse(data)
     if set(envelope) != {"format", "key", "body", "signature"}:
         raise refused("it is not a manifest")
@@ -113,13 +112,13 @@ def decode(session: str, checkpoint: str, data: bytes, ring: KeyRing) -> Manifes
     except (ValueError, InvalidSignature):
         raise refused("its signature is wrong") from None
     if _envelope(key.fingerprint, sealed, signature) != data:
-        raise refused("it is not in canonical form")  # one manifest, one spelling: hex and base64 allow several
+        raise refused("it is not in canonical form")  # one encoding only: hex and base64 allow several
     codec, body = Sealer(key).check(MANIFEST, bound, sealed, len(sealed) - OVERHEAD)
     if codec != RAW:
         raise refused("unknown compression")
     manifest = _fields(_parse(body), key.fingerprint)
     if (manifest.session, manifest.checkpoint) != (session, checkpoint):
-        raise refused("it belongs under another name")
+        raise refused("it is stored under the wrong name")
     return manifest
 
 
@@ -154,7 +153,7 @@ def _fields(body: dict[str, Any], key: str) -> Manifest:
     )
 
 
-def _direct(row: object, packs: int) -> Direct:
+def _direct(row: object, packs: int) -> TablePiece:
     values = _list(row)
     if len(values) != 5:
         raise refused("a table piece has the wrong shape")
@@ -166,8 +165,8 @@ def _direct(row: object, packs: int) -> Direct:
     if len(ident) != layout.ID_BYTES or pack >= packs or offset + length > layout.PACK_SIZE:
         raise refused("a table piece lies outside of any pack")
     if not OVERHEAD <= length <= size + OVERHEAD or not 0 < size <= layout.MAX_CHUNK:
-        raise refused("a table piece has an absurd size")
-    return Direct(ident, pack, offset, length, size)
+        raise refused("a table piece has an impossible size")
+    return TablePiece(ident, pack, offset, length, size)
 
 
 def _blob(row: object) -> Blob:
@@ -176,7 +175,7 @@ def _blob(row: object) -> Blob:
         raise refused("a blob has the wrong shape")
     size, chunks = _number(values[0]), tuple(_number(value) for value in _list(values[1]))
     if not len(chunks) <= size <= len(chunks) * layout.MAX_CHUNK:
-        raise refused("a blob has an absurd size")
+        raise refused("a blob has an impossible size")
     return Blob(size, chunks)
 
 
@@ -222,7 +221,7 @@ def _parse(data: bytes) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
         if len(table) != len(pairs):
-            raise refused("a name is there twice")
+            raise refused("a name occurs twice")
         return table
 
     try:

@@ -1,9 +1,9 @@
-"""Packs: some MiB of sealed chunks in one object, because requests cost more than bytes.
+"""Define packs: some MiB of sealed chunks in one object, because requests cost more than bytes.
 
     sealed chunk | sealed chunk | … | sealed trailer | trailer's plain size (u32) | key fingerprint (16) | magic (8)
 
-The trailer lists (id, offset, length, plain size) of every chunk. Readers go by
-the manifest's table and never need it; it lets an index be rebuilt.
+The trailer lists (id, offset, length, plain size) of every chunk. Readers use the manifest's table and never need the
+trailer; from it an index can be rebuilt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TAIL = OVERHEAD + _FOOT.size
 
 
 class Pack:
-    """One pack being filled. Space is handed out under the owner's lock, then filled by any thread."""
+    """Hold one pack while it is filled. Space is reserved under the owner's lock, then filled by any thread."""
 
     def __init__(self, ident: str, buffer: bytearray) -> None:
         self.ident = ident
@@ -38,7 +38,7 @@ class Pack:
         return self.used + length + len(self._entries) + ENTRY.size + TAIL <= PACK_SIZE
 
     def reserve(self, ident: bytes, number: int, length: int, size: int) -> int:
-        """Room for a sealed chunk; where it begins."""
+        """Reserve room for a sealed chunk, and return its offset."""
         offset = self.used
         self._entries += ENTRY.pack(ident, offset, length, size)
         self.numbers.append(number)
@@ -47,7 +47,7 @@ class Pack:
         return offset
 
     def finish(self, sealer: Sealer) -> int:
-        """Append trailer and foot; the pack's length."""
+        """Append trailer and foot, and return the pack's length."""
         entries = bytes(self._entries)
         end = self.used + len(entries) + OVERHEAD
         view = memoryview(self.buffer)
@@ -58,8 +58,8 @@ class Pack:
 
 
 def read_trailer(pack: str, tail: bytes, length: int, sealer: Sealer) -> list[tuple[bytes, int, int, int]]:
-    """The entries of a pack of `length` bytes, from its last bytes. ImageRefused unless they describe all of the pack
-    without gap or overlap. `tail` may be too short: then ask `trailer_length` first."""
+    """Return the entries of a pack of `length` bytes from its last bytes. Raise ImageRefused unless they describe the
+    whole pack without gap or overlap. `tail` may be too short: ask `trailer_length` first."""
     need = trailer_length(tail, sealer.fingerprint)
     if len(tail) < need or length < need:
         raise refused(pack, "its trailer is cut short")
@@ -78,7 +78,7 @@ def read_trailer(pack: str, tail: bytes, length: int, sealer: Sealer) -> list[tu
 
 
 def sealed_by(tail: bytes) -> str | None:
-    """The fingerprint of the key that a pack with these last bytes says it is of; None: it does not end as a pack."""
+    """Return the key fingerprint in the last bytes of a pack, or None if they are not the end of a pack."""
     if len(tail) < _FOOT.size:
         return None
     _, key, magic = _FOOT.unpack_from(tail, len(tail) - _FOOT.size)
@@ -86,7 +86,7 @@ def sealed_by(tail: bytes) -> str | None:
 
 
 def trailer_length(tail: bytes, fingerprint: str) -> int:
-    """How many bytes at the end of the pack are trailer and foot."""
+    """Return how many bytes at the end of the pack are trailer and foot."""
     if len(tail) < _FOOT.size:
         raise ImageRefused("a pack is cut short", HINT)
     size, key, magic = _FOOT.unpack_from(tail, len(tail) - _FOOT.size)

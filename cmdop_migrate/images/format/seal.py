@@ -1,9 +1,8 @@
-"""Authenticated encryption of everything that is stored, bound to what it is and where it belongs.
+"""Encrypt and authenticate everything that is stored, bound to what it is and where it belongs.
 
-A sealed thing is  codec (1) | nonce (12) | AES-256-GCM ciphertext and tag.  The
-associated data is the format, kind, codec, plain size and the 32-byte id, so a
-chunk that was swapped, replayed, relabelled or cut does not open. With random
-96-bit nonces one key may seal 2^32 chunks (256 TiB); rotate long before.
+A sealed part is  codec (1) | nonce (12) | AES-256-GCM ciphertext and tag.  The associated data is the format, kind,
+codec, plain size and the 32-byte id, so a chunk that was swapped, replayed, relabelled or cut does not open. With
+random 96-bit nonces one key may seal 2^32 chunks (256 TiB); rotate long before that.
 """
 
 from __future__ import annotations
@@ -20,38 +19,38 @@ from cmdop_migrate.images.format.codec import HINT, RAW, Buffer, Codec
 from cmdop_migrate.images.format.keys import MasterKey
 from cmdop_migrate.images.format.layout import FORMAT, ID_BYTES
 
-CHUNK, TRAILER, INDEX, MANIFEST, GROUPS = 1, 2, 3, 4, 5
+CHUNK, TRAILER, INDEX, MANIFEST, FINGERPRINTS = 1, 2, 3, 4, 5
 NONCE = 12
 TAG = 16
 HEAD = 1 + NONCE
 OVERHEAD = HEAD + TAG
 _AAD = struct.Struct(f"<14sHBBI{ID_BYTES}s")
 _MAGIC = b"cmdop-migrate\0"
-_SAME = bytes(NONCE)  # its key seals nothing: the same content must give the same value
+_FIXED = bytes(NONCE)  # for fingerprints only, whose key seals nothing: equal content must give an equal value
 _CHANGED = "a sealed part was changed, swapped or damaged"
 
 
 class Sealer:
-    """Seals and opens with one master key. May be shared between threads."""
+    """Seal and open with one master key. May be shared between threads."""
 
     def __init__(self, key: MasterKey) -> None:
         self.fingerprint = key.fingerprint
         self._aead = AESGCM(key.seal_key.reveal())
         self._id_key = key.id_key.reveal()
-        self._groups = AESGCM(key.derive("groups of windows"))
+        self._fingerprint_aead = AESGCM(key.derive("groups of windows"))
 
     def id_of(self, data: Buffer) -> bytes:
-        """The chunk id: says nothing about the content to anyone without the key."""
+        """Return the chunk id, which reveals nothing about the content to anyone without the key."""
         return blake3(data, key=self._id_key).digest()
 
-    def group_of(self, data: Buffer) -> bytes:
-        """Tells whether several chunks are what they were, in half the time that a digest takes: a universal hash
-        (GHASH) under a key that nobody else has. Two contents get the same with a chance of 2^-110 for each megabyte,
-        as long as no such value is seen outside: keep them sealed. It is no chunk's id."""
-        return self._groups.encrypt(_SAME, b"", data)
+    def fingerprint_of(self, data: Buffer) -> bytes:
+        """Return a fingerprint of several chunks, to tell whether they changed, in half the time of a digest. It is a
+        universal hash (GHASH) under a key that no other party has. Two contents collide with probability 2^-110 per
+        megabyte, as long as no fingerprint is seen outside: keep them sealed. It is never used as a chunk id."""
+        return self._fingerprint_aead.encrypt(_FIXED, b"", data)
 
     def nonces(self, count: int) -> list[bytes]:
-        """For as many `seal_into`, at the price of one: each is a call to the kernel."""
+        """Return nonces for `count` calls of `seal_into` with a single call to the kernel."""
         data = os.urandom(NONCE * count)
         return [data[at : at + NONCE] for at in range(0, len(data), NONCE)]
 
@@ -65,7 +64,7 @@ class Sealer:
         plain_size: int,
         nonce: bytes | None = None,
     ) -> None:
-        """Fill `out`, which is exactly len(payload) + OVERHEAD long. `nonce`: one of `nonces`, for nothing else."""
+        """Fill `out`, which is exactly len(payload) + OVERHEAD long. `nonce`: one of `nonces`, used only here."""
         nonce = nonce or os.urandom(NONCE)
         out[0] = codec
         out[1:HEAD] = nonce
@@ -77,7 +76,7 @@ class Sealer:
         return out
 
     def check(self, kind: int, ident: bytes, sealed: Buffer, plain_size: int) -> tuple[int, bytes]:
-        """(codec, payload) when every bit is as sealed; else ImageRefused."""
+        """Return (codec, payload) if every bit is as sealed; else raise ImageRefused."""
         view = memoryview(sealed)
         if len(view) < OVERHEAD:
             raise ImageRefused("a sealed part is cut short", HINT)
@@ -91,7 +90,7 @@ class Sealer:
         return codec, payload
 
     def prove(self, ident: bytes, sealed: memoryview, plain_size: int, scratch: memoryview) -> None:
-        """As `check` of a chunk, for who does not want what is in it; `scratch` has room for that."""
+        """Verify a chunk as `check` does without returning its content; `scratch` must have room for it."""
         if len(sealed) < OVERHEAD:
             raise ImageRefused("a sealed part is cut short", HINT)
         aad = _AAD.pack(_MAGIC, FORMAT, CHUNK, sealed[0], plain_size, ident)
@@ -101,9 +100,9 @@ class Sealer:
             raise ImageRefused(_CHANGED, HINT) from None
 
     def open_into(self, out: memoryview, ident: bytes, sealed: Buffer, codec: Codec) -> None:
-        """The plaintext of a chunk of just this size: tag and size checked. The tag vouches for the id, which was
-        digested before it was sealed, so memory on its way back is not digested once more. What is in `out` after a
-        refusal means nothing."""
+        """Decrypt a chunk of exactly this size into `out`, checking tag and size. The tag vouches for the id, which was
+        computed before sealing, so memory being restored is not digested again. After ImageRefused the content of `out`
+        is undefined."""
         view = memoryview(sealed)
         if len(view) == len(out) + OVERHEAD and view[0] == RAW:
             try:
@@ -116,7 +115,7 @@ class Sealer:
             out[:] = codec.unpack(kind, payload, len(out))
 
     def open_chunk(self, ident: bytes, sealed: Buffer, plain_size: int, codec: Codec) -> Buffer:
-        """The plaintext of a chunk: tag, size and digest checked."""
+        """Return the plaintext of a chunk, with tag, size and digest checked."""
         kind, payload = self.check(CHUNK, ident, sealed, plain_size)
         data = codec.unpack(kind, payload, plain_size)
         if self.id_of(data) != ident:

@@ -1,8 +1,7 @@
-"""How memory is cut: on 64 KiB boundaries of the virtual address. Pure.
+"""Cut memory into windows on 64 KiB boundaries of the virtual address. Pure.
 
-The cut depends on which pages exist with which flags and on nothing else: not
-on the sizes of CRIU's messages, nor on ours. So a region that did not change
-gives the same chunks in the next checkpoint.
+The cut depends only on which pages exist with which flags, not on the sizes of CRIU's messages or of our buffers. So a
+region that did not change gives the same chunks in the next checkpoint.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from cmdop_migrate.images.format.layout import NO_CHUNK, PAGE, WINDOW
 
 _HEAD = Struct("<II")
 _SEGMENT = Struct("<QQHBx")
-_ADDRESSES = 1 << 57  # five-level page tables; shared memory is addressed by offset
+_ADDRESSES = 1 << 57  # limit of five-level page tables; shared memory is addressed by offset
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Consecutive pages with the same flags. Without `present` there are no bytes (holes, pages of a parent)."""
+    """Describe consecutive pages with the same flags. Without `present` there are no bytes (holes, parent pages)."""
 
     vaddr: int
     pages: int
@@ -39,7 +38,7 @@ class Segment:
 
 
 def windows(vaddr: int, size: int) -> Iterator[tuple[int, int]]:
-    """(offset from vaddr, size) of each chunk: whole windows, and shorter ones at the two ends."""
+    """Yield (offset from vaddr, size) of each chunk: whole windows, and shorter ones at the two ends."""
     offset = 0
     while offset < size:
         step = min(WINDOW - (vaddr + offset) % WINDOW, size - offset)
@@ -56,10 +55,10 @@ def pages_refused(why: str) -> ImageRefused:
 
 
 class PageTable:
-    """The memory of one process or shared segment: segments in address order, and a chunk number for each window."""
+    """Map the memory of one process or shared segment: segments in address order, and a chunk number per window."""
 
     def __init__(self, segments: Sequence[Segment], refs: array[int]) -> None:
-        """Checks everything it is given: it may come from an image."""
+        """Check everything it is given: it may come from an image. Raise ImageRefused if it is inconsistent."""
         counts, end = [0], 0
         for segment in segments:
             size = segment.pages * PAGE
@@ -78,24 +77,24 @@ class PageTable:
 
     @property
     def size(self) -> int:
-        """Bytes of memory with content, zero windows included."""
+        """Return the bytes of memory with content, zero windows included."""
         return sum(segment.pages for segment in self.segments if segment.present) * PAGE
 
     def find(self, vaddr: int) -> Segment | None:
-        """The segment with bytes for this address."""
+        """Return the segment with bytes for this address, or None."""
         at = bisect_right(self._starts, vaddr) - 1
         if at < 0 or vaddr >= self.segments[at].end or not self.segments[at].present:
             return None
         return self.segments[at]
 
     def slot(self, segment: Segment, vaddr: int) -> int:
-        """The place in `refs` of the window that holds `vaddr`."""
+        """Return the position in `refs` of the window that holds `vaddr`."""
         first = self._first[bisect_right(self._starts, segment.vaddr) - 1]
         return first + vaddr // WINDOW - segment.vaddr // WINDOW
 
     def sized_refs(self) -> Iterator[tuple[array[int], int]]:
-        """(chunk numbers, size that their windows demand) of all windows, in order: those of a segment between its
-        first and its last at once."""
+        """Yield (chunk numbers, size that their windows require) of all windows, in order. The inner windows of a
+        segment come together."""
         for segment, (at, end) in zip(self.segments, pairwise(self._first), strict=True):
             if end - at == 1:
                 yield self.refs[at:end], segment.pages * PAGE
@@ -135,7 +134,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Extent:
-    """Bytes that lie one after the other, both in memory and in a buffer. `refs` is filled in when they are stored."""
+    """Describe bytes that are contiguous both in memory and in a buffer. `refs` is filled in when they are stored."""
 
     dst: str
     vaddr: int
@@ -147,7 +146,7 @@ class Extent:
 
 
 def table_of(extents: Iterable[Extent]) -> PageTable:
-    """Join the extents of one target, in address order, whatever order and pieces they came in."""
+    """Join the extents of one target into a table, in address order, independent of their order and cut."""
     segments: list[Segment] = []
     refs = array("I")
     for extent in sorted(extents, key=lambda e: e.vaddr):

@@ -1,9 +1,8 @@
-"""Sealed chunks of one checkpoint, brought from the store into a local file, each checked as it arrives.
+"""Cache the sealed chunks of one checkpoint in a local file, each verified as it arrives from the store.
 
 The file holds spans: neighbouring chunks of one pack, read with one request. Packs of a store on the same disk are not
-copied: they get a second name beside the file.
-Spans arrive all at once (`fill`), or on demand and in the background (`lazy`).
-Bytes that do not verify are never written, never returned.
+copied but hard-linked beside the file. Spans arrive all at the start (`fill`), or on demand and by prefetch in the
+background (`start_background`). Bytes that do not verify are never written and never returned.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util import bulk_io
 from cmdop_migrate.util.worker_process import Offspring, close_all
 
-LINKS = "pack-*"  # names of packs that were linked, beside the file
-WORTH, MOST = 64 << 20, 4  # bytes on this disk that are checked by processes, and how many of these
-LOCAL = 2  # threads that read from this disk: more only wait for each other's interpreter
-RECENT = 4  # spans that a thread keeps while it streams
+LINKS = "pack-*"  # names of linked packs, beside the file
+CHECK_IN_PROCESSES, MOST_PROCESSES = 64 << 20, 4  # local bytes from which on processes check chunks, and how many
+LOCAL = 2  # threads that read from this disk: more only wait for the interpreter lock
+RECENT = 4  # spans that a streaming thread keeps
 _ABSENT, _COMING, _HERE = 0, 1, 2
-_TRUE = b"1"
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 5.0
+_VERIFIED = b"1"
+_FIRST_RETRY_WAIT, _LONGEST_RETRY_WAIT = 0.2, 5.0
 _STOP_WAIT = 1.0
 _logger = log.get("images.cache")
 
 
-class Base:
-    """An image that is here already: what another one shares with it need not be fetched again."""
+class BaseImage:
+    """Give access to an image that is already local, so that chunks shared with it are not fetched again."""
 
-    def __init__(self, table: ChunkTable, cache: SealedCache) -> None:
+    def __init__(self, table: ChunkTable, cache: ChunkCache) -> None:
         self._table, self._cache = table, cache
 
     def find(self, ident: bytes, length: int) -> int:
-        """The number here of a chunk sealed to that many bytes; -1: it is not here."""
+        """Return the number here of a chunk sealed to that many bytes, or -1."""
         number = self._table.find(ident)
         return number if number >= 0 and self._table.place(number).length == length else -1
 
@@ -61,21 +60,21 @@ class Base:
         return self._cache.descriptors()
 
 
-class SealedCache:
-    """Answers `sealed(number)` from the file; `fill` or `start_background` brings the rest."""
+class ChunkCache:
+    """Answer `sealed(number)` from the file; `fill` or `start_background` fetches the rest."""
 
     def __init__(
         self,
-        store: Store | None,
+        store: Store,
         manifest: Manifest,
         table: ChunkTable,
         sealer: Sealer,
         path: Path,
         on_stall: Callable[[float, Unreachable | None], None] | None = None,
-        base: Base | None = None,
+        base: BaseImage | None = None,
     ) -> None:
-        """Without a store everything is in the file already. With `on_stall` an unreachable store is asked again until
-        it answers, and each failure reported with the seconds waited so far, then None; without, it is an error."""
+        """Plan the spans and create the file. With `on_stall`, retry an unreachable store until it answers, and report
+        each failure with the seconds waited so far, then None; without it an unreachable store is an error."""
         self._store, self._manifest, self._table, self._sealer = store, manifest, table, sealer
         self._on_stall = on_stall
         self._base = base
@@ -87,43 +86,43 @@ class SealedCache:
         for at, span in enumerate(self._spans):
             for number in span.numbers:
                 self._span_of[number] = at
-        self._state = bytearray([_ABSENT if store else _HERE]) * len(self._spans)
+        self._state = bytearray([_ABSENT]) * len(self._spans)
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
         self._path = path
         self._linking = threading.Lock()
-        self._links: dict[int, int | None] = {}  # pack -> its descriptor, where it lies on this disk as it is
+        self._links: dict[int, int | None] = {}  # pack -> descriptor of its link, None if it cannot be linked
         self._local = threading.local()
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC if store else os.O_RDONLY
-        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
     @property
     def size(self) -> int:
-        """Bytes of the file when all is there."""
+        """Return the size of the file once all spans are there."""
         return self._spans[-1].base + self._spans[-1].end - self._spans[-1].start if self._spans else 0
 
     @property
     def missing(self) -> int:
-        """Spans that are not here yet."""
+        """Return the number of spans that are not local yet."""
         return len(self._state) - self._state.count(_HERE)
 
     def descriptors(self) -> set[int]:
-        """What another process that has a copy of this must keep open, once all is here."""
+        """Return the descriptors that a forked process must keep open to read from here, once all spans are local."""
         own = {self._fd, *(fd for fd in self._links.values() if fd is not None)}
         return own if self._base is None else own | self._base.descriptors()
 
     def sealed(self, number: int) -> bytes | memoryview:
-        """The sealed bytes of a chunk, as stored; fetched now if need be."""
+        """Return the sealed bytes of a chunk, as stored; fetch it now if necessary."""
         if self._base is not None and self._in_base[number] >= 0:
             return self._base.sealed(self._in_base[number])
         place = self._table.place(number)
         return self._here(self._span(number)[1], place.offset, memoryview(bytearray(place.length)))
 
     def stream(self, number: int) -> tuple[bytes, bytes | memoryview]:
-        """Its id, and the same, for a thread that will ask for its neighbours next; good until then. Neighbours in
-        memory lie in several packs, as many as there were checkpoints since they changed: the last few stay."""
+        """Return the id and sealed bytes of a chunk, for a thread that reads its neighbours next; valid until then.
+        Neighbours in memory lie in several packs, one per checkpoint since they changed, so the last few spans are
+        kept."""
         ident, _, offset, length, _ = self._table.row(number)
         if self._base is not None and self._in_base[number] >= 0:
             return ident, self._base.sealed(self._in_base[number])
@@ -132,26 +131,26 @@ class SealedCache:
         data = recent.pop(at, None)
         if data is None:
             oldest = recent.pop(next(iter(recent))).obj if len(recent) >= RECENT else bulk_io.buffer(SPAN)
-            data = self._here(span, span.start, _room(oldest, span.end - span.start))
-        recent[at] = data  # the last one now
+            data = self._here(span, span.start, _room_in(oldest, span.end - span.start))
+        recent[at] = data  # most recently used
         begin = offset - span.start
         return ident, data[begin : begin + length]
 
     def _span(self, number: int) -> tuple[int, Span]:
-        """Where a chunk is, which is here now."""
+        """Return the span of a chunk and its position, after fetching it if necessary."""
         at = self._span_of[number]
         if self._state[at] != _HERE:
             self._demand(at)
         return at, self._spans[at]
 
     def _scratch(self, size: int) -> memoryview:
-        """A buffer of this thread's own, for what is done with before the next is asked for."""
-        room = _room(self._local.__dict__.get("scratch", bytearray()), size)
+        """Return this thread's scratch buffer, valid until its next call."""
+        room = _room_in(self._local.__dict__.get("scratch", bytearray()), size)
         self._local.scratch = room.obj
         return room
 
     def _here(self, span: Span, offset: int, data: memoryview) -> memoryview:
-        """A part of a span that is here."""
+        """Read a part of a span that is local."""
         fd = self._link(span.pack)
         at = offset if fd is not None else span.base + offset - span.start
         if bulk_io.read(fd if fd is not None else self._fd, data, at) != len(data):
@@ -166,21 +165,17 @@ class SealedCache:
 
     def _open_link(self, pack: int) -> int | None:
         path = self._path.with_name(LINKS.replace("*", str(pack)))
-        if self._store is not None:
-            path.unlink(missing_ok=True)
-            if not self._store.link(layout.pack_name(self._manifest.packs[pack]), path):
-                return None
-        try:
-            return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+        path.unlink(missing_ok=True)
+        if not self._store.link(layout.pack_name(self._manifest.packs[pack]), path):
             return None
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def fill(self, parallel: int = 4) -> None:
-        """Bring everything. The first failure stops it and is raised."""
+        """Fetch everything. The first failure stops it and is raised."""
         groups = neighbours(self._spans)
         if self._spans and self._link(self._spans[0].pack) is not None:
             parallel = min(parallel, LOCAL)
-            if self.size >= WORTH:
+            if self.size >= CHECK_IN_PROCESSES:
                 groups = self._by_processes(groups)
         with ThreadPoolExecutor(parallel, "fetch") as pool:
             jobs = [pool.submit(self._fetch, group) for group in groups]
@@ -193,11 +188,11 @@ class SealedCache:
             job.result()
 
     def _by_processes(self, groups: list[list[int]]) -> list[list[int]]:
-        """What lies on this disk is checked by processes; -> what none of them vouched for."""
+        """Verify linked packs in processes. Return the groups that none of them verified."""
         linked = [self._link(self._spans[group[0]].pack) is not None for group in groups]
         here = [group for group, is_linked in zip(groups, linked, strict=True) if is_linked]
         left = [group for group, is_linked in zip(groups, linked, strict=True) if not is_linked]
-        count = min(MOST, os.cpu_count() or 1)
+        count = min(MOST_PROCESSES, os.cpu_count() or 1)
         shares = [here[n::count] for n in range(count)]
         made: list[Offspring] = []
         try:
@@ -205,34 +200,33 @@ class SealedCache:
                 for share in shares:
                     made.append(Offspring(partial(self._vouch, share), self.descriptors()))
             except OSError as error:
-                _logger.warning("no more processes to check chunks with: %s", error)
-            for share, one in zip_longest(shares, made):
-                if one is not None and all(one.hear() == _TRUE for _ in share):
+                _logger.warning("cannot start more processes to check chunks: %s", error)
+            for share, worker in zip_longest(shares, made):
+                if worker is not None and all(worker.hear() == _VERIFIED for _ in share):
                     self._arrived([at for group in share for at in group])
                 else:
-                    left += share  # whatever it was, it is seen here, too, and can be told
+                    left += share  # this process checks it again, and so finds and reports the cause
         finally:
             close_all(made)
         return left
 
     def _vouch(self, share: list[list[int]], sock: socket.socket) -> None:
-        """In the process."""
+        """Verify a share of the groups, in a worker process."""
         for group in share:
             self._check(group, self._local_data(group))
-            sock.sendall(_TRUE)
+            sock.sendall(_VERIFIED)
 
     def reserve(self) -> None:
-        """Room on this disk for all that is to come: nobody else gets it meanwhile. OSError when there is none."""
+        """Allocate the disk space for all spans in advance. Raise OSError if there is not enough."""
         if self._spans and self._link(self._spans[0].pack) is None:
             try:
                 os.posix_fallocate(self._fd, 0, self.size)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # of a file system that knows no such thing
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system without fallocate
                     raise
 
     def check_store(self) -> None:
-        """That the store has every pack that is needed, as far as it is: ImageRefused. Nothing is brought."""
-        assert self._store is not None
+        """Check that the store has every needed pack in the needed length, else raise ImageRefused. Fetch nothing."""
         needed: dict[str, int] = {}
         for span in self._spans:
             pack = self._manifest.packs[span.pack]
@@ -240,9 +234,9 @@ class SealedCache:
         check_packs(self._store, needed)
 
     def bring(self, numbers: Iterable[int], parallel: int = 4) -> None:
-        """These chunks, now, and whatever lies between them."""
-        wanted = {self._span_of[number] for number in numbers}
-        groups = [[at for at in group if at in wanted] for group in neighbours(self._spans)]
+        """Fetch the spans of these chunks now."""
+        needed = {self._span_of[number] for number in numbers}
+        groups = [[at for at in group if at in needed] for group in neighbours(self._spans)]
 
         def run(group: list[int]) -> None:
             for part in self._claim(group):
@@ -252,7 +246,7 @@ class SealedCache:
             list(pool.map(run, filter(None, groups)))
 
     def start_background(self, parallel: int = 2) -> None:
-        """Bring what is missing while `sealed` is answered on demand. Once."""
+        """Prefetch missing spans in the background while `sealed` is answered on demand. Further calls do nothing."""
         if self._threads:
             return
         groups = neighbours(self._spans)
@@ -267,24 +261,16 @@ class SealedCache:
                 while not self._closed.is_set() and (group := take()) is not None:
                     for part in self._claim(group):
                         self._fetch(part)
-            except BaseException as error:  # noqa: BLE001  a supervising loop: every reader is told
+            except BaseException as error:  # noqa: BLE001  a supervising loop: every reader gets it
                 self._fail(error)
 
         self._threads = [threading.Thread(target=run, name=f"fill-{n}", daemon=True) for n in range(parallel)]
         for thread in self._threads:
             thread.start()
 
-    def wait_filled(self, timeout: float | None = None) -> bool:
-        """Until everything is here; False when the time ran out. Raises what made it impossible."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.failure or not self.missing, timeout)
-        if self.failure:
-            raise self.failure
-        return not self.missing
-
     def stop(self) -> bool:
-        """Nothing more is fetched; whoever waits for the store is told. False: it keeps one waiting, who may be at it
-        for a minute yet."""
+        """Stop fetching, and fail readers that wait for the store. Return False if a thread is still blocked in a
+        request, which may take another minute."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -294,9 +280,9 @@ class SealedCache:
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
-        """When nobody reads any more."""
+        """Close the files. Call it when there are no more readers."""
         if not self.stop():
-            return  # it has them in use: they go when we do
+            return  # a thread still uses the descriptors: they are closed with the process
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -306,7 +292,7 @@ class SealedCache:
         self._links.clear()
 
     def _claim(self, group: list[int]) -> list[list[int]]:
-        """Mark the absent ones as coming; -> stretches of neighbours."""
+        """Mark the absent spans as coming, and return them as stretches of neighbours."""
         parts: list[list[int]] = []
         with self._changed:
             for at in group:
@@ -336,7 +322,7 @@ class SealedCache:
             raise
 
     def _fetch(self, group: list[int]) -> None:
-        """Read the spans with one request, check every chunk, keep them."""
+        """Read the spans with one request, verify every chunk, and keep them."""
         first, last = self._spans[group[0]], self._spans[group[-1]]
         if self._link(first.pack) is not None:
             self._check(group, self._local_data(group))
@@ -352,7 +338,7 @@ class SealedCache:
         return self._here(first, first.start, self._scratch(last.end - first.start))
 
     def _check(self, group: list[int], data: memoryview) -> None:
-        """ImageRefused unless every chunk in these spans is as it was sealed."""
+        """Raise ImageRefused unless every chunk in these spans is as it was sealed."""
         start, scratch = self._spans[group[0]].start, memoryview(bytearray(layout.MAX_CHUNK))
         for at in group:
             for number in self._spans[at].numbers:
@@ -367,12 +353,11 @@ class SealedCache:
             self._changed.notify_all()
 
     def _read(self, pack: int, start: int, length: int) -> bytes:
-        assert self._store is not None
-        began, pause = boottime(), _FIRST_WAIT
+        began, pause = boottime(), _FIRST_RETRY_WAIT
         while True:
             try:
                 data = read_range(self._store, self._manifest.packs[pack], start, length)
-                if pause > _FIRST_WAIT and self._on_stall is not None:
+                if pause > _FIRST_RETRY_WAIT and self._on_stall is not None:
                     self._on_stall(boottime() - began, None)
                 return data
             except Unreachable as error:
@@ -381,7 +366,7 @@ class SealedCache:
                 self._on_stall(boottime() - began, error)
                 if self._closed.wait(pause):
                     raise StoreUnreachable("closed while waiting for the store", error.hint) from error
-                pause = min(pause * 2, _LONGEST_WAIT)
+                pause = min(pause * 2, _LONGEST_RETRY_WAIT)
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
@@ -389,7 +374,7 @@ class SealedCache:
             self._changed.notify_all()
 
 
-def _room(buffer: object, size: int) -> memoryview:
-    """So much of it, or of a larger one."""
+def _room_in(buffer: object, size: int) -> memoryview:
+    """Return `size` bytes of the buffer, or of a new one if it is too small."""
     assert isinstance(buffer, bytearray)
     return memoryview(buffer if len(buffer) >= size else bulk_io.buffer(max(size, SPAN)))[:size]

@@ -1,4 +1,4 @@
-"""The chunk table of a checkpoint, read back from the store and checked against its manifest."""
+"""Load the chunk table of a checkpoint from the store, and check it against the manifest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cmdop_migrate.images.format.windows import PageTable, pages_refused
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.util import threads
 
-FEW, PAGE = 4, 1000  # packs; S3 tells of so many objects in one answer
-ASKING = 16  # requests at a time
+FEW, PAGE = 4, 1000  # packs; S3 lists at most 1000 objects per request
+STATS_AT_A_TIME = 16
 
 
 def load_table(store: Store, manifest: Manifest, sealer: Sealer) -> ChunkTable:
-    """ImageRefused when a piece is missing or damaged, or when table and manifest do not fit together."""
+    """Return the chunk table. Raise ImageRefused if a piece is missing or damaged, or contradicts the manifest."""
     codec = Codec()
     body = bytearray()
     for piece in manifest.table:
@@ -41,7 +41,7 @@ def load_table(store: Store, manifest: Manifest, sealer: Sealer) -> ChunkTable:
 
 
 def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
-    """Exactly that part of a pack, or ImageRefused when the pack is gone or short."""
+    """Return exactly that part of a pack. Raise ImageRefused if the pack is missing or too short."""
     try:
         data = store.get(layout.pack_name(pack), offset, length)
     except KeyError:
@@ -52,28 +52,28 @@ def read_range(store: Store, pack: str, offset: int, length: int) -> bytes:
 
 
 def check_packs(store: Store, needed: Mapping[str, int]) -> None:
-    """ImageRefused when a pack is gone, or shorter than what is needed of it. What is in them is not looked at."""
+    """Raise ImageRefused if a pack is missing, or shorter than what is needed of it. The content is not read."""
     listed = store.few(layout.PACKS, PAGE) if len(needed) > FEW else None
-    if listed is not None:  # a small store tells of all of them at once; a large one is asked for each
+    if listed is not None:  # a small store lists all packs in one request; a large one is asked for each pack
         there = {layout.pack_of(info.name): info for info in listed}
-        found = {pack: there.get(pack) for pack in needed}
+        infos = {pack: there.get(pack) for pack in needed}
     else:
-        found = stat_packs(store, needed)
-    for pack, info in found.items():
+        infos = stat_packs(store, needed)
+    for pack, info in infos.items():
         if info is None:
             raise ImageRefused(f"pack {pack[:12]} is missing from the store", HINT)
         if info.size < needed[pack]:
             raise ImageRefused(f"pack {pack[:12]} is cut short", HINT)
 
 
-def stat_packs(store: Store, packs: Collection[str], most: int = ASKING) -> dict[str, ObjectInfo | None]:
-    """Each of them, None where there is none; `most` requests at a time."""
+def stat_packs(store: Store, packs: Collection[str], most: int = STATS_AT_A_TIME) -> dict[str, ObjectInfo | None]:
+    """Return the ObjectInfo of each pack, None where it is missing; send `most` requests at a time."""
     asked = threads.each(lambda pack: store.stat(layout.pack_name(pack)), packs, most, "packs")
-    return {pack: found.result() for pack, found in zip(packs, asked, strict=True)}
+    return {pack: info.result() for pack, info in zip(packs, asked, strict=True)}
 
 
 def check_refs(pages: PageTable, table: ChunkTable) -> None:
-    """ImageRefused unless every window refers to a chunk of just its size."""
+    """Raise ImageRefused unless every window refers to a chunk of exactly its size."""
     sizes = array("I", (size for *_, size in table.rows()))
     for refs, size in pages.sized_refs():
         numbers = set(refs)

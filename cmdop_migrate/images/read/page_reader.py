@@ -1,7 +1,7 @@
-"""Serve memory by address out of sealed chunks, fast for faults and for streams.
+"""Serve memory by address out of sealed chunks, for page faults and for streams.
 
-A fault opens one window. Reads that go on where the last one ended, and long
-ones, are decoded ahead in blocks of windows by a thread pool.
+A fault opens one window. Reads that continue where the last one ended, and long ones, are decoded ahead in blocks of
+windows by a thread pool.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ZEROS = memoryview(bytes(WINDOW))
 
 
 class PageReader:
-    """The memory of one target. May be used from several threads."""
+    """Read the memory of one target. May be used from several threads."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class PageReader:
         return self.table.segments
 
     def read(self, vaddr: int, nr_pages: int) -> list[memoryview]:
-        """The pages at `vaddr`: at most `nr_pages`, fewer where the segment ends, none where there is no memory.
-        Raises ImageRefused rather than give a byte that was not sealed."""
+        """Return the pages at `vaddr`: at most `nr_pages`, fewer where the segment ends, none where there is no memory.
+        Raise ImageRefused rather than return a byte that was not sealed."""
         segment = self.table.find(vaddr)
         if segment is None or nr_pages <= 0 or vaddr % PAGE:
             return []
@@ -64,7 +64,7 @@ class PageReader:
         return views
 
     def window(self, vaddr: int) -> tuple[int, int]:
-        """start, end of what is stored together with `vaddr`. KeyError where there is no memory."""
+        """Return (start, end) of the window that holds `vaddr`. Raise KeyError if there is no memory."""
         segment = self.table.find(vaddr)
         if segment is None:
             raise KeyError(f"no memory at {vaddr:#x}")
@@ -72,7 +72,7 @@ class PageReader:
         return max(start, segment.vaddr), min(start + WINDOW, segment.end)
 
     def chunk_at(self, vaddr: int) -> Buffer | None:
-        """The window that `vaddr` is in, as a whole; None: zeros."""
+        """Return the whole window that holds `vaddr`, or None if it is all zeros."""
         segment = self.table.find(vaddr)
         if segment is None:
             raise KeyError(f"no memory at {vaddr:#x}")
@@ -80,7 +80,8 @@ class PageReader:
         return None if number == NO_CHUNK else self._chunk(number)
 
     def stretch(self, vaddr: int, most: int) -> tuple[int, int]:
-        """start, end of windows from that of `vaddr` on, all zeros or none, `most` bytes in all or one."""
+        """Return (start, end) of consecutive windows from that of `vaddr` on, either all zeros or none: at most `most`
+        bytes, at least one window."""
         start, end = self.window(vaddr)
         segment = self.table.find(vaddr)
         assert segment is not None
@@ -94,7 +95,7 @@ class PageReader:
         return start, end
 
     def fill(self, start: int, out: memoryview) -> bool:
-        """What `stretch` gave, decoded; False: zeros, and `out` was left alone."""
+        """Decode what `stretch` returned into `out`. Return False if it is zeros; `out` is unchanged then."""
         segment = self.table.find(start)
         if segment is None:
             raise KeyError(f"no memory at {start:#x}")
@@ -108,7 +109,7 @@ class PageReader:
         return True
 
     def _prepare(self, first: int, last: int) -> None:
-        """Order what is needed and likely to be needed next."""
+        """Start decoding what is needed and what is likely to be needed next."""
         with self._lock:
             streaming = first in (self._next, self._next - 1)
             self._next = last + 1

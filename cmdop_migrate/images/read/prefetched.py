@@ -1,6 +1,6 @@
-"""Packs that are here already, in a folder beside the store: brought before anybody knew whether they are needed.
+"""Prefetch packs into a local folder, before it is known whether they are needed, and read them from there.
 
-They are a copy of what the store has, and trusted no more than the store is: whoever reads a chunk checks it.
+They are a copy of what the store has, and trusted no more than the store is: every reader verifies the chunks.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.storage.base import Store
-from cmdop_migrate.storage.wrapper import ThroughStore
+from cmdop_migrate.storage.wrapper import StoreWrapper
 from cmdop_migrate.util import bulk_io
 
-RESERVE = 256 << 20  # of disk, which is not for guesses
+RESERVE = 256 << 20  # bytes of free disk that prefetching leaves alone
 
 
-class NearStore(ThroughStore):
-    """Reads of packs are answered from `folder` where it has them, everything else by `inner`."""
+class PrefetchedStore(StoreWrapper):
+    """Answer reads of packs from `folder` where it has them, everything else from `inner`."""
 
     def __init__(self, inner: Store, folder: Path) -> None:
         super().__init__(inner)
@@ -46,8 +46,8 @@ class NearStore(ThroughStore):
         return self._inner.link(name, path)
 
 
-class Gatherer:
-    """Brings packs into a folder, as long as the disk has room to spare. May be shared between threads."""
+class PackPrefetcher:
+    """Fetch packs into a folder, as long as the disk has room to spare. May be shared between threads."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,10 +56,10 @@ class Gatherer:
         self._size = 0
 
     def bring(self, pack: str) -> bool:
-        """Whether it is here now, whole. False: no room, or the store has none of that name."""
+        """Fetch one pack. Return True if it is complete in the folder; False if there is no room or no such pack."""
         name = layout.pack_name(layout.checked_id(pack, "pack id"))
         with self._lock:
-            # What is here may be copied once more, when it is known to be needed.
+            # Twice: a prefetched pack may be copied once more when the restore needs it.
             if shutil.disk_usage(self._folder).free < self._size + 2 * layout.PACK_SIZE + RESERVE:
                 return False
             self._size += layout.PACK_SIZE

@@ -1,4 +1,4 @@
-"""How the chunks of a checkpoint are read: neighbours in a pack with one request. Pure."""
+"""Plan how the chunks of a checkpoint are read: neighbours in a pack with one request. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from cmdop_migrate.images.format.chunk_table import ChunkTable
 
-SPAN = 2 << 20  # one demand request
-GROUP = 4  # spans in one request when filling
+SPAN = 2 << 20  # bytes of one request on demand
+GROUP = 4  # spans in one request of `fill`
 # Unneeded bytes worth reading to save a request, which costs 2.5 ms of CPU and a round trip. Several chunks long: where
-# scattered changes left every other chunk of 20 packs dead, 64 KiB made 595 requests of it, 512 KiB makes 22.
+# scattered changes left every other chunk of 20 packs unused, 64 KiB needed 595 requests, 512 KiB needs 22.
 GAP = 512 << 10
 
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes start..end of a pack, kept at `base` in the file; `numbers` are the chunks in it."""
+    """Describe bytes start..end of a pack, kept at `base` in the file; `numbers` are its chunks."""
 
     pack: int
     start: int
@@ -27,7 +27,7 @@ class Span:
 
 
 def plan(table: ChunkTable, elsewhere: Callable[[int], bool] | None = None) -> list[Span]:
-    """Cut what is needed into spans. The same table always gives the same plan. `elsewhere`: chunks to leave out."""
+    """Cut the needed chunks into spans. The same table always gives the same plan. `elsewhere`: chunks to leave out."""
     places = [
         (pack, offset, length, number)
         for number, (_, pack, offset, length, _) in enumerate(table.rows())
@@ -51,7 +51,7 @@ def plan(table: ChunkTable, elsewhere: Callable[[int], bool] | None = None) -> l
 
 
 def neighbours(spans: Sequence[Span]) -> list[list[int]]:
-    """Places in `spans` of those of one pack that are read with one request."""
+    """Group positions in `spans` that lie in one pack and are read with one request."""
     groups: list[list[int]] = []
     for at, span in enumerate(spans):
         last = spans[groups[-1][-1]] if groups else None

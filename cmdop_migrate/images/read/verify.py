@@ -1,4 +1,4 @@
-"""Re-read every byte of a checkpoint, and say whether it would restore."""
+"""Read every byte of a checkpoint and tell whether it can be restored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cmdop_migrate.storage.base import Store
 
 @dataclass(frozen=True)
 class Verified:
-    """What was read and found whole."""
+    """Report what was read and found intact."""
 
     manifest: Manifest
     packs: int
@@ -30,37 +30,38 @@ class Verified:
 
 
 def verify(store: Store, ring: KeyRing, checkpoint: str, parallel: int = 3) -> Verified:
-    """Read all packs of the checkpoint completely, open every chunk in them, check tables against each other and the
-    index where there is one. ImageRefused at the first thing that is not as it was sealed."""
-    found = catalog.load(store, ring, checkpoint)
-    key = ring.get(found.key)
+    """Read all packs of the checkpoint completely, open every chunk in them, and check the tables against each other
+    and the index if there is one. Raise ImageRefused at the first part that is not as it was sealed."""
+    manifest = catalog.load(store, ring, checkpoint)
+    key = ring.get(manifest.key)
     sealer = Sealer(key)
-    table = load_table(store, found, sealer)
+    table = load_table(store, manifest, sealer)
     try:
-        index.decode(found.checkpoint, store.get(layout.index_name(found.checkpoint)), ring)
+        index.decode(manifest.checkpoint, store.get(layout.index_name(manifest.checkpoint)), ring)
     except KeyError:
-        pass  # an index may be missing: it is only a hint
+        pass  # the index is only a hint, so it may be missing
     except ImageRefused as error:
-        raise ImageRefused(f"{error.message}; it restores all the same, and chunks of it may be sent again") from error
-    wanted: dict[int, set[tuple[bytes, int, int, int]]] = defaultdict(set)
+        harm = "the checkpoint can still be restored, but its chunks may be uploaded again"
+        raise ImageRefused(f"{error.message}; {harm}") from error
+    needed: dict[int, set[tuple[bytes, int, int, int]]] = defaultdict(set)
     for ident, pack, offset, length, size in table.rows():
-        wanted[pack].add((ident, offset, length, size))
-    for piece in found.table:
-        wanted[piece.pack].add((piece.ident, piece.offset, piece.length, piece.size))
+        needed[pack].add((ident, offset, length, size))
+    for piece in manifest.table:
+        needed[piece.pack].add((piece.ident, piece.offset, piece.length, piece.size))
     with ThreadPoolExecutor(parallel, "verify") as pool:
-        sizes = pool.map(lambda n: _pack(store, found.packs[n], wanted[n], sealer), range(len(found.packs)))
+        sizes = pool.map(lambda n: _pack(store, manifest.packs[n], needed[n], sealer), range(len(manifest.packs)))
         total = sum(sizes)
-    _page_tables(store, found, table, sealer)
-    return Verified(found, len(found.packs), len(table), total)
+    _page_tables(store, manifest, table, sealer)
+    return Verified(manifest, len(manifest.packs), len(table), total)
 
 
-def _pack(store: Store, pack: str, wanted: set[tuple[bytes, int, int, int]], sealer: Sealer) -> int:
+def _pack(store: Store, pack: str, needed: set[tuple[bytes, int, int, int]], sealer: Sealer) -> int:
     try:
         data = store.get(layout.pack_name(pack))
     except KeyError:
         raise packs.refused(pack, "it is missing from the store") from None
     rows = packs.read_trailer(pack, data, len(data), sealer)
-    if not wanted.issubset(rows):
+    if not needed.issubset(rows):
         raise packs.refused(pack, "it does not hold what the checkpoint needs")
     codec, view = Codec(), memoryview(data)
     for ident, offset, length, size in rows:
@@ -68,14 +69,14 @@ def _pack(store: Store, pack: str, wanted: set[tuple[bytes, int, int, int]], sea
     return len(data)
 
 
-def _page_tables(store: Store, found: Manifest, table: ChunkTable, sealer: Sealer) -> None:
+def _page_tables(store: Store, manifest: Manifest, table: ChunkTable, sealer: Sealer) -> None:
     codec = Codec()
-    for name, blob in found.blobs.items():
+    for name, blob in manifest.blobs.items():
         if not name.startswith(layout.PAGE_TABLES):
             continue
         body = bytearray()
         for number in blob.chunks:
             place = table.place(number)
-            sealed = read_range(store, found.packs[place.pack], place.offset, place.length)
+            sealed = read_range(store, manifest.packs[place.pack], place.offset, place.length)
             body += sealer.open_chunk(table.ident(number), sealed, place.size, codec)
         check_refs(PageTable.decode(body), table)

@@ -1,4 +1,4 @@
-"""Which checkpoints a store holds, and one of them by its id or a unique prefix."""
+"""List the checkpoints that a store holds, and find one by its id or a unique prefix."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ READERS = 16  # requests at a time
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A manifest's name and age by the store's clock; nothing of it is read or believed yet."""
+class ListedCheckpoint:
+    """Name a manifest and its age by the store's clock; the manifest itself is not read or verified yet."""
 
     session: str
     checkpoint: str
@@ -30,37 +30,38 @@ class Listed:
         return layout.manifest_name(self.session, self.checkpoint)
 
     @property
-    def is_birth(self) -> bool:
-        """A branch began with it: another session's checkpoint under this one's name."""
-        return layout.is_birth(self.session, self.checkpoint)
+    def is_fork(self) -> bool:
+        """Return True if a fork started with it: another session's checkpoint under this session's name."""
+        return layout.is_fork(self.session, self.checkpoint)
 
 
-def listed(store: Store, session: str | None = None) -> Iterator[Listed]:
+def listed(store: Store, session: str | None = None) -> Iterator[ListedCheckpoint]:
+    """Yield the checkpoints in the store, or those of one session."""
     prefix = layout.MANIFESTS if session is None else f"{layout.MANIFESTS}{session}/"
     for info in store.list(prefix):
         ids = layout.manifest_of(info.name)
         if ids is not None:
-            yield Listed(*ids, info.modified, info.size)
+            yield ListedCheckpoint(*ids, info.modified, info.size)
 
 
-def find(store: Store, checkpoint: str, session: str | None = None) -> Listed:
-    """The checkpoint with this id or unique prefix; looked for in `session` first. Nothing is no prefix: who gives an
-    empty variable does not mean the only one there is."""
+def find(store: Store, checkpoint: str, session: str | None = None) -> ListedCheckpoint:
+    """Return the checkpoint with this id or unique prefix; look in `session` first. The empty string matches nothing: a
+    user who passes an empty variable does not mean the only checkpoint there is."""
     for where in ([session] if session else []) + [None] if checkpoint else []:
-        found = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
-        exact = [entry for entry in found if entry.checkpoint == checkpoint]
-        if len(exact or found) > 1:
-            names = ", ".join(entry.checkpoint[:16] for entry in found[:5])
+        matches = [entry for entry in listed(store, where) if entry.checkpoint.startswith(checkpoint)]
+        exact = [entry for entry in matches if entry.checkpoint == checkpoint]
+        if len(exact or matches) > 1:
+            names = ", ".join(entry.checkpoint[:16] for entry in matches[:5])
             raise Usage(f"several checkpoints begin with {checkpoint!r}: {names}", "Give more digits.")
-        if found:
-            return (exact or found)[0]
+        if matches:
+            return (exact or matches)[0]
     raise CheckpointNotFound(f"no checkpoint {checkpoint!r} in {store.url}", "See: cmdop-migrate checkpoints ls.")
 
 
-def read(store: Store, ring: KeyRing, entry: Listed) -> Manifest:
-    """Load and check one. ImageRefused when it is not to be trusted, CheckpointNotFound when it is gone."""
+def read(store: Store, ring: KeyRing, entry: ListedCheckpoint) -> Manifest:
+    """Load and verify one manifest. Raise ImageRefused if it is not authentic, CheckpointNotFound if it is gone."""
     if entry.size > manifest.MAX_MANIFEST:
-        raise ImageRefused(f"manifest {entry.checkpoint[:12]} is absurdly large", "cmdop-migrate made no such thing.")
+        raise ImageRefused(f"manifest {entry.checkpoint[:12]} is too large", "cmdop-migrate did not write it.")
     try:
         data = store.get(entry.name)
     except KeyError:
@@ -71,33 +72,38 @@ def read(store: Store, ring: KeyRing, entry: Listed) -> Manifest:
 
 
 def read_all(
-    store: Store, ring: KeyRing, entries: Iterable[Listed]
-) -> Iterator[tuple[Listed, Manifest | ImageRefused]]:
-    """As `read`, of each in their order, or what is wrong with it. One that is gone since it was listed is left out."""
+    store: Store, ring: KeyRing, entries: Iterable[ListedCheckpoint]
+) -> Iterator[tuple[ListedCheckpoint, Manifest | ImageRefused]]:
+    """Yield each entry in order with its manifest, or with the error if it cannot be trusted. Leave out entries that
+    are gone since they were listed."""
     entries = list(entries)
-    found = threads.each(partial(read, store, ring), entries, READERS, "manifests")
-    for entry, one in zip(entries, found, strict=True):
+    manifests = threads.each(partial(read, store, ring), entries, READERS, "manifests")
+    for entry, pending in zip(entries, manifests, strict=True):
         try:
-            yield entry, one.result()
+            yield entry, pending.result()
         except ImageRefused as error:
             yield entry, error
         except CheckpointNotFound:
             continue
 
 
-def named(store: Store, ring: KeyRing, entries: Iterable[Listed], name: str) -> set[str]:
-    """The sessions that were called so. What cannot be read is somebody else's, or damaged: it cannot be meant."""
-    found = read_all(store, ring, entries)
-    return {entry.session for entry, one in found if isinstance(one, Manifest) and one.facts.get("name") == name}
+def named(store: Store, ring: KeyRing, entries: Iterable[ListedCheckpoint], name: str) -> set[str]:
+    """Return the ids of the sessions that have this name. Ignore unreadable manifests: they are of another key, or
+    damaged, so the user cannot mean them."""
+    return {
+        entry.session
+        for entry, result in read_all(store, ring, entries)
+        if isinstance(result, Manifest) and result.facts.get("name") == name
+    }
 
 
 def load(store: Store, ring: KeyRing, checkpoint: str, session: str | None = None) -> Manifest:
-    """As `find`, then `read`; where all of its name is known, by asking for it."""
+    """Find and read one checkpoint; get it directly if its full name is known."""
     if session is not None and len(checkpoint) == layout.ID_DIGITS:
         try:
             data = store.get(layout.manifest_name(session, checkpoint), 0, manifest.MAX_MANIFEST + 1)
         except KeyError:
-            pass  # another session's, which this one was forked from
+            pass  # it belongs to another session, from which this one was forked
         else:
             return manifest.decode(session, checkpoint, data, ring)
     return read(store, ring, find(store, checkpoint, session))

@@ -1,7 +1,7 @@
-"""What prune runs mean to delete: one object per run, naming packs.
+"""Record which packs prune runs are about to delete: one object per run, naming packs.
 
-A tombstone is `active` while its run may still delete, `waiting` afterwards: the
-packs stay doomed until the uploads that may not have seen it are over.
+A deletion mark is `active` while its run may still delete, `waiting` afterwards: the packs stay marked until the
+uploads that may not have seen the mark have ended.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cmdop_migrate import log
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
-_logger = log.get("images.tombstones")
+_logger = log.get("images.deletion_marks")
 
 
 @dataclass(frozen=True)
-class Tombstone:
-    """pack -> the uploads that may rely on it; None when that was not recorded yet."""
+class DeletionMark:
+    """Map each marked pack to the uploads that may rely on it, or to None if that was not recorded yet."""
 
     run: str
     active: bool
@@ -31,44 +31,44 @@ class Tombstone:
         return json.dumps({"active": self.active, "packs": packs}, separators=(",", ":"), sort_keys=True).encode()
 
 
-def decode(run: str, data: bytes, modified: float = 0.0) -> Tombstone | None:
-    """None when it cannot be read: then nothing is known about what it dooms."""
+def decode(run: str, data: bytes, modified: float = 0.0) -> DeletionMark | None:
+    """Parse a deletion mark, or return None if it is unreadable: then the packs it marks are unknown."""
     try:
         table = json.loads(data)
         packs = {
             str(pack): None if ids is None else frozenset(map(str, ids)) for pack, ids in dict(table["packs"]).items()
         }
-        return Tombstone(run, bool(table["active"]), packs, modified)
+        return DeletionMark(run, bool(table["active"]), packs, modified)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def read_all(store: Store) -> tuple[list[Tombstone], list[ObjectInfo]]:
-    """All tombstones at one moment, and those that cannot be read. A listing may miss both one that is deleted while it
-    is made and the one that took its packs over: only two that agree are believed."""
-    listed = list(store.list(layout.DOOMED))
+def read_all(store: Store) -> tuple[list[DeletionMark], list[ObjectInfo]]:
+    """Return all deletion marks of one moment, and those that cannot be read. One listing may miss both a mark that is
+    deleted during it and the mark that took its packs over, so list until two listings agree."""
+    listed = list(store.list(layout.DELETION_MARKS))
     while True:
-        good: list[Tombstone] = []
+        good: list[DeletionMark] = []
         bad: list[ObjectInfo] = []
         try:
             for info in listed:
-                run = info.name.removeprefix(layout.DOOMED)
-                stone = decode(run, store.get(info.name), info.modified)
-                if stone is None:
+                run = info.name.removeprefix(layout.DELETION_MARKS)
+                mark = decode(run, store.get(info.name), info.modified)
+                if mark is None:
                     bad.append(info)
                 else:
-                    good.append(stone)
+                    good.append(mark)
         except KeyError:
-            listed = list(store.list(layout.DOOMED))
-            continue  # one was taken over by another run since it was listed: look again, its heir is there now
-        before, listed = listed, list(store.list(layout.DOOMED))
+            listed = list(store.list(layout.DELETION_MARKS))
+            continue  # another run took one over since it was listed: list again, the successor is there now
+        before, listed = listed, list(store.list(layout.DELETION_MARKS))
         if [info.name for info in before] == [info.name for info in listed]:
             return good, bad
 
 
-def doomed_packs(store: Store) -> set[str] | None:
-    """All packs that must not be relied on; None when that cannot be told."""
+def packs_marked(store: Store) -> set[str] | None:
+    """Return all packs that must not be relied on, or None if that cannot be determined."""
     good, bad = read_all(store)
     for info in bad:
-        _logger.warning("%s cannot be read: nothing that is stored already will be used", info.name)
-    return None if bad else {pack for stone in good for pack in stone.packs}
+        _logger.warning("deletion mark %s cannot be read: no stored pack will be reused", info.name)
+    return None if bad else {pack for mark in good for pack in mark.packs}

@@ -1,16 +1,14 @@
-"""A branch's first checkpoint: its parent's, under the branch's own name. Only a manifest is written, no chunk.
+"""Write a fork's initial checkpoint: its parent's, under the fork's own name. Only a manifest is written, no chunk.
 
-From it the branch may be brought back until it has made one of its own, and by
-it prune knows that its chunks are needed, whatever becomes of the parent's.
+The fork can be restored from it until it has made a checkpoint of its own, and prune sees by it that the chunks are
+needed, even after the parent's checkpoint is removed.
 
-Published as an upload is (retention.py): under a mark, and good only if the
-source's manifest still stands afterwards. A run that removes the source later
-finds the mark, or this one. So does a run that dooms the packs now: the source
-still stands. Packs may be doomed from before, by a run that did not know of the
-source; it looks at all manifests again before it deletes, and finds the source
-or this one. (A store that is listed in pages leaves one order: the listing is
-past this name when it is put, and not yet at the source's when another run
-removes that.)
+It is published as an upload is (prune.py): under an upload mark, and valid only if the source's manifest still exists
+afterwards. A run that removes the source later finds the mark, or this manifest. So does a run that marks the packs for
+deletion now: the source still exists. Packs may be marked from earlier, by a run that did not know of the source; that
+run reads all manifests again before it deletes, and finds the source or this manifest. (A store that is listed in pages
+leaves one order open: the listing is past this name when it is put, and not yet at the source's name when another run
+removes the source.)
 """
 
 from __future__ import annotations
@@ -28,15 +26,16 @@ from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.store.upload_marks import UploadMark
 from cmdop_migrate.storage.base import Store
 
-_logger = log.get("images.birth")
+_logger = log.get("images.fork")
 
 
 def of(source: Manifest, session: str, token: int, facts: Mapping[str, Any]) -> Manifest:
-    """What `session` is born with, on the chunks of `source`. Pure, but for the id and the time."""
+    """Return the initial manifest of the fork `session`, on the chunks of `source`. Pure, except for the id and the
+    time."""
     return replace(
         source,
         session=layout.checked_id(session, "session id"),
-        checkpoint=layout.birth_id(session),
+        checkpoint=layout.fork_checkpoint_id(session),
         token=token,
         created=round(walltime(), 3),
         parent=source.checkpoint,
@@ -46,16 +45,17 @@ def of(source: Manifest, session: str, token: int, facts: Mapping[str, Any]) -> 
 
 
 def publish(store: Store, ring: KeyRing, source: Manifest, made: Manifest) -> None:
-    """When this returns `made` exists, and all its packs do. CheckpointNotFound: `source` was pruned meanwhile."""
+    """Publish the manifest. When this returns, `made` and all its packs exist. Raise CheckpointNotFound if `source` was
+    pruned meanwhile."""
     data = manifest.encode(made, ring.get(made.key))
-    manifest.decode(made.session, made.checkpoint, data, ring)  # what we could not read back we do not publish
+    manifest.decode(made.session, made.checkpoint, data, ring)  # never publish what cannot be read back
     mark = UploadMark(store, made.session, made.checkpoint)
     mark.begin()
     try:
-        _must_stand(store, source)  # first: killed after the put, we leave one whose packs are there
+        _check_exists(store, source)  # first, so that a kill after the put leaves a manifest whose packs exist
         store.put(made.name, data)
         try:
-            _must_stand(store, source)
+            _check_exists(store, source)
             if not mark.holds(made.packs):
                 raise _removed(source)
         except CheckpointNotFound:
@@ -65,7 +65,7 @@ def publish(store: Store, ring: KeyRing, source: Manifest, made: Manifest) -> No
         _end(mark)
 
 
-def _must_stand(store: Store, source: Manifest) -> None:
+def _check_exists(store: Store, source: Manifest) -> None:
     if store.stat(source.name) is None:
         raise _removed(source)
 
@@ -73,7 +73,7 @@ def _must_stand(store: Store, source: Manifest) -> None:
 def _removed(source: Manifest) -> CheckpointNotFound:
     return CheckpointNotFound(
         f"checkpoint {source.checkpoint[:12]} was removed while it was being restored",
-        "Another one may do. See: cmdop-migrate checkpoints ls",
+        "Use another checkpoint. See: cmdop-migrate checkpoints ls",
     )
 
 
@@ -81,4 +81,4 @@ def _end(mark: UploadMark) -> None:
     try:
         mark.end()
     except Unreachable as error:
-        _logger.warning("the mark of this branch stays until it is old: %s", error.message)
+        _logger.warning("the upload mark of this fork stays in the store until it expires: %s", error.message)

@@ -1,11 +1,10 @@
-"""What the store already has: the chunks of earlier uploads, so that they are not sent again.
+"""Find the chunks that the store already has from earlier uploads, so that they are not sent again.
 
-An index is a hint, never a promise: a pack counts only when the store has
-it and no prune run has doomed it (retention.py says why that is enough). So
-a damaged or stale index costs bytes, not correctness.
+An index is a hint, never a promise: a pack counts only if the store has it and no prune run has marked it for deletion
+(prune.py says why that is enough). So a damaged or stale index costs bytes, not correctness.
 
-A store may hold thousands of them. Each is read once by a host, which keeps what it says (ledger.py). Where not all
-that are new could be read in the time there is, the next checkpoint goes on from there.
+A store may hold thousands of indexes. Each host reads an index once and caches its content (index_cache.py). If not all
+new indexes could be read in the time allowed, the next checkpoint continues.
 """
 
 from __future__ import annotations
@@ -22,15 +21,18 @@ from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.codec import HINT, RAW
 from cmdop_migrate.images.format.keys import KeyRing, MasterKey
 from cmdop_migrate.images.format.seal import INDEX, OVERHEAD, Sealer
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.util import threads
 
 MAGIC = b"CMDOPIX1"
-PATIENCE = 30.0  # seconds for what other checkpoints left, where this host has not read it yet
-READERS, SMALL = 16, 1 << 20  # indexes at a time, of at most so many bytes; larger ones come one by one
-LISTED, DIGITS = 2000, "0123456789abcdef"  # packs; a larger store is asked for those of each first digit at once
-MOST_STRAYS = 64  # two requests each
+INDEX_READ_TIMEOUT = 30.0  # seconds for reading the indexes of other checkpoints that are not cached yet
+READERS, SMALL = 16, 1 << 20  # indexes of at most SMALL bytes are read READERS at a time, larger ones one by one
+LISTED, DIGITS = (
+    2000,
+    "0123456789abcdef",
+)  # packs; a larger store is listed by first digit, in parallel
+MOST_STRAYS = 64  # packs in no index that are read in one checkpoint, with two requests each
 _HEAD = len(MAGIC) + layout.FINGERPRINT_BYTES
 _logger = log.get("images.index")
 
@@ -40,15 +42,16 @@ def encode(checkpoint: str, table: ChunkTable, sealer: Sealer) -> bytes:
 
 
 def seal(checkpoint: str, body: bytes, sealer: Sealer) -> bytes:
-    """An index of a table that is encoded already."""
+    """Seal an index whose table is already encoded."""
     sealed = sealer.seal(INDEX, _bound(checkpoint), RAW, body, len(body))
     return MAGIC + bytes.fromhex(sealer.fingerprint) + sealed
 
 
 def decode(checkpoint: str, data: bytes, ring: KeyRing) -> tuple[MasterKey, ChunkTable]:
-    """ImageRefused when it is damaged, not the index of this checkpoint, or of a key this host does not have."""
+    """Return the key and table of an index. Raise ImageRefused if it is damaged, of another checkpoint, or of an
+    unknown key."""
     if len(data) < _HEAD + OVERHEAD or not data.startswith(MAGIC):
-        raise ImageRefused(f"the index of {checkpoint[:12]} is no index of a known format", HINT)
+        raise ImageRefused(f"the index of {checkpoint[:12]} is not an index of a known format", HINT)
     key = ring.get(data[len(MAGIC) : _HEAD].hex())
     size = len(data) - _HEAD - OVERHEAD
     codec, body = Sealer(key).check(INDEX, _bound(checkpoint), memoryview(data)[_HEAD:], size)
@@ -60,13 +63,13 @@ def decode(checkpoint: str, data: bytes, ring: KeyRing) -> tuple[MasterKey, Chun
         raise ImageRefused(f"the index of {checkpoint[:12]} is damaged: {error}", HINT) from error
 
 
-class Known:
-    """Chunks sealed with one key that may be referred to instead of sent: those of the parent, in memory, then those of
-    all other uploads, as far as they lie in `usable` packs."""
+class KnownChunks:
+    """Find chunks, sealed with one key, that may be referred to instead of sent: those of the parent, in memory, then
+    those of all other uploads, as far as they lie in `usable` packs."""
 
-    def __init__(self, tables: Collection[ChunkTable], ledger: Ledger, usable: Collection[str]) -> None:
-        self._tables, self._ledger, self._usable = tables, ledger, usable
-        ledger.rely_on(usable)
+    def __init__(self, tables: Collection[ChunkTable], cache: IndexCache, usable: Collection[str]) -> None:
+        self._tables, self._cache, self._usable = tables, cache, usable
+        cache.rely_on(usable)
 
     def find(self, ident: bytes) -> tuple[str, Place] | None:
         for table in self._tables:
@@ -75,56 +78,56 @@ class Known:
                 place = table.place(number)
                 if (pack := table.packs[place.pack]) in self._usable:
                     return pack, place
-        return self._ledger.find(ident)
+        return self._cache.find(ident)
 
 
-def usable_packs(store: Store, doomed: Collection[str] | None) -> set[str]:
-    """Packs that exist and may be relied on. The caller has read what is `doomed` before, or could not: then none."""
-    if doomed is None:
+def usable_packs(store: Store, marked: Collection[str] | None) -> set[str]:
+    """Return the packs that exist and may be relied on. The caller must have read `marked`, the packs marked for
+    deletion, before; None means it could not, so no pack is usable."""
+    if marked is None:
         return set()
     listed = store.few(layout.PACKS, LISTED)
     if listed is None:
         parts = threads.each(lambda digit: list(store.list(layout.PACKS + digit)), DIGITS, len(DIGITS), "packs")
         listed = [info for part in parts for info in part.result()]
-    found = (layout.pack_of(info.name) for info in listed)
-    return {pack for pack in found if pack is not None and pack not in doomed}
+    packs = (layout.pack_of(info.name) for info in listed)
+    return {pack for pack in packs if pack is not None and pack not in marked}
 
 
 def load_known(
     store: Store,
     ring: KeyRing,
     usable: Collection[str],
-    ledger: Ledger,
+    cache: IndexCache,
     first: Mapping[str, ChunkTable] | None = None,
-    patience: float = PATIENCE,
-) -> Known:
-    """What is known under the current key: `first` (the parent's own table), then the indexes, the newest first, then,
-    where all of them were read, packs that none names: an upload that was cut off has left them, and was not able to
-    leave a last word."""
+    timeout: float = INDEX_READ_TIMEOUT,
+) -> KnownChunks:
+    """Return the chunks known under the current key: `first` (the parent's own table), then the indexes, newest first.
+    If all indexes were read, add packs that no index names: an interrupted upload left them without a final index."""
     first = first or {}
-    if usable and _read_new(store, ring, usable, ledger, first, patience):
-        strays = set(usable) - ledger.packs() - {pack for table in first.values() for pack in table.packs}
-        unread = ledger.unread((layout.pack_name(pack), "") for pack in strays)
+    if usable and _read_new(store, ring, usable, cache, first, timeout):
+        strays = set(usable) - cache.packs() - {pack for table in first.values() for pack in table.packs}
+        unread = cache.unread((layout.pack_name(pack), "") for pack in strays)
         for pack in sorted(pack for pack in strays if layout.pack_name(pack) in unread)[:MOST_STRAYS]:
-            ledger.learn(layout.pack_name(pack), "", rebuild(store, ring.current, [pack]))
-    return Known(first.values(), ledger, usable)
+            cache.learn(layout.pack_name(pack), "", rebuild(store, ring.current, [pack]))
+    return KnownChunks(first.values(), cache, usable)
 
 
 def _read_new(
-    store: Store, ring: KeyRing, usable: Collection[str], ledger: Ledger, known: Collection[str], patience: float
+    store: Store, ring: KeyRing, usable: Collection[str], cache: IndexCache, known: Collection[str], timeout: float
 ) -> bool:
-    """Indexes that were not read before. One names nothing that the table of its checkpoint does not: of those that are
-    `known` by theirs, none. False: not all, in the time or the room there was."""
-    until = boottime() + patience
+    """Cache the indexes not read before, except those of checkpoints in `known`: an index names nothing that the table
+    of its checkpoint does not. Return False if not all were read, for lack of time or room."""
+    until = boottime() + timeout
     listed = {info.name: info for info in store.list(layout.INDEXES)}
-    ledger.forget(lambda name: name not in listed and layout.pack_of(name) not in usable)
-    new = ledger.unread((name, _stamp(info)) for name, info in listed.items())
-    wanted = [
+    cache.forget(lambda name: name not in listed and layout.pack_of(name) not in usable)
+    new = cache.unread((name, _stamp(info)) for name, info in listed.items())
+    to_read = [
         listed[name]
         for name in sorted(new, key=lambda name: -listed[name].modified)
         if layout.last_part(name) not in (None, *known) and listed[name].size <= layout.MAX_INDEX
     ]
-    small, large = [[info for info in wanted if (info.size > SMALL) == is_large] for is_large in (False, True)]
+    small, large = [[info for info in to_read if (info.size > SMALL) == is_large] for is_large in (False, True)]
     for some, most in ((small, READERS), (large, 1)):
         for info, data in zip(
             some, threads.each(lambda info: store.get(info.name), some, most, "indexes"), strict=True
@@ -134,9 +137,9 @@ def _read_new(
             except TimeoutError:
                 return False
             except KeyError:
-                continue  # pruned since it was listed
-            ledger.learn(info.name, _stamp(info), _of_use(info.name, body, ring))
-            if ledger.is_broken:
+                continue  # pruned since the listing
+            cache.learn(info.name, _stamp(info), _of_use(info.name, body, ring))
+            if cache.is_broken:
                 return False
     return True
 
@@ -145,19 +148,19 @@ def _of_use(name: str, data: bytes, ring: KeyRing) -> ChunkTable:
     try:
         key, table = decode(name.removeprefix(layout.INDEXES), data, ring)
     except ImageRefused as error:
-        _logger.warning("not used: %s", error.message)
+        _logger.warning("an index is not used: %s", error.message)
         return ChunkTable()
     return table if key.fingerprint == ring.current.fingerprint else ChunkTable()
 
 
 def _stamp(info: ObjectInfo) -> str:
-    """Another one when it was written anew."""
+    """Return a value that changes when the object is rewritten."""
     return f"{info.size} {info.modified}"
 
 
 def rebuild(store: Store, key: MasterKey, pack_ids: Iterable[str]) -> ChunkTable:
-    """A table of the chunks in these packs, from their own trailers. Packs that are damaged or of another key are
-    left out and logged."""
+    """Return a table of the chunks in these packs, read from their trailers. Leave out and log packs that are damaged
+    or of another key."""
     table, sealer = ChunkTable(), Sealer(key)
     for pack in pack_ids:
         try:
@@ -167,7 +170,7 @@ def rebuild(store: Store, key: MasterKey, pack_ids: Iterable[str]) -> ChunkTable
                 continue
             tail = store.get(name, max(0, info.size - (64 << 10)))
             if packs.sealed_by(tail) not in (None, key.fingerprint):
-                _logger.info("pack %s not used: it is of another key", pack[:12])  # as all are after a rotation
+                _logger.info("pack %s not used: sealed with another key", pack[:12])  # as all are after a rotation
                 continue
             need = packs.trailer_length(tail, key.fingerprint)
             if need > len(tail):

@@ -1,8 +1,8 @@
-"""What this host has read of a store's indexes: kept on disk, so that the next checkpoint reads only what is new.
+"""Cache on disk what this host has read of a store's indexes, so that the next checkpoint reads only new ones.
 
-One SQLite file for each store and key, as large as need be: memory does not grow with it. It holds nothing that
-cannot be had again. A damaged one is thrown away, and where the disk is full nothing is added. Each row has a sum under
-a key that only we have: whatever a power cut or a bad disk makes of the file, no wrong place in the store comes of it.
+There is one SQLite file per store and key. Memory does not grow with it. It holds nothing that cannot be read again: a
+damaged file is deleted, and on a full disk nothing is added. Each row carries a MAC under a key that only this
+installation has, so a power cut or a bad disk can never produce a wrong place in the store.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from cmdop_migrate.clock import walltime
 from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.keys import MasterKey
 
-UNUSED = 30 * 86400.0  # seconds after which the ledger of a store that nobody came back to is removed
-_FORMAT = "1.db"  # how the name of a ledger ends, that is written as here
-_BUSY = 2.0  # seconds that another checkpoint of this host may be writing
+UNUSED = 30 * 86400.0  # seconds without use after which a cache file is deleted
+_FORMAT = "1.db"  # suffix of the file name: format version 1
+_BUSY_TIMEOUT = 2.0  # seconds to wait for another checkpoint of this host that is writing
 _CACHE = 8 << 10  # KiB
 _SUM = 8
 _PLACE = struct.Struct("<III")
-_PRIVATE = ""  # SQLite's name for a file of this process's own, which is gone with it
-# Good again by itself: no room, no access, another is at it. Whatever else SQLite complains of stays as it is.
-_PASSING = {
+_PRIVATE = ""  # SQLite's name for a temporary file private to the connection
+# Errors that pass by themselves: no room, no access, another writer. All others are permanent.
+_TRANSIENT = {
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT,
     sqlite3.SQLITE_PROTOCOL,
@@ -40,35 +40,35 @@ _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS chunks (ident BLOB, pack INTEGER, start INTEGER, length INTEGER, size INTEGER,"
     " sum BLOB, source INTEGER, PRIMARY KEY (ident, pack)) WITHOUT ROWID",
 )
-_logger = log.get("images.ledger")
+_logger = log.get("images.index_cache")
 
 
 def path_of(folder: Path, store: str, key: MasterKey) -> Path:
-    """Where the ledger of a store lies, by its address."""
+    """Return the path of the index cache of a store, by its address and the key."""
     return folder / f"{blake3(f'{store} {key.fingerprint}'.encode()).hexdigest(16)}-{_FORMAT}"
 
 
-class Ledger:
-    """Written from one thread; `find` may be called from any, one at a time."""
+class IndexCache:
+    """Cache index contents of one store and key. Write from one thread; call `find` from any, one at a time."""
 
     def __init__(self, key: MasterKey, path: Path | None = None) -> None:
-        """Without a path, what is learnt is forgotten at the end."""
+        """Open or create the file. Without a path, the content is dropped at the end."""
         self._sum_key = key.derive("ledger of chunks")
         self._usable: dict[int, str] = {}
-        self.is_broken = False  # nothing more is learnt: no room, another is writing, or it is damaged
+        self.is_broken = False  # nothing more is added: no room, another writer, or a damaged file
         self._path = path
         self._db = self._open()
 
     def unread(self, named: Iterable[tuple[str, str]]) -> set[str]:
-        """Which of these names were not learnt yet, or under another stamp."""
+        """Return the names that are not cached yet, or are cached under another stamp."""
         stamps: dict[str, str] = {}
-        with self._suspicious():
+        with self._tolerant():
             stamps = dict(self._db.execute("SELECT name, stamp FROM sources WHERE typeof(name) = 'text'"))
         return {name for name, stamp in named if stamps.get(name) != stamp}
 
     def forget(self, is_gone: Callable[[str], bool]) -> None:
-        """What was learnt from names that are gone."""
-        with self._suspicious():
+        """Delete what was read from names that are gone from the store."""
+        with self._tolerant():
             rows = self._db.execute("SELECT number, name FROM sources")
             gone = [row for row in rows if not isinstance(row[1], str) or is_gone(row[1])]
             if not gone:
@@ -82,8 +82,8 @@ class Ledger:
                 db.execute("DELETE FROM packs WHERE number NOT IN (SELECT pack FROM chunks)")
 
     def learn(self, name: str, stamp: str, table: ChunkTable) -> None:
-        """Of one name, all of it or nothing."""
-        with self._suspicious(), self._writing() as db:
+        """Record all chunks of one index, atomically."""
+        with self._tolerant(), self._writing() as db:
             db.execute("INSERT OR IGNORE INTO sources (name) VALUES (?)", [name])
             db.execute("UPDATE sources SET stamp = ? WHERE name = ?", [stamp, name])
             [source] = db.execute("SELECT number FROM sources WHERE name = ?", [name]).fetchone()
@@ -98,21 +98,21 @@ class Ledger:
             db.executemany("INSERT OR REPLACE INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
     def packs(self) -> set[str]:
-        """All that were ever named."""
-        found: set[str] = set()
-        with self._suspicious():
-            found.update(pack for (pack,) in self._db.execute("SELECT ident FROM packs"))
-        return found
+        """Return all packs named by any cached index."""
+        packs: set[str] = set()
+        with self._tolerant():
+            packs.update(pack for (pack,) in self._db.execute("SELECT ident FROM packs"))
+        return packs
 
     def rely_on(self, packs: Collection[str]) -> None:
-        """From now on `find` answers what lies in these."""
+        """Restrict `find` to chunks in these packs."""
         self._usable = {}
-        with self._suspicious():
+        with self._tolerant():
             rows = self._db.execute("SELECT number, ident FROM packs")
             self._usable = {number: pack for number, pack in rows if pack in packs}
 
     def find(self, ident: bytes) -> tuple[str, Place] | None:
-        """The pack it lies in, and where."""
+        """Return the pack that holds the chunk and its place there, or None."""
         if not self._usable:
             return None
         try:
@@ -139,29 +139,29 @@ class Ledger:
             yield self._db
             self._db.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # SQLite has done so already
+            with suppress(sqlite3.Error):  # SQLite may have rolled back already
                 self._db.execute("ROLLBACK")
             raise
 
     @contextmanager
-    def _suspicious(self) -> Iterator[None]:
-        """Whatever is wrong with the file, the checkpoint goes on without."""
+    def _tolerant(self) -> Iterator[None]:
+        """Let the checkpoint continue without the cache on any SQLite error."""
         try:
             yield
         except sqlite3.Error as error:
             self._give_up(error)
 
     def _give_up(self, error: sqlite3.Error | struct.error) -> None:
-        _logger.warning("what is known of the store is not used: %s", error)
+        _logger.warning("the index cache is not used: %s", error)
         self._usable, self.is_broken = {}, True
         self._discard(error)
 
     def _discard(self, error: sqlite3.Error | struct.error) -> None:
-        """One that is damaged goes: left there, nothing would be learnt any more. Not for want of room, or because
-        another is writing: then it is good later."""
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # none: what is there is no such value
-        is_ours = isinstance(error, sqlite3.ProgrammingError)  # a mistake
-        if self._path is not None and not is_ours and code & 0xFF not in _PASSING:  # the other bits are details
+        """Delete a damaged file, because it would accept no more rows. Keep it after a transient error (no room,
+        another writer): it works again later."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # no code: a value of the wrong type
+        is_bug = isinstance(error, sqlite3.ProgrammingError)  # in this code, not in the file
+        if self._path is not None and not is_bug and code & 0xFF not in _TRANSIENT:  # the higher bits are details
             _remove(self._path)
 
     def _open(self) -> sqlite3.Connection:
@@ -169,21 +169,21 @@ class Ledger:
             try:
                 return _connect(path)
             except (sqlite3.Error, OSError) as error:
-                _logger.warning("what was known of the store cannot be read: %s", error)
+                _logger.warning("cannot open the index cache: %s", error)
                 if isinstance(error, sqlite3.Error):
                     self._discard(error)
-        raise AssertionError("SQLite could not open a file of its own")
+        raise AssertionError("SQLite could not open a temporary file")
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:
     if path is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _tidy(path)
+        _delete_unused(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        os.utime(path)  # it is used
-    db = sqlite3.connect(path or _PRIVATE, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        os.utime(path)  # marks it as used
+    db = sqlite3.connect(path or _PRIVATE, timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
     try:
-        db.execute("PRAGMA journal_mode=WAL")  # a checkpoint that looks something up does not wait for one that writes
+        db.execute("PRAGMA journal_mode=WAL")  # a checkpoint that reads does not wait for one that writes
         db.execute("PRAGMA synchronous=OFF")
         db.execute(f"PRAGMA cache_size=-{_CACHE}")
         for line in _SCHEMA:
@@ -194,8 +194,8 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     return db
 
 
-def _tidy(mine: Path) -> None:
-    """Those of stores that nobody came back to go."""
+def _delete_unused(mine: Path) -> None:
+    """Delete cache files not used for 30 days."""
     for path in mine.parent.glob("*.db"):
         with suppress(FileNotFoundError):
             if path != mine and path.stat().st_mtime < walltime() - UNUSED:
@@ -204,5 +204,5 @@ def _tidy(mine: Path) -> None:
 
 def _remove(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
-        with suppress(OSError):  # it is not there; or it stays, and every row of it is checked
+        with suppress(OSError):  # it is missing; or it stays, which is harmless: every row is authenticated
             path.with_name(path.name + suffix).unlink()

@@ -1,4 +1,4 @@
-"""Which checkpoints to keep. Pure."""
+"""Decide which checkpoints to keep. Pure."""
 
 from __future__ import annotations
 
@@ -6,33 +6,35 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cmdop_migrate.images.store.catalog import Listed
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
 
 
 @dataclass(frozen=True)
-class Keep:
-    """A checkpoint stays if either rule keeps it. With neither, all stay."""
+class KeepPolicy:
+    """Keep a checkpoint if either rule keeps it. With neither rule set, keep all."""
 
     last: int | None = None
     within: float | None = None
 
 
-def nothing(_entry: Listed) -> bool:
+def nothing(_entry: ListedCheckpoint) -> bool:
+    """Return False for every checkpoint: the default `spent`."""
     return False
 
 
 def to_drop(
-    entries: Iterable[Listed],
-    keep: Keep,
+    entries: Iterable[ListedCheckpoint],
+    keep: KeepPolicy,
     now: float,
     parked: Callable[[str], bool],
-    spent: Callable[[Listed], bool] = nothing,
-) -> list[Listed]:
-    """What may go. Ages are by the store's clock. The newest of a parked session never goes: it *is* the session. What
-    is `spent` goes whatever the rules keep: it is a copy that nobody needs any more."""
+    spent: Callable[[ListedCheckpoint], bool] = nothing,
+) -> list[ListedCheckpoint]:
+    """Return the checkpoints that may be removed. Ages are by the store's clock. The newest checkpoint of a parked
+    session is always kept: it *is* the session. A `spent` checkpoint is removed even if a rule keeps it: it is a copy
+    that is no longer needed."""
     if keep.last is None and keep.within is None:
         return []
-    sessions: dict[str, list[Listed]] = defaultdict(list)
+    sessions: dict[str, list[ListedCheckpoint]] = defaultdict(list)
     for entry in entries:
         sessions[entry.session].append(entry)
     dropped = []

@@ -1,13 +1,12 @@
-"""What a megabyte of memory was cut into last time: found by one hash, instead of one digest for each window.
+"""Recognise unchanged memory by one hash per 1 MiB block, instead of one digest per 64 KiB window.
 
-A digest of 64 KiB is so quick that two threads spend more time on waiting for the
-interpreter than on digesting, and a frozen session waits for both. So memory that did not
-change is recognised by the megabyte; what did is looked at window by window. Equal hashes
-mean equal bytes only as long as nobody else knows any of them (seal.py): they never leave
-this host unsealed.
+A digest of 64 KiB is so quick that two threads spend more time waiting for the interpreter than digesting, and a frozen
+session waits for both. So unchanged memory is recognised by the block; a changed block is digested window by window.
+Equal hashes mean equal bytes only as long as no other party knows any of them (format/seal.py): they never leave this
+host unsealed.
 
-A hint, kept on this host beside the session: without it a checkpoint takes longer, and is the same.
-It is sealed, and bound to the checkpoint it was made with. It never grows past a limit.
+The file is a hint, kept on this host beside the session: without it a checkpoint takes longer and has the same content.
+It is sealed, bound to the checkpoint it was made with, and bounded in size.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from cmdop_migrate import log
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.format.codec import RAW, Buffer
 from cmdop_migrate.images.format.layout import ID_BYTES, WINDOW
-from cmdop_migrate.images.format.seal import GROUPS, OVERHEAD, TAG, Sealer
+from cmdop_migrate.images.format.seal import FINGERPRINTS, OVERHEAD, TAG, Sealer
 from cmdop_migrate.images.format.windows import Extent, window_count
 
-GROUP = 1 << 20  # of addresses
-LEAST = 4 * WINDOW  # fewer bytes are not worth a digest of their own
-MOST = 16 << 10  # groups that are kept: 16 GiB in about 15 MiB
+BLOCK = 1 << 20  # of addresses
+LEAST = 4 * WINDOW  # fewer bytes are not worth a fingerprint
+MOST = 16 << 10  # blocks that are kept: 16 GiB in about 15 MiB
 NO_IDENT = bytes(ID_BYTES)  # of a window of zeros
-_HEAD = Struct("<II")  # the first byte's place in its window, and how many there are
+_HEAD = Struct("<II")  # offset of the first byte in its window, number of bytes
 _KEY = TAG + _HEAD.size
-_VERSION = b"2 "  # of the file: what another one wrote does not open
-_logger = log.get("images.groups")
+_VERSION = b"2 "  # of the file format: a file of another version does not open
+_logger = log.get("images.fingerprints")
 
 
 class Piece(NamedTuple):
-    """What lies one after the other in a buffer, and within one GROUP of addresses."""
+    """Locate bytes that are contiguous in a buffer and lie within one BLOCK of addresses."""
 
     extent: Extent
     slot: int  # of its first window, in the extent's refs
@@ -47,16 +46,17 @@ class Piece(NamedTuple):
 
 
 def pieces(extents: Iterable[Extent]) -> Iterator[Piece]:
+    """Cut extents at BLOCK boundaries of the address."""
     for extent in extents:
         slot, vaddr, end = 0, extent.vaddr, extent.vaddr + extent.size
         while vaddr < end:
-            size = min(GROUP - vaddr % GROUP, end - vaddr)
+            size = min(BLOCK - vaddr % BLOCK, end - vaddr)
             yield Piece(extent, slot, extent.offset + vaddr - extent.vaddr, vaddr, size)
             slot, vaddr = slot + window_count(vaddr, size), vaddr + size
 
 
-class Groups:
-    """Those of the parent, and those of this checkpoint. May be used from several threads."""
+class BlockFingerprints:
+    """Hold the fingerprints of the parent, to look up, and those of this checkpoint, to save. Thread-safe."""
 
     def __init__(self, sealer: Sealer, most: int = MOST) -> None:
         self._sealer, self._most = sealer, most
@@ -64,37 +64,38 @@ class Groups:
         self._now: dict[bytes, bytes] = {}
 
     def __bool__(self) -> bool:
-        """Whether anything can be found."""
+        """Return True if the parent has any fingerprint to find."""
         return bool(self._before)
 
     def key(self, data: Buffer, vaddr: int) -> bytes:
-        """Says what is there and how it is cut, not where it is."""
-        return self._sealer.group_of(data) + _HEAD.pack(vaddr % WINDOW, len(data))
+        """Return the lookup key: the hash of the content and how windows cut it, independent of its address."""
+        return self._sealer.fingerprint_of(data) + _HEAD.pack(vaddr % WINDOW, len(data))
 
     def find(self, key: bytes) -> list[bytes] | None:
-        """The ids of its windows' chunks, in order."""
-        found = self._before.get(key)
-        return None if found is None else [found[at : at + ID_BYTES] for at in range(0, len(found), ID_BYTES)]
+        """Return the ids of the block's chunks in order, or None if the parent had no such block."""
+        idents = self._before.get(key)
+        return None if idents is None else [idents[at : at + ID_BYTES] for at in range(0, len(idents), ID_BYTES)]
 
     def keep(self, key: bytes, idents: Sequence[bytes]) -> None:
+        """Remember a block of this checkpoint, up to the limit."""
         if len(self._now) < self._most:
             self._now[key] = b"".join(idents)
 
     def save(self, path: Path, checkpoint: str) -> None:
-        """For the next checkpoint, whose parent this one is."""
+        """Save the fingerprints of this checkpoint, for the next one whose parent it is. Log a failure."""
         body = b"".join(key + idents for key, idents in self._now.items())
         try:
-            path.write_bytes(self._sealer.seal(GROUPS, _bound(checkpoint), RAW, body, len(body)))
+            path.write_bytes(self._sealer.seal(FINGERPRINTS, _bound(checkpoint), RAW, body, len(body)))
         except OSError as error:
-            _logger.warning("the next checkpoint will take longer: %s", error)
+            _logger.warning("cannot save block fingerprints, so the next checkpoint takes longer: %s", error)
 
     def load(self, path: Path, checkpoint: str) -> None:
-        """Nothing, unless all of it is as it was saved with that checkpoint."""
+        """Load what was saved with that checkpoint; load nothing if the file is missing, damaged or of another."""
         try:
             sealed = path.read_bytes()
-            _, body = self._sealer.check(GROUPS, _bound(checkpoint), sealed, len(sealed) - OVERHEAD)
+            _, body = self._sealer.check(FINGERPRINTS, _bound(checkpoint), sealed, len(sealed) - OVERHEAD)
         except (OSError, ImageRefused) as error:
-            _logger.debug("no groups: %s", error)
+            _logger.debug("no usable block fingerprints: %s", error)
             return
         at = 0
         while at < len(body):

@@ -1,10 +1,9 @@
-"""Memory on its way in: pages go from the kernel into our buffers once, and are never copied again.
+"""Receive memory pages into buffers: the kernel writes them there once, and they are never copied again.
 
-A page server calls `open`, then for each run `run` and as many `window`s as it
-takes; the view it got must be full when it calls the next method. Buffers end
-where a 64 KiB window ends: the few pages of an unfinished one move on to the
-next buffer, so the cut never depends on message or buffer sizes. Long runs are
-laid out a megabyte of addresses to a buffer (groups.py).
+A page server calls `open`, then for each run `run` and as many `window`s as it takes; the view it got must be full when
+it calls the next method. Buffers end where a 64 KiB window ends: the few pages of an unfinished window move to the next
+buffer, so the cut never depends on message or buffer sizes. Long runs are laid out one block of addresses per buffer
+(fingerprints.py).
 """
 
 from __future__ import annotations
@@ -14,52 +13,69 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
 from cmdop_migrate.images.format.windows import Extent, window_count
-from cmdop_migrate.images.write.fingerprints import GROUP
-from cmdop_migrate.images.write.freeze_spill import Aside
+from cmdop_migrate.images.write.fingerprints import BLOCK
+from cmdop_migrate.images.write.freeze_spill import SpillFile
 from cmdop_migrate.util import bulk_io
 
 BUFFER = 1 << 20
 BUFFERS = 56
 Release = Callable[[bytearray], None]
-Recognise = Callable[[bytearray, Sequence[Extent], Release, Callable[[bytearray, Sequence[Extent]], bool]], None]
 
 
-class PageFeed:
-    """One thread feeds at a time."""
+class MemorySink(Protocol):
+    """Take full buffers of memory, and release each when its content is stored: the pipeline."""
+
+    def submit_extents(self, buffer: bytearray, extents: Sequence[Extent], release: Release) -> None:
+        """Store the extents of a buffer, then release it."""
+
+    def submit_known(
+        self,
+        buffer: bytearray,
+        extents: Sequence[Extent],
+        release: Release,
+        otherwise: Callable[[bytearray, Sequence[Extent]], bool],
+    ) -> None:
+        """Store a buffer whose blocks are all unchanged; offer any other to `otherwise`."""
+
+    def check(self) -> None:
+        """Raise the error after which nothing more can be stored, if any."""
+
+
+class PageBuffers:
+    """Collect the pages of one dump into buffers and submit full ones. Feed it from one thread at a time."""
 
     def __init__(
         self,
-        submit: Callable[[bytearray, Sequence[Extent], Release], None],
-        check: Callable[[], None],
+        sink: MemorySink,
         buffers: int = BUFFERS,
         size: int = BUFFER,
-        aside: Path | None = None,
-        recognise: Recognise | None = None,
+        spill_dir: Path | None = None,
+        recognise: bool = False,
     ) -> None:
-        """`submit` takes a full buffer and gives it back later; `check` raises when nothing more can be stored. With
-        `aside`, what does not fit in memory waits in a file there for `go_on`, but for what `recognise` knows."""
+        """Prepare `buffers` buffers of `size` bytes, made on demand. With `spill_dir`, input that does not fit in
+        memory is spilled there until `start_deferred`; with `recognise`, except unchanged buffers."""
         if size <= WINDOW:
             raise ValueError("a buffer must be larger than a window")
         self.extents: dict[str, list[Extent]] = {}
-        self._submit = submit
-        self._check = check
+        self._sink = sink
         self._size = size
-        # Full ones rest here as long as there are others: whoever gives us pages stands still until all are here, and
-        # needs the cores more than we do.
+        # Full buffers rest here while there are free ones: the session is frozen until all its pages are here, and
+        # the process that dumps it needs the cores more than our workers do.
         self._resting: deque[tuple[bytearray, list[Extent]]] = deque()
-        self._rest = max(0, buffers * 3 // 4 - 1)
-        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one back is still in the cache
-        self._aside = Aside(aside, submit, self._free.put) if aside is not None else None
+        self._rest_most = max(0, buffers * 3 // 4 - 1)
+        self._free: queue.LifoQueue[bytearray] = queue.LifoQueue()  # the last one released is still in the CPU cache
+        self._spill = SpillFile(spill_dir, sink.submit_extents, self._free.put) if spill_dir is not None else None
         self._recognise = recognise
         self._unmade = buffers
-        self._put_off: Aside | None = None
+        self._deferred: SpillFile | None = None
         self._buffer: bytearray | None = None
         self._used = 0
-        self._open: list[list[int]] = []  # [vaddr, size, offset] of what lies in the buffer, with the key below
+        self._open: list[list[int]] = []  # [vaddr, size, offset] of runs in the buffer, parallel to _keys
         self._keys: list[tuple[str, int]] = []  # (dst, flags)
         self._handed = 0
         self._vaddr = 0
@@ -67,13 +83,13 @@ class PageFeed:
         self._flags = 0
 
     def open(self, dst: str) -> None:
-        """What follows belongs to `dst`."""
+        """Start the target `dst`: the pages that follow belong to it."""
         self._settle()
-        self._dst = layout.checked_blob_name(dst)  # now, not when the dump is over
+        self._dst = layout.checked_blob_name(dst)  # checked now, not after the dump
         self.extents.setdefault(dst, [])
 
     def run(self, vaddr: int, nr_pages: int, flags: int, present: bool) -> None:
-        """A run begins; without `present` it has no bytes."""
+        """Start a run of pages; without `present` it has no bytes."""
         self._settle()
         self._flags = flags
         if not present and nr_pages:
@@ -81,64 +97,64 @@ class PageFeed:
             self.extents[self._dst].append(extent)
 
     def keep(self, vaddr: int, flags: int, ref: int) -> None:
-        """The whole window at `vaddr` is a chunk that the image has already."""
+        """Record that the whole window at `vaddr` is the chunk `ref`, which the image already has."""
         self._settle()
         self.extents[self._dst].append(Extent(self._dst, vaddr, WINDOW, flags, True, 0, array("I", [ref])))
 
     def window(self, vaddr: int, size: int) -> memoryview:
-        """A buffer for the bytes at `vaddr`, at most `size` long. Waits until one is free."""
+        """Return a buffer for the bytes at `vaddr`, at most `size` long. Wait until one is free."""
         self._settle()
-        if self._buffer is None or self._used == self._size or (vaddr % GROUP == 0 and self._goes_on(vaddr)):
-            self._roll()
+        if self._buffer is None or self._used == self._size or (vaddr % BLOCK == 0 and self._continues(vaddr)):
+            self._next_buffer()
         assert self._buffer is not None
         self._vaddr = vaddr
-        self._handed = min(size, self._size - self._used, GROUP - vaddr % GROUP)
+        self._handed = min(size, self._size - self._used, BLOCK - vaddr % BLOCK)
         return memoryview(self._buffer)[self._used : self._used + self._handed]
 
     def done(self) -> None:
-        """Everything is there: ours now."""
+        """End the input: all pages are in our buffers."""
         self._settle()
         self._send()
-        if self._aside is None:
-            self._wake(0)
+        if self._spill is None:
+            self._submit_resting(0)
 
-    def go_on(self) -> None:
-        """Whoever gave us pages waits no more: the work that was put off begins. Only after `done`."""
-        aside, self._aside = self._aside, None
-        self._wake(0)
-        if aside is not None:
-            self._put_off = aside
-            aside.go_on(self._get)
+    def start_deferred(self) -> None:
+        """Start the deferred work, because the session has resumed. Call it only after `done`."""
+        spill, self._spill = self._spill, None
+        self._submit_resting(0)
+        if spill is not None:
+            self._deferred = spill
+            spill.start_deferred(self._get)
 
     def finish(self) -> None:
-        """After `go_on`: until everything is submitted."""
-        if self._put_off is not None:
-            self._put_off.finish()
+        """Wait, after `start_deferred`, until everything is submitted."""
+        if self._deferred is not None:
+            self._deferred.finish()
 
     def stop(self) -> None:
-        """Nothing is fed or read any more."""
-        for one in (self._aside, self._put_off):
-            if one is not None:
-                one.stop()
+        """Stop the spill files. No page is fed or read afterwards."""
+        for spill in (self._spill, self._deferred):
+            if spill is not None:
+                spill.stop()
 
     def _settle(self) -> None:
-        """Enter the bytes of the view that was handed out last."""
+        """Account for the bytes of the view that was handed out last."""
         size, self._handed = self._handed, 0
         if not size:
             return
-        if self._goes_on(self._vaddr):
+        if self._continues(self._vaddr):
             self._open[-1][1] += size
         else:
             self._open.append([self._vaddr, size, self._used])
             self._keys.append((self._dst, self._flags))
         self._used += size
 
-    def _goes_on(self, vaddr: int) -> bool:
-        """Whether what lies in the buffer last ends there."""
+    def _continues(self, vaddr: int) -> bool:
+        """Tell whether the last run in the buffer ends at `vaddr`, so that these bytes extend it."""
         return bool(self._open) and self._keys[-1] == (self._dst, self._flags) and sum(self._open[-1][:2]) == vaddr
 
-    def _roll(self) -> None:
-        """Send the buffer and begin another with the unfinished window of this one."""
+    def _next_buffer(self) -> None:
+        """Send the buffer and start another with the unfinished window of this one."""
         fresh = self._get()
         carried: tuple[tuple[str, int], int, int] | None = None
         if self._open and self._buffer is not None:
@@ -165,18 +181,18 @@ class PageFeed:
                 batch.append(Extent(dst, vaddr, size, flags, True, offset, refs))
                 self.extents[dst].append(batch[-1])
         self._resting.append((buffer, batch))
-        self._wake(self._rest)
+        self._submit_resting(self._rest_most)
 
-    def _wake(self, most: int) -> None:
-        """Until at most so many rest, the oldest first."""
+    def _submit_resting(self, most: int) -> None:
+        """Submit or spill the oldest resting buffers until at most `most` rest."""
         while len(self._resting) > most:
             buffer, batch = self._resting.popleft()
-            if self._aside is None:
-                self._submit(buffer, batch, self._free.put)
-            elif self._recognise is not None:
-                self._recognise(buffer, batch, self._free.put, self._aside.put)
+            if self._spill is None:
+                self._sink.submit_extents(buffer, batch, self._free.put)
+            elif self._recognise:
+                self._sink.submit_known(buffer, batch, self._free.put, self._spill.put)
             else:
-                self._aside.put(buffer, batch)
+                self._spill.put(buffer, batch)
 
     def _get(self) -> bytearray:
         if self._unmade:
@@ -186,11 +202,11 @@ class PageFeed:
                 self._unmade -= 1
                 return bulk_io.buffer(self._size)
         if self._free.empty():
-            self._wake(self._rest // 2)
+            self._submit_resting(self._rest_most // 2)
         while True:
-            self._check()
-            if self._aside is not None:
-                self._aside.check()
+            self._sink.check()
+            if self._spill is not None:
+                self._spill.check()
             try:
                 return self._free.get(timeout=0.5)
             except queue.Empty:

@@ -1,8 +1,7 @@
-"""digest -> known? -> compress -> seal -> pack, on several threads.
+"""Turn input into sealed chunks on several threads: digest, look up, compress, seal, pack.
 
-Work comes in buffers of some MiB, not chunk by chunk: what Python itself costs
-per chunk must stay small beside the hashing. A chunk is sealed straight from
-the buffer it arrived in into the pack it leaves in.
+Work comes in buffers of some MiB, not chunk by chunk: Python's own cost per chunk must stay small beside the hashing. A
+chunk is sealed straight from the buffer it arrived in into the pack it leaves in.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from cmdop_migrate.images.format.codec import Buffer, Codec
 from cmdop_migrate.images.format.packs import Pack
 from cmdop_migrate.images.format.seal import CHUNK, OVERHEAD, Sealer
 from cmdop_migrate.images.format.windows import Extent, window_count, windows
-from cmdop_migrate.images.store.index import Known
-from cmdop_migrate.images.write.fingerprints import GROUP, LEAST, NO_IDENT, Groups, Piece, pieces
-from cmdop_migrate.images.write.upload_queue import Spool
+from cmdop_migrate.images.store.index import KnownChunks
+from cmdop_migrate.images.write.fingerprints import BLOCK, LEAST, NO_IDENT, BlockFingerprints, Piece, pieces
+from cmdop_migrate.images.write.upload_queue import UploadQueue
 
 T = TypeVar("T")
 _Fresh = tuple[bytes, int, memoryview]  # id, number, content
-_ZEROS = bytes(GROUP)
+_ZEROS = bytes(BLOCK)
 _SHORT_ZEROS = memoryview(_ZEROS)
-PENDING = 24 << 20  # bytes of submitted data that wait for a worker
+PENDING_BYTES = 24 << 20  # limit of submitted data that waits for a worker
 
 
 @dataclass
 class Counts:
-    """What went through. `raw` and `reused` in plain bytes, `new` in sealed ones."""
+    """Count what went through: `raw`, `zero` and `reused` in plain bytes, `new` in sealed bytes."""
 
     raw: int = 0
     zero: int = 0
@@ -44,24 +43,31 @@ class Counts:
 
 
 class Pipeline:
-    """Turns bytes into numbers of chunks in `table`, each stored or on its way."""
+    """Turn bytes into numbers of chunks in `table`, each stored or queued for upload."""
 
     def __init__(
-        self, sealer: Sealer, known: Known, spool: Spool, workers: int | None = None, groups: Groups | None = None
+        self,
+        sealer: Sealer,
+        known: KnownChunks,
+        uploads: UploadQueue,
+        workers: int | None = None,
+        fingerprints: BlockFingerprints | None = None,
     ) -> None:
         self.table = ChunkTable()
         self.counts = Counts()
         self.lock = threading.Lock()  # table and counts
         self._sealer = sealer
         self._known = known
-        self._groups = groups
-        self._spool = spool
+        self._fingerprints = fingerprints
+        self._uploads = uploads
         self._pack: Pack | None = None
-        self._pack_lock = threading.Lock()  # may wait for the store, inside
-        self._fill_lock = threading.Lock()  # `closed` and `unfilled` of packs: whoever has filled a pack never waits
+        self._pack_lock = threading.Lock()  # its owner may wait for the store
+        self._fill_lock = (
+            threading.Lock()
+        )  # guards `closed` and `unfilled` of packs: a thread that filled a pack never waits
         self._local = threading.local()
         self._pool = ThreadPoolExecutor(workers or max(2, os.cpu_count() or 2), "seal")
-        # A frozen session waits for its files to be captured: they do not queue behind its memory.
+        # A frozen session waits for the capture of its files, so they do not queue behind its memory.
         self._files = ThreadPoolExecutor(1, "seal-files")
         self._idle = threading.Condition()
         self._tasks = 0
@@ -69,15 +75,15 @@ class Pipeline:
         self._failure: BaseException | None = None
 
     def check(self) -> None:
-        """Raise what went wrong behind the caller's back."""
-        failure = self._failure or self._spool.failure
+        """Raise the first error of a worker or an uploader, if any."""
+        failure = self._failure or self._uploads.failure
         if failure is not None:
             raise failure
 
     def submit_extents(
         self, buffer: bytearray, extents: Sequence[Extent], release: Callable[[bytearray], None]
     ) -> None:
-        """Store memory; fills in each extent's refs, then gives the buffer back."""
+        """Store memory in the background: fill in each extent's refs, then release the buffer."""
         self._start(0)
 
         def work() -> None:
@@ -95,25 +101,26 @@ class Pipeline:
         release: Callable[[bytearray], None],
         otherwise: Callable[[bytearray, Sequence[Extent]], bool],
     ) -> None:
-        """As `submit_extents`, if the store has all of it; else `otherwise` gets it, unless it says no."""
+        """Store memory as `submit_extents` does if the store has all of it. Otherwise offer it to `otherwise`, and
+        store it here only if that returns False."""
         self._start(0)
 
         def work() -> None:
-            is_ours = True
+            keeps_buffer = True
             try:
                 if not self._recognise(buffer, extents):
-                    is_ours = not otherwise(buffer, extents)
-                    if is_ours:
+                    keeps_buffer = not otherwise(buffer, extents)
+                    if keeps_buffer:
                         self._extents(buffer, extents)
             finally:
-                if is_ours:
+                if keeps_buffer:
                     release(buffer)
 
         self._pool.submit(self._guard, work, 0)
 
     def submit(self, data: Buffer, ahead: bool = False) -> Future[int]:
-        """Store one chunk of at most MAX_CHUNK bytes, which must not change until the future is done. Its number.
-        `ahead`: before there is any memory, so that it may have all the workers."""
+        """Store one chunk of at most MAX_CHUNK bytes, which must not change until the future is done; the future gives
+        its number. `ahead`: no memory is being fed yet, so the chunk may use all workers."""
         if not 0 < len(data) <= layout.MAX_CHUNK:
             raise ValueError(f"a chunk has 1 to {layout.MAX_CHUNK} bytes, not {len(data)}")
         self._start(len(data))
@@ -121,11 +128,12 @@ class Pipeline:
         return pool.submit(self._guard, lambda: self._store([memoryview(data)])[0], len(data))
 
     def has(self, ident: bytes) -> bool:
+        """Tell whether this image or the store has the chunk."""
         with self.lock:
             return self.table.find(ident) >= 0 or self._known.find(ident) is not None
 
     def refer(self, ident: bytes) -> int | None:
-        """The number of a chunk that this image or the store has already; None when it must be sent."""
+        """Return the number of a chunk that this image or the store already has, or None if it must be sent."""
         with self.lock:
             number = self._refer(ident)
             if number is not None:
@@ -133,32 +141,33 @@ class Pipeline:
             return number
 
     def store_now(self, data: Buffer) -> tuple[bytes, Place]:
-        """Seal one chunk into the current pack without entering it in the table: for the table itself."""
+        """Seal one chunk into the open pack without adding it to the table: for the chunks of the table itself."""
         view = memoryview(data)
         ident = self._sealer.id_of(view)
         return ident, self._seal([(ident, -1, view)])[0]
 
     def drain(self) -> None:
-        """Until all that was submitted is sealed, at the spool's pace."""
+        """Wait until everything submitted is sealed, at the pace of the upload queue."""
         with self._idle:
             self._idle.wait_for(lambda: not self._tasks)
         self.check()
 
     def flush(self) -> None:
-        """Send the pack that is open. Only after `drain`."""
+        """Queue the open pack for upload. Call it only after `drain`."""
         with self._pack_lock:
             pack, self._pack = self._pack, None
             if pack is not None:
-                self._spool.push(pack, pack.finish(self._sealer))
+                self._uploads.push(pack, pack.finish(self._sealer))
 
     def stop(self) -> None:
+        """Stop the worker threads after the work in progress."""
         self._pool.shutdown(wait=True, cancel_futures=False)
         self._files.shutdown(wait=True, cancel_futures=False)
 
     def _start(self, size: int) -> None:
         self.check()
         with self._idle:
-            self._idle.wait_for(lambda: self._bytes + size <= PENDING or not self._bytes)
+            self._idle.wait_for(lambda: self._bytes + size <= PENDING_BYTES or not self._bytes)
             self._tasks += 1
             self._bytes += size
 
@@ -176,14 +185,14 @@ class Pipeline:
                 self._idle.notify_all()
 
     def _recognise(self, buffer: bytearray, extents: Sequence[Extent]) -> bool:
-        """All of it, or, from the first piece on that is not as it was, nothing."""
-        found = []
+        """Refer to the known chunks of all pieces, or of none if any piece has changed."""
+        recognised = []
         for piece in pieces(extents):
             key, refs = self._find(buffer, piece)
             if refs is None:
                 return False
-            found.append((piece, key, refs))
-        for piece, key, refs in found:
+            recognised.append((piece, key, refs))
+        for piece, key, refs in recognised:
             self._enter(piece, key, refs, is_known=True)
         return True
 
@@ -196,17 +205,18 @@ class Pipeline:
             self._enter(piece, key, refs, is_known)
 
     def _find(self, buffer: bytearray, piece: Piece) -> tuple[bytes, array[int] | None]:
-        """Its key, if it is worth one, and the chunks of its windows, if all of them are known."""
-        if self._groups is None or piece.size < LEAST:
+        """Return the piece's fingerprint key, if it is large enough for one, and its chunk numbers, if all are
+        known."""
+        if self._fingerprints is None or piece.size < LEAST:
             return b"", None
         if _is_zero(buffer, piece.at, piece.size):
             return b"", array("I", [layout.NO_CHUNK]) * window_count(piece.vaddr, piece.size)
-        key = self._groups.key(memoryview(buffer)[piece.at : piece.at + piece.size], piece.vaddr)
+        key = self._fingerprints.key(memoryview(buffer)[piece.at : piece.at + piece.size], piece.vaddr)
         refs = array("I")
         with self.lock:
-            for ident in self._groups.find(key) or ():
+            for ident in self._fingerprints.find(key) or ():
                 number = layout.NO_CHUNK if ident == NO_IDENT else self._refer(ident)
-                if number is None:  # the store has it no more
+                if number is None:  # the store no longer has it
                     return key, None
                 refs.append(number)
         return key, refs or None
@@ -218,9 +228,9 @@ class Pipeline:
             self.counts.raw += piece.size
             self.counts.zero += zero
             self.counts.reused += piece.size - zero if is_known else 0
-            if key and self._groups is not None:
+            if key and self._fingerprints is not None:
                 idents = [NO_IDENT if ref == layout.NO_CHUNK else self.table.ident(ref) for ref in refs]
-                self._groups.keep(key, idents)
+                self._fingerprints.keep(key, idents)
         piece.extent.refs[piece.slot : piece.slot + len(refs)] = refs
 
     def _windows(self, buffer: bytearray, piece: Piece) -> array[int]:
@@ -230,14 +240,15 @@ class Pipeline:
             refs.append(layout.NO_CHUNK)
             if not _is_zero(buffer, at, size):
                 kept.append((slot, view[at : at + size]))
-        numbers = self._store([one for _, one in kept])
+        numbers = self._store([window for _, window in kept])
         for (slot, _), number in zip(kept, numbers, strict=True):
             refs[slot] = number
         return refs
 
     def _store(self, views: Sequence[memoryview]) -> list[int]:
-        """Their numbers. Each step is taken with all of them, for locks and bookkeeping cost as much for one chunk as
-        for many; of a megabyte, what was digested is still in the cache when it is sealed."""
+        """Return the numbers of these chunks, storing new ones. Each step takes all of them, because locks and
+        bookkeeping cost as much for one chunk as for many; within one block, digested data is still in the CPU cache
+        when it is sealed."""
         idents = [self._sealer.id_of(view) for view in views]
         numbers: list[int] = []
         fresh: list[_Fresh] = []
@@ -260,18 +271,18 @@ class Pipeline:
         return numbers
 
     def _refer(self, ident: bytes) -> int | None:
-        """With the lock held: the number of a chunk that this image has, or the store. None: neither."""
+        """Return the number of a chunk that this image or the store has, else None. Call it with the lock held."""
         number = self.table.find(ident)
         if number >= 0:
             return number
-        found = self._known.find(ident)
-        if found is None:
+        known = self._known.find(ident)
+        if known is None:
             return None
-        pack, place = found
+        pack, place = known
         return self.table.add(ident, Place(self.table.pack_number(pack), place.offset, place.length, place.size))
 
     def _seal(self, fresh: Sequence[_Fresh]) -> list[Place]:
-        """Compress, then seal straight into a pack, or two where they do not fit into one."""
+        """Compress the chunks, then seal them straight into one pack, or into two where one has too little room."""
         pack = self._codec().pack
         ready = [(*pack(view), ident, number, len(view)) for ident, number, view in fresh]
         places: list[Place] = []
@@ -280,7 +291,7 @@ class Pipeline:
         return places
 
     def _seal_into_one(self, ready: Sequence[tuple[int, Buffer, bytes, int, int]]) -> list[Place]:
-        """As many as go into the pack that is open, but one at least."""
+        """Seal as many chunks as the open pack has room for, at least one."""
         places: list[Place] = []
         with self._pack_lock:
             pack = self._room(len(ready[0][1]) + OVERHEAD)
@@ -301,11 +312,12 @@ class Pipeline:
                 pack.unfilled -= len(places)
                 done = pack.closed and not pack.unfilled
         if done:
-            self._spool.push(pack, pack.finish(self._sealer))
+            self._uploads.push(pack, pack.finish(self._sealer))
         return places
 
     def _room(self, length: int) -> Pack:
-        """With the pack lock held: a pack with that much room. The last to fill a closed pack sends it."""
+        """Return a pack with that much room, with the pack lock held. The thread that fills the last chunk of a closed
+        pack queues it."""
         pack = self._pack
         if pack is not None and not pack.fits(length):
             self._pack = None
@@ -313,10 +325,10 @@ class Pipeline:
                 pack.closed = True
                 done = not pack.unfilled
             if done:
-                self._spool.push(pack, pack.finish(self._sealer))
+                self._uploads.push(pack, pack.finish(self._sealer))
             pack = None
         if pack is None:
-            buffer = self._spool.take()
+            buffer = self._uploads.take()
             pack = self._pack = Pack(layout.new_id(), buffer)
             with self.lock:
                 pack.number = self.table.pack_number(pack.ident)

@@ -1,8 +1,7 @@
-"""Finished packs on their way to the store: held in memory, past a budget on disk.
+"""Queue finished packs for upload: in memory, and beyond a budget on disk.
 
-This is what keeps a slow store out of the freeze: until `relax`, handing a pack
-over never waits for the store, unless memory and disk are both full. What is
-spilled is sealed already, and the file has no name, so nothing is left behind.
+This keeps a slow store out of the freeze: until `relax`, queueing a pack never waits for the store, unless memory and
+disk are both full. Spilled packs are sealed already, and the spill file has no name, so nothing is left behind.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from cmdop_migrate.util import bulk_io
 
 BUFFERS = 5
 UPLOADERS = 3
-_logger = log.get("images.spool")
+_logger = log.get("images.uploads")
 
 
 @dataclass
 class _Waiting:
-    """A pack in the queue: in its buffer, or in a slot of the spill file."""
+    """Describe a queued pack, which is in its buffer or in a slot of the spill file."""
 
     ident: str
     numbers: list[int]
@@ -38,8 +37,8 @@ class _Waiting:
     slot: int = -1
 
 
-class Spool:
-    """A fixed set of pack buffers, a queue, and threads that put packs into the store."""
+class UploadQueue:
+    """Own a fixed set of pack buffers, a queue, and the threads that put packs into the store."""
 
     def __init__(
         self,
@@ -49,13 +48,14 @@ class Spool:
         buffers: int = BUFFERS,
         uploaders: int = UPLOADERS,
     ) -> None:
-        """`stored(pack, chunk numbers, length)` is called, from any thread, after each put."""
+        """Start the uploader threads. `stored(pack, chunk numbers, length)` is called, from any thread, after each
+        put."""
         self._store = store
         self._spill_dir = spill_dir
         self._stored = stored
         self._free = [bytearray(0) for _ in range(max(buffers, uploaders + 2))]
         self._queue: deque[_Waiting] = deque()
-        self._busy = 0  # packs neither queued nor stored: being put or being spilled
+        self._busy = 0  # packs being put or being spilled: neither queued nor stored
         self._changed = threading.Condition()
         self._file: BinaryIO | None = None
         self._slots: list[int] = []
@@ -70,8 +70,8 @@ class Spool:
             thread.start()
 
     def take(self) -> bytearray:
-        """A free pack buffer. Spills a waiting pack when there is none; waits for the store if that fails, too, or once
-        there is time."""
+        """Return a free pack buffer. If all are in use, spill a queued pack; wait for the store if that fails too, or
+        after `relax`."""
         while True:
             with self._changed:
                 victim = self._free_or_victim()
@@ -80,38 +80,40 @@ class Spool:
             self._spill(victim)
 
     def push(self, pack: Pack, length: int) -> None:
+        """Queue a finished pack."""
         with self._changed:
             self._queue.append(_Waiting(pack.ident, pack.numbers, length, pack.buffer))
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Until `relax` nothing is put; what does not fit in memory waits on disk. An upload costs digests and
-        copies, here and in a server on this machine, that a frozen session would have to wait for."""
+        """Send nothing until `relax`; spill what does not fit in memory. An upload costs digests and copies, here and
+        in a server on this machine, that a frozen session would have to wait for."""
         with self._changed:
             self._held = True
 
     def relax(self) -> None:
-        """Nobody stands still any more: the store sets the pace. To spill would be a way around for nothing."""
+        """Start or resume sending: the session is no longer frozen, so block on the store instead of spilling to
+        disk."""
         with self._changed:
             self._held, self._relaxed = False, True
             self._changed.notify_all()
 
     def wait_stored(self) -> None:
-        """Until everything pushed is in the store. Raises what made that impossible."""
+        """Wait until everything pushed is in the store. Raise the error that made this impossible."""
         with self._changed:
             self._changed.wait_for(lambda: self.failure or not (self._queue or self._busy))
             if self.failure:
                 raise self.failure
 
     def give_up(self) -> None:
-        """What is not stored yet is dropped; whoever waits for room is told."""
+        """Drop what is not stored yet, and fail the callers that wait for room."""
         with self._changed:
             self._stopping = True
             self._queue.clear()
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End the threads, when nothing is pushed any more."""
+        """Stop the threads. Call it when no more packs are pushed."""
         self.give_up()
         for thread in self._threads:
             thread.join()
@@ -122,10 +124,10 @@ class Spool:
                 self._file = None
 
     def _free_or_victim(self) -> bytearray | _Waiting:
-        """With the lock held: a buffer, or the newest pack in memory, taken out of the queue to be spilled."""
+        """Return, with the lock held, a buffer, or the newest pack in memory, removed from the queue to be spilled."""
         while True:
             if self.failure or self._stopping:
-                raise self.failure or StoreUnreachable("the upload was given up", "Run the checkpoint again.")
+                raise self.failure or StoreUnreachable("the upload was aborted", "Run the checkpoint again.")
             if self._free:
                 return self._free.pop()
             victim = next((w for w in reversed(self._queue) if w.buffer is not None), None)
@@ -149,7 +151,7 @@ class Spool:
         try:
             self._write(slot, memoryview(buffer)[: victim.length])
         except OSError as error:
-            _logger.warning("cannot spill to %s (%s): the store sets the pace now", self._spill_dir, error.strerror)
+            _logger.warning("cannot spill packs to %s (%s): waiting for the store", self._spill_dir, error.strerror)
             with self._changed:
                 self._disk_full = True
                 self._slots.append(slot)
@@ -179,7 +181,7 @@ class Spool:
         while (waiting := self._next()) is not None:
             try:
                 self._put(waiting)
-            except BaseException as error:  # noqa: BLE001  a supervising loop: whoever waits for the store is told
+            except BaseException as error:  # noqa: BLE001  a supervising loop: waiting callers get it
                 with self._changed:
                     self.failure = self.failure or error
             finally:

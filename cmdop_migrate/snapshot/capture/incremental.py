@@ -16,7 +16,7 @@ from cmdop_migrate.criu.install import find
 from cmdop_migrate.criu.install.find import Criu
 from cmdop_migrate.criu.page_server import Target
 from cmdop_migrate.holder.start import KEPT
-from cmdop_migrate.images.write.previous_round import Earlier
+from cmdop_migrate.images.write.previous_round import PreviousRound
 
 FEATURE = "mem_dirty_track"
 
@@ -27,7 +27,7 @@ class PreCopyRounds:
     def __init__(self, directory: Path) -> None:
         """Keep CRIU's own images of the last round in the session's `directory` until `close`."""
         self._kept = directory / KEPT
-        self.earlier: Earlier | None = None
+        self.earlier: PreviousRound | None = None
         self.close()
 
     @property
@@ -36,7 +36,7 @@ class PreCopyRounds:
         round."""
         return f"../{KEPT}" if self.earlier is not None else None
 
-    def keep(self, images: Path, earlier: Earlier) -> None:
+    def keep(self, images: Path, earlier: PreviousRound) -> None:
         """Replace the last round by the one whose CRIU images are in `images`, which is moved."""
         self.close()
         (images / "parent").unlink(missing_ok=True)  # CRIU's link to the round before, which is removed now

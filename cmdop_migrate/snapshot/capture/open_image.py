@@ -10,7 +10,7 @@ from pathlib import Path
 from cmdop_migrate import log
 from cmdop_migrate.config import Config
 from cmdop_migrate.host import resources
-from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.model import Record
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.snapshot import host_files
@@ -39,9 +39,12 @@ def start(
         spill.mkdir(mode=0o700, exist_ok=True)
         is_remote = not config.store.startswith("file:")  # writing to a file store costs the same as spilling
         writer = ImageWriter(
-            store, ring, record.session, spill, parent=record.checkpoint, on_pack=on_pack,
-            hold=leave_running and is_remote, put_off=leave_running, hints=directory / "memory.groups",
-            ledgers=config.state_dir / "ledgers",
+            store, ring, record.session, spill, record.checkpoint,
+            WriterOptions(
+                hold=leave_running and is_remote, defer=leave_running, fingerprints=directory / "memory.groups",
+                index_caches=config.state_dir / "ledgers",
+            ),
+            on_pack,
         )  # fmt: skip
         try:
             writer.begin()

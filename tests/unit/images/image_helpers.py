@@ -1,4 +1,4 @@
-"""Small checkpoints, and stores that fail, stall or take turns."""
+"""Make small checkpoints, and wrap stores so that they fail, stall or take turns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,29 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.layout import PAGE
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read import reader
-from cmdop_migrate.images.write.writer import ImageWriter, Tuning
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.base import ObjectInfo, Store
 
 SESSION = "5e5510"
-SMALL = Tuning(workers=1, uploaders=1, pack_buffers=3)
+SMALL = WriterOptions(workers=1, uploaders=1, pack_buffers=3)
 
 
 def memory(seed: int, pages: int = 40) -> bytes:
-    """Mixed pages: random, text and zero."""
+    """Return mixed pages: random, text and zeros."""
     draw = random.Random(seed)
     kinds = [lambda: draw.randbytes(PAGE), lambda: b"a line of text\n" * 273 + b".", lambda: bytes(PAGE)]
     return b"".join(draw.choice(kinds)() for _ in range(pages))
+
+
+def add_run(writer: ImageWriter, dst: str, vaddr: int, nr_pages: int, flags: int, data: bytes | None) -> None:
+    """Feed one run with its bytes, or None for a run without bytes, as a page server would."""
+    writer.feed.open(dst)
+    writer.feed.run(vaddr, nr_pages, flags, data is not None)
+    left = memoryview(data or b"").cast("B")
+    while left:
+        room = writer.feed.window(vaddr, len(left))
+        room[:] = left[: len(room)]
+        vaddr, left = vaddr + len(room), left[len(room) :]
 
 
 def checkpoint(
@@ -37,13 +49,13 @@ def checkpoint(
     parent: str | None = None,
     shared: bytes = b"",
 ) -> Manifest:
-    """Write one small checkpoint; abort on failure, as flows do. What was learnt of stores before stays in `spill`."""
-    writer = ImageWriter(store, ring, session, spill, parent, SMALL, ledgers=spill / "ledgers")
+    """Write one small checkpoint; abort on failure, as the engines do. The index cache stays in `spill`."""
+    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, index_caches=spill / "ledgers"))
     try:
         writer.begin()
         data = shared + memory(seed)
-        writer.add_run("process-1", 0x7F0000003000, len(data) // PAGE, 4, data)
-        writer.add_run("process-1", 0x10000, 3, 1, None)
+        add_run(writer, "process-1", 0x7F0000003000, len(data) // PAGE, 4, data)
+        add_run(writer, "process-1", 0x10000, 3, 1, None)
         writer.add_blob("criu/core-1.img", b"core" * 100 + bytes([seed % 256]))
         writer.finish_input()
         return writer.commit(7, {"seed": seed, "shared": len(shared)})
@@ -53,7 +65,7 @@ def checkpoint(
 
 
 def content(image: reader.Image) -> dict[str, bytes]:
-    """Everything an image gives out."""
+    """Return everything that an image gives out."""
     found = {name: image.blob(name) for name in image.manifest.blobs}
     for dst in image.targets:
         pages = image.pages(dst)
@@ -76,14 +88,14 @@ def read_all(store: Store, ring: KeyRing, name: str, local: Path) -> dict[str, b
 
 
 class Wrapped(Store):
-    """Passes every operation through `before` first."""
+    """Call `before` before every operation of the inner store."""
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.url = inner.url
 
     def before(self, operation: str, name: str) -> None:
-        """Overridden."""
+        """Do nothing; subclasses override it."""
 
     def put(self, name: str, data: bytes | bytearray | memoryview) -> None:
         self.before("put", name)
@@ -112,7 +124,7 @@ class Wrapped(Store):
 
 
 class Dying(Wrapped):
-    """Works for `count` operations, then never again: what a kill leaves behind."""
+    """Work for `count` operations, then fail forever: the state that a kill leaves."""
 
     def __init__(self, inner: Store, count: int) -> None:
         super().__init__(inner)
@@ -127,7 +139,7 @@ class Dying(Wrapped):
 
 
 class Turns:
-    """Runs several actors over one store, one operation at a time; `choose` says whose turn it is."""
+    """Run several actors over one store, one operation at a time; `choose` picks the next actor."""
 
     def __init__(self, inner: Store, choose: Callable[[list[int]], int]) -> None:
         self._inner = inner
@@ -158,7 +170,7 @@ class Turns:
             thread.join(60)
 
     def count(self, actor: int) -> int:
-        """Operations this actor made."""
+        """Return the number of operations of this actor."""
         return self._counts[actor]
 
     def _askers(self) -> set[int]:
@@ -193,7 +205,7 @@ class Turns:
 
 
 def sticky(draw: random.Random, stay: float) -> Callable[[list[int]], int]:
-    """Mostly the same actor again: races need one to be overtaken by much work of another."""
+    """Choose mostly the same actor again: races need one actor to be overtaken by much work of another."""
     last = [0]
 
     def choose(askers: list[int]) -> int:
@@ -205,7 +217,7 @@ def sticky(draw: random.Random, stay: float) -> Callable[[list[int]], int]:
 
 
 def script(*stretches: tuple[int, int]) -> Callable[[list[int]], int]:
-    """(actor, operations) one after the other; a stretch also ends with its actor. What is left runs in order."""
+    """Choose actors by (actor, operations) in sequence; a stretch also ends with its actor. The rest runs in order."""
     left = [list(stretch) for stretch in stretches]
 
     def choose(askers: list[int]) -> int:

@@ -1,4 +1,4 @@
-"""Compression of chunks: nothing is lost, and little time with what does not shrink."""
+"""Test chunk compression: lossless, and quick on incompressible data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 64 << 10
 TEXT = b"".join(b"%06d a line of a log, much like the one before\n" % number for number in range(1500))[:SIZE]
 
 
-def test_what_shrinks_is_packed_also_after_what_does_not() -> None:
+def test_compressible_chunk_is_compressed_after_an_incompressible_one() -> None:
     codec = Codec()
     random = os.urandom(SIZE)
     assert [codec.pack(one)[0] for one in (TEXT, random, random, TEXT, random, TEXT[:100], TEXT)] == [
@@ -21,14 +21,14 @@ def test_what_shrinks_is_packed_also_after_what_does_not() -> None:
     ]  # fmt: skip
 
 
-def test_a_chunk_is_judged_by_more_than_its_beginning() -> None:
+def test_compressibility_is_sampled_across_the_chunk() -> None:
     codec = Codec()
     codec.pack(os.urandom(SIZE))
     assert codec.pack(os.urandom(4096) + TEXT[4096:])[0] == ZSTD
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, SIZE)), min_size=1, max_size=6))
-def test_whatever_came_before_it_comes_back_as_it_was(parts: list[tuple[bool, int]]) -> None:
+def test_codec_round_trips_any_sequence_of_chunks(parts: list[tuple[bool, int]]) -> None:
     codec = Codec()
     for is_random, size in parts:
         data = os.urandom(size) if is_random else TEXT[:size]

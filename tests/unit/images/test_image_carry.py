@@ -26,7 +26,7 @@ def carried(
 ) -> str:
     """A checkpoint that has nothing but this file: mapped, where nothing is to be carried, else open. `files`: CRIU's
     list of them."""
-    writer = ImageWriter(store, ring, SESSION, state, tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, state, options=SMALL)
     writer.begin()
     carrier = host_files.HostFileCollector(state, writer, ring.current.fingerprint, what)
     carrier.add(Touched(mapped={str(path)}) if what == "none" else Touched(opened={str(path)}))

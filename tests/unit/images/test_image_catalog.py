@@ -1,4 +1,4 @@
-"""A manifest, found by its name, by a part of it, or in another session's folder."""
+"""Test finding a manifest by its name, by a prefix, or in another session's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Counting(MemoryStore):
 @pytest.fixture
 def saved(ring: KeyRing, tmp_path: Path) -> tuple[Counting, manifest.Manifest]:
     store = Counting()
-    writer = ImageWriter(store, ring, SESSION, tmp_path, tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, tmp_path, options=SMALL)
     writer.begin()
     writer.add_blob("x", b"1")
     found = writer.commit(1)
@@ -41,13 +41,13 @@ def saved(ring: KeyRing, tmp_path: Path) -> tuple[Counting, manifest.Manifest]:
     return store, found
 
 
-def test_one_whose_name_is_known_is_asked_for_by_it(saved, ring):
+def test_checkpoint_with_full_name_is_read_without_listing(saved, ring):
     store, found = saved
     assert catalog.load(store, ring, found.checkpoint, SESSION) == found
     assert store.lists == 0
 
 
-def test_one_of_another_session_or_by_a_part_of_its_name_is_looked_for(saved, ring):
+def test_checkpoint_of_another_session_or_by_prefix_is_found_by_listing(saved, ring):
     store, found = saved
     assert catalog.load(store, ring, found.checkpoint, OTHER) == found
     assert catalog.load(store, ring, found.checkpoint[:12], SESSION) == found
@@ -56,7 +56,7 @@ def test_one_of_another_session_or_by_a_part_of_its_name_is_looked_for(saved, ri
         catalog.load(store, ring, "cd" * 16, SESSION)
 
 
-def test_damaged_or_absurdly_large_it_is_refused(saved, ring, monkeypatch):
+def test_damaged_or_oversized_manifest_is_refused(saved, ring, monkeypatch):
     store, found = saved
     data = store.get(found.name)
     store.put(found.name, data[:-1] + bytes([data[-1] ^ 1]))
@@ -69,7 +69,7 @@ def test_damaged_or_absurdly_large_it_is_refused(saved, ring, monkeypatch):
 
 
 class Pruned(MemoryStore):
-    """A prune on another host removes `gone`, and its own packs, once `at` is read."""
+    """Simulate a prune on another host that removes `gone`, and its own packs, once `at` is read."""
 
     gone: manifest.Manifest | None = None
     own: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Pruned(MemoryStore):
 
 
 @pytest.mark.parametrize("at", ["manifests/", "packs/"])
-def test_what_is_pruned_while_all_are_looked_at_is_no_damage(ring, tmp_path, monkeypatch, at):
+def test_checkpoint_pruned_during_a_listing_is_left_out(ring, tmp_path, monkeypatch, at):
     store = Pruned()
     kept, gone = (checkpoint(store, ring, tmp_path, seed, session) for seed, session in enumerate((SESSION, OTHER)))
     monkeypatch.setattr(resources, "open_store", lambda _: store)

@@ -1,4 +1,4 @@
-"""The cut of memory depends on its addresses and flags, and on nothing else."""
+"""Test that the cut of memory depends only on addresses and flags."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import os
 import tempfile
 from array import array
 from pathlib import Path
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
 from cmdop_migrate.images.format.windows import Extent, PageTable, Segment, table_of, window_count, windows
-from cmdop_migrate.images.write.page_buffers import PageFeed
+from cmdop_migrate.images.write.page_buffers import PageBuffers
 
 # (gap in pages before it, pages, flags, present)
 RUNS = st.lists(
@@ -36,7 +37,7 @@ def byte_at(vaddr: int) -> int:
 def feed_all(
     runs, cuts: list[int], size: int, aside: Path | None = None
 ) -> tuple[PageTable, dict[tuple[int, int], bytes]]:
-    """Feed the runs in messages of the given page counts; what each window came out as."""
+    """Feed the runs in messages of the given page counts; return the content of each window."""
     chunks: dict[tuple[int, int], bytes] = {}
     order: list[bytes] = []
 
@@ -50,7 +51,8 @@ def feed_all(
         buffer[:] = b"\xee" * len(buffer)
         release(buffer)
 
-    feed = PageFeed(submit, lambda: None, buffers=2, size=size, aside=aside)
+    sink = SimpleNamespace(submit_extents=submit, check=lambda: None)
+    feed = PageBuffers(sink, buffers=2, size=size, spill_dir=aside)
     feed.open("t")
     turn = 0
     for vaddr, pages, flags, present in runs:
@@ -67,7 +69,7 @@ def feed_all(
             vaddr, pages = end, pages - step
     feed.done()
     assert aside is None or not order, "what was put aside waits until it may go on"
-    feed.go_on()
+    feed.start_deferred()
     feed.finish()
     feed.stop()
     table = table_of(feed.extents["t"])
@@ -80,7 +82,7 @@ def feed_all(
 @given(
     RUNS, st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([WINDOW + PAGE, 3 * WINDOW, 40 * PAGE])
 )
-def test_any_split_into_messages_and_buffers_gives_the_same_chunks(runs, cuts, size):
+def test_chunks_do_not_depend_on_message_or_buffer_sizes(runs, cuts, size):
     runs = layout_of(runs)
     whole_table, whole = feed_all(runs, [1000], 1 << 22)
     table, parts = feed_all(runs, cuts, size)
@@ -97,7 +99,7 @@ def test_any_split_into_messages_and_buffers_gives_the_same_chunks(runs, cuts, s
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 200))
-def test_windows_cover_and_are_aligned(page, pages):
+def test_windows_cover_the_range_and_are_aligned(page, pages):
     vaddr, size = page * PAGE, pages * PAGE
     cut = list(windows(vaddr, size))
     assert len(cut) == window_count(vaddr, size)
@@ -107,7 +109,7 @@ def test_windows_cover_and_are_aligned(page, pages):
 
 
 @given(RUNS)
-def test_a_page_table_survives_its_encoding(runs):
+def test_page_table_round_trips(runs):
     extents = [
         Extent("t", v, n * PAGE, f, p, 0, array("I", range(window_count(v, n * PAGE) if p else 0)))
         for v, n, f, p in layout_of(runs)
@@ -117,7 +119,7 @@ def test_a_page_table_survives_its_encoding(runs):
     assert again.segments == table.segments and again.refs == table.refs
 
 
-def test_addresses_are_found():
+def test_page_table_finds_addresses():
     table = PageTable(
         [Segment(0x7000, 20, 4, True), Segment(0x100000, 2, 4, False)],
         array("I", range(window_count(0x7000, 20 * PAGE))),

@@ -1,4 +1,4 @@
-"""An image is code: whatever is not exactly as it was sealed is refused, and nothing of it is given out."""
+"""Test that anything not exactly as sealed is refused, and none of it is given out: an image is code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FUZZ = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], manifest.Manifest, dict[str, bytes]]:
-    """Objects of a store with one checkpoint, its manifest, what it reads as."""
+    """Return the objects of a store with one checkpoint, its manifest, and its content."""
     base, store = tmp_path_factory.mktemp("made"), MemoryStore()
     found = checkpoint(store, RING, base / "spill")
     objects = {info.name: store.get(info.name) for info in store.list()}
@@ -45,7 +45,7 @@ def store_of(objects: dict[str, bytes]) -> MemoryStore:
 
 
 def read_or_refuse(store: MemoryStore, found: manifest.Manifest, expected: dict[str, bytes], local: Path) -> bool:
-    """True when refused; what is read instead must be right."""
+    """Return True if the image is refused; otherwise require that its content is right."""
     try:
         got = read_all(store, RING, found.checkpoint, local)
     except ImageRefused:
@@ -54,7 +54,7 @@ def read_or_refuse(store: MemoryStore, found: manifest.Manifest, expected: dict[
     return False
 
 
-def test_a_flipped_bit_anywhere_is_refused(made, tmp_path):
+def test_flipped_bit_in_any_object_is_refused(made, tmp_path):
     objects, found, expected = made
     draw = random.Random(1)
     for name, data in objects.items():
@@ -69,10 +69,10 @@ def test_a_flipped_bit_anywhere_is_refused(made, tmp_path):
             assert refused or not name.startswith(layout.MANIFESTS), f"{name} at {at}"
 
 
-def test_of_a_damaged_index_it_is_said_that_it_does_no_harm(made, tmp_path):
+def test_verify_reports_damaged_index_as_harmless(made, tmp_path):
     objects, found, expected = made
     store = store_of({**objects, layout.index_name(found.checkpoint): b"CMDOPIX1 and nothing more"})
-    with pytest.raises(ImageRefused, match="restores all the same"):
+    with pytest.raises(ImageRefused, match="can still be restored"):
         verify(store, RING, found.checkpoint)
     assert read_all(store, RING, found.checkpoint, tmp_path / "local") == expected
 
@@ -139,7 +139,7 @@ def test_swapped_chunks_inside_a_pack_are_refused(tmp_path):
         reader.fetch(store, RING, found.checkpoint, tmp_path / "local")
 
 
-def test_a_chunk_opens_only_as_what_it_was_sealed(made):
+def test_chunk_opens_only_under_the_identity_it_was_sealed_with(made):
     data = b"x" * 1000
     ident = SEALER.id_of(data)
     sealed = SEALER.seal(CHUNK, ident, RAW, data, len(data))
@@ -159,7 +159,7 @@ def test_a_chunk_opens_only_as_what_it_was_sealed(made):
         SEALER.open_chunk(ident, forged, 1000, Codec())
 
 
-def test_a_bomb_is_refused_without_being_unpacked():
+def test_decompression_bomb_is_refused():
     codec = Codec()
     kind, bomb = codec.pack(bytes(1 << 20))
     assert kind == ZSTD and len(bomb) < 200
@@ -171,14 +171,14 @@ def test_a_bomb_is_refused_without_being_unpacked():
         codec.unpack(9, b"", 0)
 
 
-def test_a_wrong_key_is_refused(made, tmp_path):
+def test_wrong_key_is_refused(made, tmp_path):
     objects, found, _ = made
     with pytest.raises(ImageRefused, match="does not have"):
         reader.fetch(store_of(objects), KeyRing((new_key(),)), found.checkpoint, tmp_path)
 
 
 def resign(found: manifest.Manifest, change: dict[str, object]) -> bytes:
-    """A manifest changed by someone who has the key: only validation stands in the way."""
+    """Return a manifest changed by an attacker who has the key: only validation can refuse it."""
     original = manifest._canonical
 
     def changed(table):
@@ -220,13 +220,13 @@ def resign(found: manifest.Manifest, change: dict[str, object]) -> bytes:
         {"extra": 1},
     ],
 )
-def test_a_signed_manifest_is_still_validated(made, change, tmp_path):
+def test_signed_manifest_is_still_validated(made, change, tmp_path):
     objects, found, _ = made
     with pytest.raises(ImageRefused):
         reader.fetch(store_of({**objects, found.name: resign(found, change)}), RING, found.checkpoint, tmp_path)
 
 
-def test_an_unknown_format_names_the_version(made):
+def test_unknown_image_format_names_the_version(made):
     objects, found, _ = made
     table = json.loads(objects[found.name])
     with pytest.raises(ImageRefused, match="format 2"):

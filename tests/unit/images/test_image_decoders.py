@@ -26,7 +26,7 @@ from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.storage.memory import MemoryStore
 from cmdop_migrate.util import worker_process
 from tests.support.host import PROJECT, until
-from tests.unit.images.image_helpers import SESSION, SMALL
+from tests.unit.images.image_helpers import SESSION, SMALL, add_run
 from tests.unit.images.image_helpers import memory as content
 
 PID, LAZY = 7, 5  # flags: present, may come later
@@ -37,9 +37,9 @@ START = 0x7F0000003000
 def image(request: pytest.FixtureRequest, ring: KeyRing, tmp_path: Path) -> Iterator[tuple[reader.Image, bytes]]:
     store: Store = LocalStore(tmp_path / "store") if request.param == "linked" else MemoryStore()
     data = content(3, 200) + bytes(BLOCK * 2) + content(4, 300)
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", options=SMALL)
     writer.begin()
-    writer.add_run(f"process-{PID}", START, len(data) // PAGE, LAZY, data)
+    add_run(writer, f"process-{PID}", START, len(data) // PAGE, LAZY, data)
     found = writer.commit(1)
     opened = reader.fetch(store, ring, found.checkpoint, tmp_path / "local")
     yield opened, data
@@ -165,11 +165,12 @@ def test_it_ends_with_who_started_it() -> None:
         from cmdop_migrate.images.format.keys import KeyRing, new_key
         from cmdop_migrate.images.write.writer import ImageWriter
         from cmdop_migrate.storage.memory import MemoryStore
+        from tests.unit.images.image_helpers import add_run
         with tempfile.TemporaryDirectory() as folder:
             here, ring, store = pathlib.Path(folder), KeyRing((new_key(),)), MemoryStore()
             writer = ImageWriter(store, ring, "5e5510", here / "spill")
             writer.begin()
-            writer.add_run("process-7", 0x10000, 16, 5, os.urandom(65536))
+            add_run(writer, "process-7", 0x10000, 16, 5, os.urandom(65536))
             image = reader.fetch(store, ring, writer.commit(1).checkpoint, here / "local")
             with decode_workers.started(session_memory.MemorySource(image)) as made:
                 print(*[one.pid for one in made], flush=True)

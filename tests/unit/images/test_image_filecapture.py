@@ -1,31 +1,32 @@
-"""The files of a session in an image: what the table names, the image has, whatever becomes of what this host knew."""
+"""Test that an image has every chunk that its file table names, even if the local caches are wrong."""
 
 from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cmdop_migrate.images.files import file_table, stat_cache, unpack
 from cmdop_migrate.images.files.content import on_tmpfs
-from cmdop_migrate.images.files.walk import snapshot
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.read import reader
 from cmdop_migrate.images.store import index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.snapshot.capture import changed_files
 from cmdop_migrate.storage.base import Store
+from tests.support.file_tree import snapshot
 from tests.unit.images.image_helpers import SESSION, SMALL
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def begun(store: Store, ring: KeyRing, place: Path) -> ImageWriter:
-    writer = ImageWriter(store, ring, SESSION, place / "spill", None, SMALL, ledgers=place / "ledgers")
+    writer = ImageWriter(store, ring, SESSION, place / "spill", None, replace(SMALL, index_caches=place / "ledgers"))
     writer.begin()
     return writer
 
@@ -52,10 +53,10 @@ def files_of(store: Store, ring: KeyRing, checkpoint: str, place: Path) -> dict[
 
 
 @pytest.mark.parametrize("how", ["forgotten", "broken"])
-def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, upper, monkeypatch, how):
-    """An upload that was cut off has left chunks in the store, and this host a table that names them. Between the look
-    whether they are there and the moment they are taken, another checkpoint of this host forgets them, as their packs
-    are about to be pruned; or the disk fails under the ledger."""
+def test_file_chunks_missing_from_the_store_are_sent_again(store, ring, tmp_path, upper, monkeypatch, how):
+    """Leave chunks of an interrupted upload in the store, and a table that names them on this host. Between the check
+    that they exist and their use, another checkpoint of this host forgets them, because their packs are about to be
+    pruned; or the disk fails under the index cache."""
     if on_tmpfs(upper):
         pytest.skip("stats are never trusted on tmpfs")
     first = begun(store, ring, tmp_path)
@@ -68,11 +69,11 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     def captured(*given, **named):
         done = capture(*given, **named)
         if how == "forgotten":
-            other = Ledger(ring.current, index_cache.path_of(tmp_path / "ledgers", store.url, ring.current))
+            other = IndexCache(ring.current, index_cache.path_of(tmp_path / "ledgers", store.url, ring.current))
             other.forget(lambda name: True)
             other.close()
         else:
-            second._ledger._db.close()
+            second._cache._db.close()
         return done
 
     monkeypatch.setattr(changed_files.files_capture, "capture", captured)
@@ -83,7 +84,7 @@ def test_what_cannot_be_found_any_more_is_sent_again(store, ring, tmp_path, uppe
     assert files_of(store, ring, made.checkpoint, tmp_path) == snapshot(upper)
 
 
-def test_without_room_for_what_spares_work_it_is_done_all_the_same(store, ring, tmp_path, upper):
+def test_file_capture_works_without_room_for_its_caches(store, ring, tmp_path, upper):
     (tmp_path / "files-0.stats").symlink_to("/dev/full")
     for _ in range(2):
         writer = begun(store, ring, tmp_path)

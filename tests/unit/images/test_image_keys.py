@@ -10,7 +10,7 @@ from cmdop_migrate.errors import BadConfig, ImageRefused, Usage
 from cmdop_migrate.images.format import keys
 
 
-def test_made_once_private_and_the_same_for_all(tmp_path):
+def test_key_file_is_created_once_private_and_shared(tmp_path):
     path, rings = tmp_path / "state" / "keys", []
     threads = [threading.Thread(target=lambda: rings.append(keys.load_or_create(path))) for _ in range(8)]
     for thread in threads:
@@ -23,7 +23,7 @@ def test_made_once_private_and_the_same_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_refuses_a_key_others_can_read(tmp_path, mode):
+def test_key_file_readable_by_others_is_refused(tmp_path, mode):
     path = tmp_path / "keys"
     keys.load_or_create(path)
     path.chmod(mode)
@@ -39,7 +39,7 @@ def test_rotation_keeps_the_old_key(tmp_path):
     assert [k.fingerprint for k in keys.load(path).keys] == [k.fingerprint for k in ring.keys]
 
 
-def test_what_a_killed_rotation_left_is_swept(tmp_path):
+def test_temporary_file_of_a_killed_rotation_is_removed(tmp_path):
     path = tmp_path / "keys"
     keys.load_or_create(path)
     old, young, other = (tmp_path / f".keys.{end}" for end in ("0123456789abcdef", "f" * 16, "mine"))
@@ -51,7 +51,7 @@ def test_what_a_killed_rotation_left_is_swept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([".keys.lock", other.name, young.name, "keys"])
 
 
-def test_rotations_at_once_lose_no_key(tmp_path):
+def test_concurrent_rotations_lose_no_key(tmp_path):
     path = tmp_path / "keys"
     keys.load_or_create(path)
     threads = [threading.Thread(target=keys.rotate, args=(path,)) for _ in range(6)]
@@ -62,7 +62,7 @@ def test_rotations_at_once_lose_no_key(tmp_path):
     assert len(keys.load(path).keys) == 7
 
 
-def test_export_and_import_share_the_key_both_ways(tmp_path):
+def test_export_and_import_share_the_key_in_both_directions(tmp_path):
     ours, theirs = tmp_path / "a", tmp_path / "b"
     keys.load_or_create(theirs)
     text = keys.export_text(keys.rotate(ours))
@@ -75,7 +75,7 @@ def test_export_and_import_share_the_key_both_ways(tmp_path):
     assert fresh.current.fingerprint == keys.load(ours).current.fingerprint
 
 
-def test_a_damaged_block_or_file_is_refused_without_quoting_it(tmp_path):
+def test_damaged_key_block_or_file_is_refused_without_quoting_it(tmp_path):
     path = tmp_path / "keys"
     ring = keys.load_or_create(path)
     secret = ring.current.master.reveal().hex()
@@ -91,7 +91,7 @@ def test_a_damaged_block_or_file_is_refused_without_quoting_it(tmp_path):
         assert secret not in str(caught.value) and secret not in repr(caught.value.__cause__)
 
 
-def test_nothing_secret_is_printed(tmp_path):
+def test_key_repr_shows_no_secret(tmp_path):
     ring = keys.load_or_create(tmp_path / "keys")
     key = ring.current
     shown = repr(ring) + str(key) + repr(key.id_key) + repr(key.seal_key)
@@ -100,7 +100,7 @@ def test_nothing_secret_is_printed(tmp_path):
     assert len({key.id_key.reveal(), key.seal_key.reveal(), key.master.reveal(), key.derive("signing seed")}) == 4
 
 
-def test_an_unknown_key_is_named():
+def test_unknown_key_is_named_in_the_error():
     ring = keys.KeyRing((keys.new_key(),))
     with pytest.raises(ImageRefused, match="abcdef"):
         ring.get("abcdef" * 5)

@@ -1,4 +1,4 @@
-"""A large image through a stuck store: memory stays bounded, and the input does not wait."""
+"""Test that a large image through a stuck store keeps memory bounded and does not delay the input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROGRAM = """
 import json, os, random, sys, threading
 from pathlib import Path
 from cmdop_migrate.images.format.keys import KeyRing, new_key
-from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.memory import MemoryStore
 
 gate, puts = threading.Event(), []
@@ -27,7 +27,8 @@ class Stuck(MemoryStore):
             data = b""
         super().put(name, data)
 
-writer = ImageWriter(Stuck(), KeyRing((new_key(),)), "abcd", Path(sys.argv[1]), put_off=sys.argv[3] == "later")
+writer = ImageWriter(Stuck(), KeyRing((new_key(),)), "abcd", Path(sys.argv[1]),
+    options=WriterOptions(defer=sys.argv[3] == "later"))
 writer.begin()
 half, text = random.Random(1).randbytes(1 << 19), b"some text " * 26214 + bytes(4)
 writer.feed.open("process-1")
@@ -51,14 +52,14 @@ found = writer.commit(1)
 peak = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 print(json.dumps({
     "early": early, "puts": len(puts), "memory": found.sizes["memory"], "new": found.sizes["new"],
-    "spilled": writer._spool.spilled, "peak": peak,
+    "spilled": writer._uploads.spilled, "peak": peak,
 }))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("work", ["now", "later"])
-def test_a_gibibyte_through_a_stuck_store(tmp_path: Path, work: str):
+def test_memory_use_is_bounded_with_a_stuck_store(tmp_path: Path, work: str):
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1024", work]

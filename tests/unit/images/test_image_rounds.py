@@ -24,7 +24,7 @@ from cmdop_migrate.images.format.chunk_table import ChunkTable
 from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.layout import PAGE, WINDOW
 from cmdop_migrate.images.format.manifest import Manifest
-from cmdop_migrate.images.write.previous_round import Earlier
+from cmdop_migrate.images.write.previous_round import PreviousRound
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.snapshot.capture.incremental import FrozenMemory, PreCopyRounds
 from cmdop_migrate.snapshot.session_memory import MemorySink
@@ -77,9 +77,9 @@ def dump(
     spill: Path,
     memory: bytes,
     clean: set[int],
-    before: tuple[str, Earlier] | None,
+    before: tuple[str, PreviousRound] | None,
     injected: Mapping[int, Code] | None = None,
-) -> tuple[Manifest, Earlier, Still]:
+) -> tuple[Manifest, PreviousRound, Still]:
     writer = ImageWriter(store, ring, SESSION, spill, before[0] if before else None, SMALL)
     writer.begin()
     ours, theirs = socket.socketpair()
@@ -89,7 +89,7 @@ def dump(
     page_server.receive(ours, MemorySink(writer, before[1] if before else None, still, injected), VERSION)
     other.join()
     theirs.close()
-    return writer.commit(7), writer.earlier, still
+    return writer.commit(7), writer.previous_round, still
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,7 +132,7 @@ def test_another_process_is_not_taken_for_the_earlier_one(tmp_path):
     store, ring = MemoryStore(), KeyRing((keys.new_key(),))
     writer = ImageWriter(store, ring, SESSION, tmp_path, None, SMALL)
     writer.begin()
-    sink = MemorySink(writer, Earlier({}, writer._running.table), Still(b""))
+    sink = MemorySink(writer, PreviousRound({}, writer._running.table), Still(b""))
     assert not sink.open(Target("process", 7)) and not sink.open(Target("shmem", 7))
     writer.abort()
 
@@ -168,7 +168,7 @@ def test_what_criu_left_of_a_round_is_kept_for_the_next_and_no_longer(tmp_path):
         (tmp_path / "images").mkdir()
         (tmp_path / "images/inventory.img").write_text(str(number))
         (tmp_path / "images/parent").symlink_to("../images.before")
-        rounds.keep(tmp_path / "images", Earlier({}, ChunkTable()))
+        rounds.keep(tmp_path / "images", PreviousRound({}, ChunkTable()))
         assert rounds.parent == "../images.before"
         assert os.listdir(tmp_path) == ["images.before"]
         assert os.listdir(tmp_path / "images.before") == ["inventory.img"]

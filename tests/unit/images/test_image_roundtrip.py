@@ -1,13 +1,14 @@
-"""What goes in comes out, once, and is stored once."""
+"""Test that an image gives back what was written, and that the store holds each chunk once."""
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
-from image_helpers import SESSION, SMALL, Dying, Wrapped, checkpoint, content, memory, read_all
+from image_helpers import SESSION, SMALL, Dying, Wrapped, add_run, checkpoint, content, memory, read_all
 
 from cmdop_migrate.errors import CheckpointNotFound, ImageRefused, StoreUnreachable
 from cmdop_migrate.images.format import keys, layout
@@ -15,11 +16,11 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.read import ranges, reader
 from cmdop_migrate.images.read.verify import verify
 from cmdop_migrate.images.store import catalog, index
-from cmdop_migrate.images.write.writer import ImageWriter, Tuning
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 from cmdop_migrate.storage.memory import MemoryStore
 
 
-def test_bytes_come_back_as_they_went_in(store, ring, spill, tmp_path):
+def test_image_round_trips(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     got = read_all(store, ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
@@ -41,7 +42,7 @@ def test_segments_without_bytes_are_kept_as_such(store, ring, spill, tmp_path):
     image.close()
 
 
-def test_a_second_checkpoint_sends_only_what_changed(store, ring, spill):
+def test_second_checkpoint_sends_only_changes(store, ring, spill):
     shared = os.urandom(64 << 16)
     first = checkpoint(store, ring, spill, seed=1, shared=shared)
     second = checkpoint(store, ring, spill, seed=1, shared=shared, parent=first.checkpoint)
@@ -57,7 +58,7 @@ def test_the_store_sees_no_content_and_no_name(store, ring, spill):
         assert b"a line of text" not in data and b"process-1" not in data and b"core-1" not in data, name
 
 
-def test_a_rotated_key_reads_old_and_writes_new(store, ring, spill, tmp_path):
+def test_rotated_key_ring_reads_old_and_writes_new_images(store, ring, spill, tmp_path):
     old = checkpoint(store, ring, spill, seed=1)
     rotated = KeyRing((keys.new_key(), *ring.keys))
     new = checkpoint(store, rotated, spill, seed=1, parent=old.checkpoint)
@@ -69,22 +70,19 @@ def test_a_rotated_key_reads_old_and_writes_new(store, ring, spill, tmp_path):
         reader.fetch(store, ring, new.checkpoint, tmp_path)
 
 
-def test_the_local_copy_can_be_opened_again(store, ring, spill, tmp_path):
+def test_changed_local_copy_is_refused(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
-    expected = read_all(store, ring, found.checkpoint, tmp_path / "local")
-    image = reader.open_local(ring, tmp_path / "local", SESSION, found.checkpoint)
-    assert content(image) == expected
-    image.close()
+    image = reader.fetch(store, ring, found.checkpoint, tmp_path / "local", parallel=2)
+    assert content(image) == read_all(store, ring, found.checkpoint, tmp_path / "other")
     data = bytearray((tmp_path / "local" / "chunks").read_bytes())
     data[100] ^= 1
     (tmp_path / "local" / "chunks").write_bytes(data)
-    image = reader.open_local(ring, tmp_path / "local", SESSION, found.checkpoint)
     with pytest.raises(ImageRefused):
         content(image)
     image.close()
 
 
-def test_found_by_unique_prefix(store, ring, spill):
+def test_checkpoint_is_found_by_unique_prefix(store, ring, spill):
     found = checkpoint(store, ring, spill)
     assert catalog.load(store, ring, found.checkpoint[:8]).checkpoint == found.checkpoint
     with pytest.raises(CheckpointNotFound):
@@ -92,7 +90,7 @@ def test_found_by_unique_prefix(store, ring, spill):
 
 
 @pytest.mark.parametrize("count", range(3, 30, 2))
-def test_an_upload_cut_anywhere_publishes_nothing_or_all(store, ring, spill, tmp_path, count):
+def test_upload_interrupted_anywhere_publishes_nothing_or_all(store, ring, spill, tmp_path, count):
     try:
         checkpoint(Dying(store, count), ring, spill, shared=os.urandom(20 << 20))
     except StoreUnreachable:
@@ -101,13 +99,13 @@ def test_an_upload_cut_anywhere_publishes_nothing_or_all(store, ring, spill, tmp
         assert verify(store, ring, entry.checkpoint)
 
 
-def test_what_an_interrupted_upload_sent_is_used_by_the_next(store, ring, spill):
+def test_packs_of_an_interrupted_upload_are_reused_by_the_next(store, ring, spill):
     shared = os.urandom(40 << 20)
     writer = ImageWriter(store, ring, SESSION, spill, None, SMALL)
     writer.begin()
-    writer.add_run("process-1", 0x7F0000003000, len(shared) // 4096, 4, shared)
+    add_run(writer, "process-1", 0x7F0000003000, len(shared) // 4096, 4, shared)
     writer.finish_input()
-    writer._spool.wait_stored()
+    writer._uploads.wait_stored()
     writer.abort()
     assert not list(store.list(layout.UPLOADS)) and not list(catalog.listed(store))
     sent = sum(info.size for info in store.list(layout.PACKS))
@@ -116,8 +114,8 @@ def test_what_an_interrupted_upload_sent_is_used_by_the_next(store, ring, spill)
     assert again.sizes["new"] < 16 << 20
 
 
-def test_cut_without_a_last_word_the_periodic_index_serves(store, ring, spill):
-    """The store goes away for good in the middle: not even `abort` can write to it."""
+def test_periodic_index_serves_after_an_upload_without_final_index(store, ring, spill):
+    """Make the store fail for good in the middle: not even `abort` can write to it."""
     shared = os.urandom(100 << 20)
     dying = Dying(store, 4 + 11)
     with pytest.raises(StoreUnreachable):
@@ -126,14 +124,14 @@ def test_cut_without_a_last_word_the_periodic_index_serves(store, ring, spill):
     assert again.sizes["new"] < len(shared) - (60 << 20)
 
 
-def test_an_index_can_be_rebuilt_from_packs(store, ring, spill):
+def test_index_can_be_rebuilt_from_packs(store, ring, spill):
     found = checkpoint(store, ring, spill)
     _, table = index.decode(found.checkpoint, store.get(layout.index_name(found.checkpoint)), ring)
     rebuilt = index.rebuild(store, ring.current, found.packs)
     assert set(table.rows()) <= set(rebuilt.rows())
 
 
-def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
+def test_slow_store_does_not_delay_the_input(store, ring, spill):
     gate = threading.Event()
 
     class Stuck(Wrapped):
@@ -141,33 +139,35 @@ def test_a_slow_store_does_not_hold_up_the_input(store, ring, spill):
             if name.startswith(layout.PACKS) and operation == "put":
                 assert gate.wait(60)
 
-    writer = ImageWriter(Stuck(store), ring, SESSION, spill, None, Tuning(workers=2, uploaders=2, pack_buffers=4))
+    writer = ImageWriter(
+        Stuck(store), ring, SESSION, spill, None, WriterOptions(workers=2, uploaders=2, pack_buffers=4)
+    )
     writer.begin()
     data = os.urandom(160 << 20)
-    writer.add_run("process-1", 0, len(data) // 4096, 4, data)
+    add_run(writer, "process-1", 0, len(data) // 4096, 4, data)
     writer.end_input()  # returns though not one pack could be put
-    assert writer._spool.spilled > 20 << 20
+    assert writer._uploads.spilled > 20 << 20
     gate.set()
     found = writer.commit(1)
     assert verify(store, ring, found.checkpoint)
     assert list(spill.iterdir()) == []
 
 
-def test_a_full_disk_makes_the_store_set_the_pace(store, ring, spill, monkeypatch):
+def test_full_disk_makes_the_input_wait_for_the_store(store, ring, spill, monkeypatch):
     def full(*_args: object) -> int:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("cmdop_migrate.images.write.upload_queue.bulk_io.write", full)
-    writer = ImageWriter(store, ring, SESSION, spill, None, Tuning(workers=2, uploaders=1, pack_buffers=3))
+    writer = ImageWriter(store, ring, SESSION, spill, None, WriterOptions(workers=2, uploaders=1, pack_buffers=3))
     writer.begin()
     data = os.urandom(80 << 20)
-    writer.add_run("process-1", 0, len(data) // 4096, 4, data)
+    add_run(writer, "process-1", 0, len(data) // 4096, 4, data)
     found = writer.commit(1)
     monkeypatch.undo()
     assert verify(store, ring, found.checkpoint)
 
 
-def test_an_upload_that_failed_says_so_to_whoever_feeds_it(ring, spill):
+def test_failed_upload_raises_in_the_feeding_thread(ring, spill):
     class Broken(Wrapped):
         def before(self, operation: str, name: str) -> None:
             if name.startswith(layout.PACKS) and operation == "put":
@@ -178,11 +178,11 @@ def test_an_upload_that_failed_says_so_to_whoever_feeds_it(ring, spill):
     data = os.urandom(8 << 20)
     with pytest.raises(StoreUnreachable):
         for at in range(100):
-            writer.add_run("process-1", at << 24, len(data) // 4096, 4, data)
+            add_run(writer, "process-1", at << 24, len(data) // 4096, 4, data)
     writer.abort()
 
 
-def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill, tmp_path):
+def test_lazy_image_reads_before_all_is_local_and_survives_a_stall(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, shared=os.urandom(20 << 20))
     expected = read_all(store, ring, found.checkpoint, tmp_path / "eager")
     away, stalls = threading.Event(), []
@@ -201,12 +201,15 @@ def test_lazy_reads_before_all_is_here_and_rides_out_a_stall(store, ring, spill,
     image.bring_rest(parallel=1)
     away.set()
     assert content(image) == expected
-    assert image.cache.wait_filled(30)
+    deadline = time.monotonic() + 30
+    while image.cache.missing and image.cache.failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert image.cache.failure is None and not image.cache.missing
     image.close()
     assert len(stalls) > 3 or not image.cache.missing
 
 
-def test_lazy_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
+def test_lazy_image_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill)
     name = layout.pack_name(found.packs[0])
     data = bytearray(store.get(name))
@@ -222,8 +225,8 @@ def test_lazy_refuses_a_damaged_chunk(store, ring, spill, tmp_path):
 
 @pytest.mark.parametrize("size", [1 << 20, 60 << 20])
 @pytest.mark.parametrize("harm", ["missing", "cut short"])
-def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, spill, tmp_path, size, harm):
-    """Asked for one by one, or, where there are many, all at once."""
+def test_lazy_fetch_detects_a_truncated_pack_first(store, ring, spill, tmp_path, size, harm):
+    """Check packs one by one, or all with one listing where there are many."""
     found = checkpoint(store, ring, spill, shared=os.urandom(size))
     image = reader.fetch_lazy(store, ring, found.checkpoint, tmp_path / "whole", lambda *_: None)
     assert image.cache.missing or size < ranges.SPAN, "memory is not brought before somebody asks for it"
@@ -239,7 +242,7 @@ def test_lazy_finds_before_anything_runs_that_a_pack_is_not_whole(store, ring, s
         store.put(name, data)
 
 
-def test_closing_a_stalled_lazy_image_ends_it(store, ring, spill, tmp_path: Path):
+def test_closing_a_stalled_lazy_image_ends_its_readers(store, ring, spill, tmp_path: Path):
     found = checkpoint(store, ring, spill, shared=os.urandom(20 << 20))
     away = threading.Event()
 

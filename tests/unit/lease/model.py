@@ -1,8 +1,8 @@
-"""Two hosts and one register, every order of their steps: a model small enough to walk through completely.
+"""Model two hosts and one register, small enough to walk through every order of their steps.
 
 A step is the sending, the effect or the answer of one request, the loss of an answer, or the passing of half a
-TTL; whatever may happen between two steps of a host (a freeze, a slow network, a pause of the process) is others'
-steps and time in between. Clocks run at fixed rates. What the hosts decide is decided by the real rules.
+TTL; events between two steps of a host (a freeze, a slow network, a pause of the process) are steps of others
+and time in between. Clocks run at fixed rates. What the hosts decide is decided by the real rules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from cmdop_migrate.lease import rules
 from cmdop_migrate.lease.margins import freeze_allowance, fresh_for
 from cmdop_migrate.lease.record import LeaseRecord
-from cmdop_migrate.lease.rules import Claim, Grant, Lost, Observation, Wait, Wanted
+from cmdop_migrate.lease.rules import AcquireRequest, Claim, Grant, Lost, Observation, Wait
 
 TTL = 1.0
 HALF = TTL / 2
@@ -24,7 +24,7 @@ Cell = tuple[LeaseRecord, int] | None
 
 
 class Host(NamedTuple):
-    """One host, at one point of its program."""
+    """Describe one host, at one point of its program."""
 
     at: str = "idle"
     requests: int = 0
@@ -37,11 +37,11 @@ class Host(NamedTuple):
     lease: tuple[LeaseRecord, int, float] | None = None  # record, version, started
 
     def idle(self, **changes: Any) -> Host:
-        """Nothing under way: what is left from the last request is forgotten, so that like worlds are equal."""
+        """Drop the state of the last request, so that equivalent worlds are equal."""
         return Host(**({"requests": self.requests, "observation": self.observation, "lease": self.lease} | changes))
 
     def runs_until(self) -> float:
-        """On its own clock, at the latest: its deadline, and the time it has for freezing."""
+        """Return the latest time on its own clock at which it runs: its deadline, and the time it has for freezing."""
         if self.lease is None or self.at.startswith("end"):
             return float("-inf")
         return self.lease[2] + fresh_for(TTL) + freeze_allowance(TTL)
@@ -55,7 +55,8 @@ class World(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """`since_sent` is the planted mistake of counting from the question; rates beyond RHO are the other."""
+    """Walk all worlds. `since_sent` is the planted mistake of counting from the request; rates beyond RHO are the
+    other."""
 
     rates: tuple[float, float]
     ticks: int = 5
@@ -69,7 +70,7 @@ class Model:
         return [who for who in (0, 1) if self.clock(world, who) < world.hosts[who].runs_until() - EPSILON]
 
     def walk(self) -> tuple[int, int, World | None]:
-        """(worlds seen, takeovers seen, the first world in which both run)."""
+        """Return (worlds seen, takeovers seen, the first world in which both run)."""
         first = World(0, None, (Host(), Host()))
         seen, waiting, takeovers = {first}, [first], 0
         while waiting:
@@ -120,7 +121,7 @@ class Model:
                 yield host.idle(lease=None, observation=None), cell
 
     def swap(self, host: Host, cell: Cell, take: bool) -> Cell:
-        """`take` False stands for a request that never arrives, or one that is refused."""
+        """Apply a swap; `take` False is a request that never arrives, or is refused."""
         assert host.new is not None
         holds = (cell[1] if cell else None) == host.expected
         return (host.new, (cell[1] if cell else 0) + 1) if holds and take else cell
@@ -129,7 +130,7 @@ class Model:
         record = host.cell[0] if host.cell else None
         observation = rules.observe(record, host.observation, host.sent if self.since_sent else now)
         name = "ab"[who]
-        decision = rules.acquire(record, Wanted("s", name, name, TTL), observation, now, _nonce(host, who))
+        decision = rules.acquire(record, AcquireRequest("s", name, name, TTL), observation, now, _nonce(host, who))
         if isinstance(decision, Wait):
             return host.idle(observation=observation)
         assert isinstance(decision, Grant)
@@ -146,7 +147,7 @@ class Model:
         )
 
     def ending(self, host: Host, lease: tuple[LeaseRecord, int, float], who: int) -> Host:
-        """The session stands still before this is sent."""
+        """Send an ending request; the session is frozen before."""
         decision = rules.release(lease[0], Claim("s", "ab"[who], lease[0].token), False, _nonce(host, who))
         assert isinstance(decision, Grant)
         return host._replace(at="end-sent", requests=host.requests + 1, new=decision.record, expected=lease[1])

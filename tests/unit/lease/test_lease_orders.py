@@ -1,4 +1,4 @@
-"""Every order of the steps of two contenders (model.py): never do both run."""
+"""Test every order of the steps of two contenders (model.py): never do both run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUESTS = (3, 3) if os.environ.get("CMDOP_MIGRATE_LONG_TESTS") else (2, 2)
 
 @pytest.mark.timeout(1800 if REQUESTS == (3, 3) else 180)
 @pytest.mark.parametrize("rates", [(SLOW, FAST), (1.0, 1.0)], ids=["slow-fast", "equal"])
-def test_never_two_in_any_order(rates: tuple[float, float]) -> None:
+def test_at_most_one_holder_in_any_order(rates: tuple[float, float]) -> None:
     worlds, takeovers, both = Model(rates, requests=REQUESTS).walk()
     assert both is None
     assert worlds > 50_000 and takeovers > 5_000, "the model must get somewhere"
@@ -28,5 +28,5 @@ def test_the_model_finds_a_clock_beyond_the_bound() -> None:
     assert Model((1.0, 2.1)).walk()[2] is not None
 
 
-def test_the_model_finds_counting_from_the_question() -> None:
+def test_the_model_finds_counting_from_the_request() -> None:
     assert Model((1.0, 1.0), since_sent=True).walk()[2] is not None

@@ -1,4 +1,4 @@
-"""The rules, as a table and under random histories; the record's one form as bytes; the margins."""
+"""Test the rules, as a table and under random histories; the encoding of records; the margins."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cmdop_migrate.errors import LeaseNewer, LeaseUnreadable, Usage
 from cmdop_migrate.lease import margins, rules
 from cmdop_migrate.lease.margins import RHO, contender_wait, freeze_allowance, fresh_for
 from cmdop_migrate.lease.record import SIZE_MAX, LeaseRecord, parse
-from cmdop_migrate.lease.rules import Already, Claim, Grant, Lost, Observation, Wait, Wanted, Why
+from cmdop_migrate.lease.rules import AcquireRequest, Already, Claim, Grant, Lost, Observation, Wait, Why
 
 N1, N2, NEW = "1" * 32, "2" * 32, "e" * 32
 HELD = LeaseRecord("s", 7, "held", "host-a", "ia", 10.0, 3, "c1", N1)
 PARKED = replace(HELD, state="parked")
 FREE = replace(HELD, state="free", checkpoint=None)
-B = Wanted("s", "host-b", "ib", 20.0)
-A = Wanted("s", "host-a", "ia", 10.0)
+B = AcquireRequest("s", "host-b", "ib", 20.0)
+A = AcquireRequest("s", "host-a", "ia", 10.0)
 MINE = Claim("s", "ia", 7)
 SEEN = Observation(7, 3, N1, 100.0)
 WAIT = contender_wait(10.0)
@@ -82,7 +82,7 @@ def test_acquire(record: Any, wanted: Any, seen: Any, now: float, expected: Any)
     assert rules.acquire(record, wanted, seen, now, NEW) == expected
 
 
-def test_a_backend_that_knows_it_is_over_ends_the_waiting() -> None:
+def test_lapsed_record_is_granted_without_waiting() -> None:
     assert rules.acquire(HELD, B, None, 0.0, NEW, lapsed=True) == given_to_b(8, "c1")
 
 
@@ -99,7 +99,7 @@ RENEW: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize(("record", "expected"), [row[1:] for row in RENEW], ids=[row[0] for row in RENEW])
-def test_renew_and_everything_that_needs_the_lease(record: Any, expected: Any) -> None:
+def test_operations_that_need_the_lease(record: Any, expected: Any) -> None:
     assert rules.renew(record, MINE, NEW) == expected
     if isinstance(expected, Lost):
         assert rules.commit_checkpoint(record, MINE, "c9", NEW) == expected
@@ -107,7 +107,7 @@ def test_renew_and_everything_that_needs_the_lease(record: Any, expected: Any) -
         assert rules.release(record, MINE, False, NEW) == (Already(FREE) if record == FREE else expected)
 
 
-def test_what_a_holder_may_do() -> None:
+def test_operations_of_a_holder() -> None:
     assert rules.commit_checkpoint(HELD, MINE, "c9", NEW) == Grant(
         replace(HELD, renewals=4, checkpoint="c9", nonce=NEW)
     )
@@ -117,7 +117,7 @@ def test_what_a_holder_may_do() -> None:
     assert rules.release(HELD, MINE, True, NEW) == Grant(replace(HELD, state="free", nonce=NEW))
 
 
-def test_breaking() -> None:
+def test_break_held() -> None:
     broken = replace(HELD, token=8, state="parked", host="host-b", instance="ib", renewals=0, nonce=NEW)
     assert rules.break_held(HELD, B, NEW) == Grant(broken)
     never = replace(HELD, checkpoint=None)
@@ -127,16 +127,16 @@ def test_breaking() -> None:
     assert isinstance(rules.renew(broken, MINE, NEW), Lost), "the old holder is told"
 
 
-def test_burying_a_branch_that_never_ran() -> None:
+def test_expire_fork_that_never_ran() -> None:
     unborn = replace(HELD, token=1, renewals=1, checkpoint="birth")
     over = Grant(replace(unborn, state="free", checkpoint=None, nonce=NEW))
-    assert rules.bury(unborn, "s", "birth", 1, NEW) == over
-    assert rules.bury(replace(unborn, renewals=0, checkpoint=None), "s", "birth", 1, NEW) == Grant(
+    assert rules.expire_fork(unborn, "s", "birth", 1, NEW) == over
+    assert rules.expire_fork(replace(unborn, renewals=0, checkpoint=None), "s", "birth", 1, NEW) == Grant(
         replace(over.record, renewals=0)
     )
     assert isinstance(rules.renew(over.record, replace(MINE, token=1), NEW), Lost), "who comes late does not run it"
-    assert rules.bury(over.record, "s", "birth", 1, NEW) == Already(over.record)
-    assert rules.bury(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
+    assert rules.expire_fork(over.record, "s", "birth", 1, NEW) == Already(over.record)
+    assert rules.expire_fork(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
     for other in (
         replace(unborn, renewals=2),  # it may run
         replace(unborn, token=2),  # it was brought back
@@ -144,11 +144,11 @@ def test_burying_a_branch_that_never_ran() -> None:
         replace(unborn, state="free"),  # its holder died
         replace(unborn, checkpoint="c9"),  # it made one of its own
     ):
-        assert rules.bury(other, "s", "birth", 1, NEW) == Lost("s", Why.HELD, other)
+        assert rules.expire_fork(other, "s", "birth", 1, NEW) == Lost("s", Why.HELD, other)
 
 
 @given(st.floats(margins.TTL_MIN, margins.TTL_MAX))
-def test_the_holder_stands_still_before_a_contender_may_ask(ttl: float) -> None:
+def test_holder_is_frozen_before_a_contender_may_ask(ttl: float) -> None:
     stands_still_after = (fresh_for(ttl) + freeze_allowance(ttl)) / (1 - RHO)  # real seconds, on the slowest clock
     asks_after = contender_wait(ttl) / (1 + RHO)  # real seconds, on the fastest
     assert stands_still_after <= asks_after * (1 + 1e-12)
@@ -157,7 +157,7 @@ def test_the_holder_stands_still_before_a_contender_may_ask(ttl: float) -> None:
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 0.1, float("nan"), float("inf"), 1e9])
-def test_a_ttl_the_margins_do_not_work_for_is_refused(ttl: float) -> None:
+def test_ttl_outside_the_margins_is_refused(ttl: float) -> None:
     with pytest.raises(Usage):
         margins.check_ttl(ttl)
 
@@ -178,12 +178,12 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_comes_back_from_its_bytes(record: LeaseRecord) -> None:
+def test_record_round_trips(record: LeaseRecord) -> None:
     assert parse(record.to_bytes(), record.session) == record
 
 
 @given(st.binary(max_size=200) | records.map(lambda r: r.to_bytes()[:-7]) | st.text().map(str.encode))
-def test_garbage_is_told_and_never_crashes(data: bytes) -> None:
+def test_garbage_record_is_reported_and_never_crashes(data: bytes) -> None:
     with pytest.raises(LeaseUnreadable) as told:
         parse(data, "s")
     assert told.value.hint
@@ -193,7 +193,7 @@ def test_garbage_is_told_and_never_crashes(data: bytes) -> None:
     st.sampled_from(sorted(asdict(HELD))),
     st.none() | st.booleans() | st.integers(-5, 0) | st.floats() | st.text() | st.lists(st.integers()),
 )
-def test_one_bad_field_is_told(field: str, value: Any) -> None:
+def test_invalid_field_is_reported(field: str, value: Any) -> None:
     table = asdict(HELD) | {field: value}
     data = json.dumps(table).encode()
     try:
@@ -220,13 +220,13 @@ def test_one_bad_field_is_told(field: str, value: Any) -> None:
         replace(HELD, version=0).to_bytes(),
     ],
 )
-def test_what_is_not_a_record_of_this_session(data: bytes) -> None:
+def test_record_of_another_session_is_refused(data: bytes) -> None:
     with pytest.raises(LeaseUnreadable) as told:
         parse(data, "s")
     assert not isinstance(told.value, LeaseNewer)
 
 
-def test_a_newer_record_is_named_as_such_whatever_else_is_in_it() -> None:
+def test_record_of_a_newer_version_is_recognised_with_any_content() -> None:
     with pytest.raises(LeaseNewer, match="newer"):
         parse(json.dumps({"version": 2, "what": ["we", "cannot", "know"]}).encode(), "s")
 
@@ -238,8 +238,8 @@ steps = st.lists(
 
 
 @given(steps)
-def test_tokens_grow_and_only_the_last_grantee_acts(script: list[tuple[str, int]]) -> None:
-    """Three hosts act one after the other, each with what it last knew; the record moves only as the rules say."""
+def test_tokens_grow_and_only_the_last_holder_may_act(script: list[tuple[str, int]]) -> None:
+    """Let three hosts act in turn, each with what it last knew; the record changes only as the rules say."""
     record: LeaseRecord | None = None
     tokens: list[int] = []
     mine: dict[int, Claim] = {}
@@ -248,7 +248,7 @@ def test_tokens_grow_and_only_the_last_grantee_acts(script: list[tuple[str, int]
     for count, (what, who) in enumerate(script):
         nonce, name = f"{count:032x}", f"i{who}"
         claim = mine.get(who, Claim("s", name, 0))
-        wanted = Wanted("s", f"h{who}", name, 1.0)
+        wanted = AcquireRequest("s", f"h{who}", name, 1.0)
         decision: Grant | Already | Wait | Lost | None = None
         match what:
             case "wait":

@@ -1,4 +1,4 @@
-"""What the lease store makes of answers that are lost, late, doubled or lies; and that no wall clock matters."""
+"""Test the lease store with answers that are lost, late, duplicate or wrong, and that it ignores the wall clock."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cmdop_migrate.lease.register import Cell, Swap
 from cmdop_migrate.lease.registry import etcd_place, open_lease
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.sqlite import SqliteRegister
-from cmdop_migrate.lease.store import Ended, Held, LeaseStore, Seen, Waiting
+from cmdop_migrate.lease.store import Ended, Held, LeaseStore, LeaseView, Waiting
 
 
 class Flaky(MemoryRegister):
-    """`before` and `after` run around the next write; `after` may raise away the answer, `before` the request."""
+    """Run `before` and `after` around the next write; `after` may drop the answer, `before` the request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ def held(answer: object) -> Held:
     return answer
 
 
-def test_a_lost_answer_is_found_by_its_nonce(register: Flaky, store: LeaseStore) -> None:
+def test_lost_answer_is_recognised_by_its_nonce(register: Flaky, store: LeaseStore) -> None:
     register.after = lose
     one = held(store.acquire("s", "a", "ia", 10))
     register.after = lose
@@ -88,7 +88,7 @@ def test_a_lost_answer_is_found_by_its_nonce(register: Flaky, store: LeaseStore)
     assert isinstance(store.park(two, "c1"), Ended)
 
 
-def test_a_lost_request_is_not_known_until_something_later_succeeds(register: Flaky, store: LeaseStore) -> None:
+def test_lost_request_is_unknown_until_a_later_call_succeeds(register: Flaky, store: LeaseStore) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     late: list[Swap] = []
 
@@ -101,10 +101,10 @@ def test_a_lost_request_is_not_known_until_something_later_succeeds(register: Fl
         store.park(one, "c1")
     two = held(store.renew(one))
     assert register.write(late[0]) is None, "the late park is refused: the renewal came first"
-    assert isinstance(store.inspect("s"), Seen) and held(store.renew(two)).record.state == "held"
+    assert isinstance(store.inspect("s"), LeaseView) and held(store.renew(two)).record.state == "held"
 
 
-def test_a_late_renewal_that_lands_does_not_confuse_its_writer(register: Flaky, store: LeaseStore) -> None:
+def test_late_renewal_does_not_confuse_its_writer(register: Flaky, store: LeaseStore) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     late: list[Swap] = []
 
@@ -119,7 +119,7 @@ def test_a_late_renewal_that_lands_does_not_confuse_its_writer(register: Flaky, 
     assert held(store.renew(one)).record.renewals == 2
 
 
-def test_a_late_park_that_lands_is_told(register: Flaky, store: LeaseStore) -> None:
+def test_late_park_is_reported(register: Flaky, store: LeaseStore) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     late: list[Swap] = []
 
@@ -136,7 +136,7 @@ def test_a_late_park_that_lands_is_told(register: Flaky, store: LeaseStore) -> N
     assert isinstance(store.park(one, "c1"), Ended), "asked again, it says that it is done"
 
 
-def test_no_answer_at_all_is_unreachable(register: Flaky, store: LeaseStore) -> None:
+def test_no_answer_raises_lease_unreachable(register: Flaky, store: LeaseStore) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     register.after, register.unread = lose, True
     with pytest.raises(LeaseUnreachable, match="timed out"):
@@ -145,7 +145,7 @@ def test_no_answer_at_all_is_unreachable(register: Flaky, store: LeaseStore) -> 
         store.acquire("s", "b", "ib", 10)
 
 
-def test_a_command_and_the_agent_write_under_one_token(register: Flaky, store: LeaseStore) -> None:
+def test_command_and_agent_write_under_one_token(register: Flaky, store: LeaseStore) -> None:
     agent = held(store.acquire("s", "a", "ia", 10))
     command = held(store.acquire("s", "a", "ia", 10, resume_token=agent.token))
     held(store.commit_checkpoint(command, "c1"))
@@ -163,7 +163,7 @@ def test_started_is_the_start_of_the_request_that_won(register: Flaky, store: Le
     assert one.fresh_until == 1000.0 + fresh_for(10)
 
 
-def test_a_contender_counts_from_the_answer(register: Flaky, store: LeaseStore, clock: Clock) -> None:
+def test_contender_counts_from_the_answer(register: Flaky, store: LeaseStore, clock: Clock) -> None:
     held(store.acquire("s", "a", "ia", 10))
     waiting = store.acquire("s", "b", "ib", 10)
     assert isinstance(waiting, Waiting) and waiting.seconds == contender_wait(10)
@@ -174,7 +174,7 @@ def test_a_contender_counts_from_the_answer(register: Flaky, store: LeaseStore, 
     assert held(store.acquire("s", "b", "ib", 10, observation=still.observation)).token == 2
 
 
-def test_a_renewal_between_look_and_swap_wins(register: Flaky, store: LeaseStore, clock: Clock) -> None:
+def test_renewal_between_read_and_swap_wins(register: Flaky, store: LeaseStore, clock: Clock) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     waiting = store.acquire("s", "b", "ib", 10)
     assert isinstance(waiting, Waiting)
@@ -188,8 +188,8 @@ def test_a_renewal_between_look_and_swap_wins(register: Flaky, store: LeaseStore
     assert isinstance(again, Waiting) and again.seconds == contender_wait(10)
 
 
-def test_the_wall_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set back an hour between all calls: nothing in the package asks it."""
+def test_lease_ignores_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the wall clock back an hour between all calls: the package never reads it."""
     store = LeaseStore(MemoryRegister())
     one = held(store.acquire("s", "a", "ia", 10))
     monkeypatch.setattr(time, "time", lambda: 0.0)
@@ -203,7 +203,7 @@ def test_the_wall_clock_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
         assert "walltime" not in text and "time.time" not in text and "datetime" not in text, module
 
 
-def test_renew_many_settles_each_for_itself(store: LeaseStore, register: Flaky) -> None:
+def test_renew_many_settles_each_lease_independently(store: LeaseStore, register: Flaky) -> None:
     leases = [held(store.acquire(f"s{n}", "a", "ia", 10)) for n in range(5)]
     store.release(leases[1])
     held(store.renew(leases[2]))  # by another process of this host
@@ -212,7 +212,7 @@ def test_renew_many_settles_each_for_itself(store: LeaseStore, register: Flaky) 
     assert [type(answer) for answer in answers] == [Held, Lost, Held, LeaseUnreadable, Held]
 
 
-def test_garbage_is_replaced_only_on_a_word_about_tokens(register: Flaky, store: LeaseStore) -> None:
+def test_unreadable_record_is_replaced_only_with_a_token(register: Flaky, store: LeaseStore) -> None:
     register.write(Swap("s", b"garbage", None))
     for call in (
         lambda: store.inspect("s"),
@@ -225,7 +225,7 @@ def test_garbage_is_replaced_only_on_a_word_about_tokens(register: Flaky, store:
     assert held(store.acquire("s", "a", "ia", 10)).token == 43
 
 
-def test_a_newer_record_is_never_touched(register: Flaky, store: LeaseStore) -> None:
+def test_newer_record_is_never_overwritten(register: Flaky, store: LeaseStore) -> None:
     register.write(Swap("s", b'{"version": 2}', None))
     with pytest.raises(LeaseNewer):
         store.force_break("s", "a", "ia", above=41)
@@ -233,7 +233,7 @@ def test_a_newer_record_is_never_touched(register: Flaky, store: LeaseStore) -> 
         store.acquire("s", "a", "ia", 10)
 
 
-def test_break_tells_the_holder(store: LeaseStore) -> None:
+def test_break_supersedes_the_holder(store: LeaseStore) -> None:
     one = held(store.acquire("s", "a", "ia", 10))
     one = held(store.commit_checkpoint(one, "c1"))
     broken = store.force_break("s", "b", "ib")
@@ -243,7 +243,7 @@ def test_break_tells_the_holder(store: LeaseStore) -> None:
 
 
 @pytest.mark.parametrize("session", ["", "a/b", "../x", "-x", "a b", "x" * 200, "a\n"])
-def test_what_is_not_a_session_id(store: LeaseStore, session: str) -> None:
+def test_invalid_session_id_is_refused(store: LeaseStore, session: str) -> None:
     with pytest.raises(Usage):
         store.acquire(session, "a", "ia", 10)
     with pytest.raises(Usage):
@@ -252,7 +252,7 @@ def test_what_is_not_a_session_id(store: LeaseStore, session: str) -> None:
 
 @pytest.mark.parametrize("ttl", [1.0, 2.0, 7.5, 15.0, 3600.0])
 def test_etcd_keeps_a_lease_alive_as_long_as_its_holder_may_run(ttl: float) -> None:
-    """The grant may be REUSE older than the write, by the slowest clock; etcd's clock may be the fastest."""
+    """Use a grant REUSE older than the write, by the slowest clock, with etcd's clock the fastest."""
     assert server_ttl(ttl) / (1 + RHO) - REUSE / (1 - RHO) >= ttl - 1e-9
 
 
@@ -275,19 +275,19 @@ def test_etcd_keeps_a_lease_alive_as_long_as_its_holder_may_run(ttl: float) -> N
         "",
     ],
 )
-def test_an_address_that_cannot_be_used(url: str) -> None:
+def test_invalid_lease_url_is_refused(url: str) -> None:
     with pytest.raises(BadConfig) as told:
         open_lease(url)
     assert told.value.hint and "secret" not in told.value.message
 
 
-def test_an_etcd_address() -> None:
+def test_etcd_url() -> None:
     place = etcd_place("etcd://a:1,b,[::1]:3/x/y")
     assert place.endpoints == (("a", 1), ("b", 2379), ("::1", 3))
     assert (place.prefix, etcd_place("etcd://a").prefix) == ("x/y", "cmdop-migrate")
 
 
-def test_the_sqlite_file_is_its_owners_alone_and_missed_when_removed(tmp_path: Path) -> None:
+def test_sqlite_file_is_private_and_its_removal_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "new/dir/lease.db"
     store = open_lease(f"sqlite://{path}")
     one = held(store.acquire("s", "a", "ia", 10))
@@ -299,7 +299,7 @@ def test_the_sqlite_file_is_its_owners_alone_and_missed_when_removed(tmp_path: P
 
 
 def test_two_connections_of_one_process_see_what_other_processes_write(tmp_path: Path) -> None:
-    """A process that opens it twice keeps its locks: nobody else takes away the log it reads from."""
+    """Open the file twice in one process: it keeps its locks, so no other process removes the log it reads."""
     path = tmp_path / "lease.db"
     first, second = SqliteRegister(path), SqliteRegister(path)
     assert first.write(Swap("a" * 24, b"x", None))
@@ -316,7 +316,7 @@ def test_two_connections_of_one_process_see_what_other_processes_write(tmp_path:
     second.close()
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lease.db").write_bytes(b"something else" * 100)
     with pytest.raises(LeaseUnreachable) as told:
         open_lease(f"sqlite://{tmp_path}/lease.db").inspect("s")

@@ -1,4 +1,4 @@
-"""Packs brought ahead of their checkpoint spare the store, and are trusted no more than it."""
+"""Test that prefetched packs save requests to the store, and are trusted no more than it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from image_helpers import SESSION, SMALL, Wrapped, checkpoint, memory, read_all
+from image_helpers import SESSION, SMALL, Wrapped, add_run, checkpoint, memory, read_all
 
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.read import prefetched
-from cmdop_migrate.images.read.prefetched import Gatherer, NearStore
+from cmdop_migrate.images.read.prefetched import PackPrefetcher, PrefetchedStore
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.migration.prefetch import PackPrefetch, pack_line
 from cmdop_migrate.storage.base import Store
@@ -29,7 +29,7 @@ class Counted(Wrapped):
 
 
 def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
-    """Until `folder` has so many, of what `sent` names."""
+    """Wait until `folder` has as many packs as `sent` names."""
     reader, writer = os.pipe()
     try:
         with PackPrefetch(store, folder, reader):
@@ -42,45 +42,45 @@ def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
         os.close(reader)
 
 
-def test_a_writer_names_each_pack_once_the_store_has_it(store, ring, spill):
+def test_on_pack_is_called_once_per_stored_pack(store, ring, spill):
     named: list[str] = []
 
     def on_pack(pack: str) -> None:
         assert store.stat(layout.pack_name(pack)) is not None
         named.append(pack)
 
-    writer = ImageWriter(store, ring, SESSION, spill, tuning=SMALL, on_pack=on_pack)
+    writer = ImageWriter(store, ring, SESSION, spill, options=SMALL, on_pack=on_pack)
     writer.begin()
-    writer.add_run("process-1", 0x10000, 40, 4, memory(1))
+    add_run(writer, "process-1", 0x10000, 40, 4, memory(1))
     found = writer.commit(7)
     assert sorted(named) == sorted(found.packs)
 
 
-def test_what_was_brought_ahead_is_not_read_again(store, ring, spill, tmp_path):
+def test_prefetched_pack_is_not_read_from_the_store(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     counted = Counted(store)
     gathered(counted, tmp_path / "packs", b"".join(map(pack_line, found.packs)), len(found.packs))
     assert counted.packs_read == len(found.packs)
-    got = read_all(NearStore(counted, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
+    got = read_all(PrefetchedStore(counted, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
     assert counted.packs_read == len(found.packs)
 
 
-def test_what_was_not_brought_comes_from_the_store(store, ring, spill, tmp_path):
+def test_pack_that_was_not_prefetched_is_read_from_the_store(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
-    got = read_all(NearStore(store, tmp_path / "nothing"), ring, found.checkpoint, tmp_path / "local")
+    got = read_all(PrefetchedStore(store, tmp_path / "nothing"), ring, found.checkpoint, tmp_path / "local")
     assert got["process-1@7f0000003000"] == memory(3)
 
 
-def test_a_pack_changed_on_this_disk_is_refused(store, ring, spill, tmp_path):
+def test_changed_prefetched_pack_is_refused(store, ring, spill, tmp_path):
     found = checkpoint(store, ring, spill, seed=3)
     for pack in found.packs:
-        assert Gatherer(store, tmp_path / "packs").bring(pack)
+        assert PackPrefetcher(store, tmp_path / "packs").bring(pack)
         damaged = bytearray((tmp_path / "packs" / pack).read_bytes())
         damaged[100] ^= 1
         (tmp_path / "packs" / pack).write_bytes(damaged)
     with pytest.raises(ImageRefused):
-        read_all(NearStore(store, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
+        read_all(PrefetchedStore(store, tmp_path / "packs"), ring, found.checkpoint, tmp_path / "local")
 
 
 def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
@@ -90,10 +90,10 @@ def test_words_that_name_no_pack_do_no_harm(store, ring, spill, tmp_path):
     assert sorted(os.listdir(tmp_path / "packs")) == sorted(found.packs)
 
 
-def test_guesses_do_not_fill_the_disk(store, ring, spill, tmp_path, monkeypatch):
+def test_prefetch_leaves_free_disk_space(store, ring, spill, tmp_path, monkeypatch):
     found = checkpoint(store, ring, spill)
     monkeypatch.setattr(prefetched, "RESERVE", 1 << 60)
-    assert not Gatherer(store, tmp_path / "packs").bring(found.packs[0])
+    assert not PackPrefetcher(store, tmp_path / "packs").bring(found.packs[0])
     assert os.listdir(tmp_path / "packs") == []
 
 
@@ -108,7 +108,7 @@ def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
 
 
 def test_what_is_on_its_way_is_waited_for_aloud(store, ring, spill, tmp_path):
-    """A slow store: whoever takes silence for an answer must hear something until the last pack is here."""
+    """Use a slow store: a caller that takes silence for an answer must get output until the last pack arrived."""
     found = checkpoint(store, ring, spill)
     going = threading.Event()
 

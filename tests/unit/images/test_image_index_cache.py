@@ -1,4 +1,4 @@
-"""What a host keeps of a store's indexes: of use when whole, of no harm when not."""
+"""Test the index cache: useful when intact, harmless when not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cmdop_migrate.images.format import seal
 from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.store import index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 
 PACK, OTHER = "ab" * 16, "cd" * 16
 
@@ -40,20 +40,20 @@ def path(ring: KeyRing, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def filled(ring: KeyRing, path: Path) -> Path:
-    made = Ledger(ring.current, path)
+    made = IndexCache(ring.current, path)
     made.learn("index/a", "1", chunks(*range(300)))
     made.learn("index/b", "1", chunks(299, 300, pack=OTHER))
     made.close()
     return path
 
 
-def reopened(ring: KeyRing, path: Path) -> Ledger:
-    found = Ledger(ring.current, path)
+def reopened(ring: KeyRing, path: Path) -> IndexCache:
+    found = IndexCache(ring.current, path)
     found.rely_on({PACK, OTHER})
     return found
 
 
-def test_it_is_there_the_next_time_and_nobody_elses(ring, filled):
+def test_index_cache_is_persistent_and_private(ring, filled):
     found = reopened(ring, filled)
     assert found.find(ident(7)) == (PACK, Place(1, 1400, 100 + seal.OVERHEAD, 107))
     assert found.find(ident(300)) is not None and found.find(ident(301)) is None
@@ -61,7 +61,7 @@ def test_it_is_there_the_next_time_and_nobody_elses(ring, filled):
     assert filled.stat().st_mode & 0o777 == 0o600 and filled.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_only_what_may_be_relied_on_is_found(ring, filled):
+def test_index_cache_finds_only_chunks_in_usable_packs(ring, filled):
     found = reopened(ring, filled)
     found.rely_on({OTHER})
     assert found.find(ident(7)) is None
@@ -70,31 +70,31 @@ def test_only_what_may_be_relied_on_is_found(ring, filled):
     assert found.find(ident(299)) is None
 
 
-def test_what_is_gone_is_forgotten(ring, filled):
+def test_index_cache_forgets_deleted_indexes(ring, filled):
     found = reopened(ring, filled)
     found.forget(lambda name: name == "index/a")
     assert found.packs() == {OTHER} and found.find(ident(7)) is None and found.find(ident(299)) is not None
     assert found.unread([("index/a", "1"), ("index/b", "1")]) == {"index/a"}
 
 
-def test_of_another_store_or_key_it_is_another(ring, path, tmp_path):
+def test_index_cache_is_separate_per_store_and_key(ring, path, tmp_path):
     assert path != index_cache.path_of(path.parent, "s3://bucket/other", ring.current)
     assert path != index_cache.path_of(path.parent, "s3://bucket/", new_key())
 
 
-def test_one_that_nobody_came_back_to_goes(ring, filled):
+def test_unused_index_cache_is_deleted(ring, filled):
     long_ago = walltime() - index_cache.UNUSED - 60
     os.utime(filled, (long_ago, long_ago))
     other = index_cache.path_of(filled.parent, "s3://elsewhere/", ring.current)
-    Ledger(ring.current, other).close()
+    IndexCache(ring.current, other).close()
     assert list(filled.parent.iterdir()) == [other]
     os.utime(other, (long_ago, long_ago))
-    Ledger(ring.current, other).close()
+    IndexCache(ring.current, other).close()
     assert other.stat().st_mtime > long_ago + 60, "it is used again"
 
 
 @pytest.mark.parametrize("column", ["start", "length", "size", "pack"])
-def test_a_row_that_is_not_as_it_was_written_is_not_believed(ring, filled, column):
+def test_changed_row_of_the_index_cache_is_ignored(ring, filled, column):
     with sqlite3.connect(filled) as db:
         db.execute(f"UPDATE chunks SET {column} = {column} + 1 WHERE ident = ?", [ident(7)])
     db.close()
@@ -102,8 +102,8 @@ def test_a_row_that_is_not_as_it_was_written_is_not_believed(ring, filled, colum
     assert found.find(ident(7)) is None and found.find(ident(8)) is not None
 
 
-def test_bytes_that_rot_are_found_out(ring, filled):
-    """Wherever a byte is damaged: what is found is what was learnt, or nothing is."""
+def test_corrupted_bytes_of_the_index_cache_are_detected(ring, filled):
+    """Damage any byte: the cache returns what was written, or nothing."""
     whole = filled.read_bytes()
     told = 0
     for at in range(0, len(whole), 97):
@@ -119,8 +119,8 @@ def test_bytes_that_rot_are_found_out(ring, filled):
 
 @pytest.mark.parametrize("value", [None, "text", b"bytes", 1.5, -1, 1 << 40])
 @pytest.mark.parametrize("column", ["start", "length", "size", "sum"])
-def test_a_value_that_is_no_place_costs_the_ledger_not_the_checkpoint(ring, filled, column, value):
-    """SQLite keeps no sums of its own: a byte that rots may make anything of a number."""
+def test_invalid_value_costs_the_index_cache_not_the_checkpoint(ring, filled, column, value):
+    """Put arbitrary values in place of numbers: SQLite has no checksums of its own."""
     with sqlite3.connect(filled) as db:
         db.execute(f"UPDATE chunks SET {column} = ? WHERE ident = ?", [value, ident(7)])
     db.close()
@@ -129,7 +129,7 @@ def test_a_value_that_is_no_place_costs_the_ledger_not_the_checkpoint(ring, fill
 
 
 @pytest.mark.parametrize("value", [None, b"bytes", b"\xff\xfe", 7])
-def test_a_source_that_is_no_name_is_forgotten(ring, filled, value):
+def test_index_cache_forgets_a_source_with_an_invalid_name(ring, filled, value):
     with sqlite3.connect(filled) as db:
         db.execute("UPDATE sources SET name = ? WHERE name = 'index/a'", [value])
     db.close()
@@ -147,8 +147,8 @@ def test_a_source_that_is_no_name_is_forgotten(ring, filled, value):
         "ALTER TABLE chunks RENAME COLUMN source TO sauce",
     ],
 )
-def test_one_that_stays_damaged_goes(ring, filled, damage):
-    """Else nothing would ever be learnt again of this store."""
+def test_damaged_index_cache_is_deleted(ring, filled, damage):
+    """Delete it, because otherwise nothing would ever be cached for this store again."""
     with sqlite3.connect(filled) as db:
         db.execute(damage)
     db.close()
@@ -167,7 +167,7 @@ def test_one_that_stays_damaged_goes(ring, filled, damage):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 100, b"SQLite format 3\0" + bytes(4096)])
-def test_one_that_is_damaged_is_begun_anew(ring, filled, content):
+def test_damaged_index_cache_is_started_anew(ring, filled, content):
     filled.write_bytes(content)
     found = reopened(ring, filled)
     assert found.find(ident(7)) is None
@@ -178,17 +178,17 @@ def test_one_that_is_damaged_is_begun_anew(ring, filled, content):
     assert reopened(ring, filled).find(ident(7)) is not None
 
 
-def test_without_a_place_to_keep_it_it_serves_once(ring, tmp_path):
+def test_index_cache_without_a_path_works_for_one_checkpoint(ring, tmp_path):
     (tmp_path / "gone").write_text("a file, where a directory should be")
     for path in (None, tmp_path / "gone" / "x.db"):
-        found = Ledger(ring.current, path)
+        found = IndexCache(ring.current, path)
         found.learn("index/a", "1", chunks(7))
         found.rely_on({PACK})
         assert found.find(ident(7)) is not None
         found.close()
 
 
-def test_without_room_nothing_is_added_and_nothing_lost(ring, filled):
+def test_full_disk_leaves_the_index_cache_unchanged(ring, filled):
     found = reopened(ring, filled)
     pages = found._db.execute("PRAGMA page_count").fetchone()[0]
     found._db.execute(f"PRAGMA max_page_count={pages + 1}")
@@ -200,8 +200,8 @@ def test_without_room_nothing_is_added_and_nothing_lost(ring, filled):
     assert reopened(ring, filled).find(ident(7)) is not None
 
 
-def test_killed_in_the_middle_it_has_learnt_nothing_of_that(ring, filled):
-    """And the next one goes on from there."""
+def test_index_cache_killed_while_learning_has_nothing_of_that_index(ring, filled):
+    """Kill a writer; the next one continues from there."""
 
     class Deadly(ChunkTable):
         def rows(self):
@@ -215,7 +215,7 @@ def test_killed_in_the_middle_it_has_learnt_nothing_of_that(ring, filled):
         table.pack_number(PACK)
         for number in range(1000, 9000):
             table.add(ident(number), Place(0, number * 200, 100 + seal.OVERHEAD, 100))
-        Ledger(ring.current, filled).learn("index/c", "1", table)
+        IndexCache(ring.current, filled).learn("index/c", "1", table)
 
     child = in_a_process(learn)
     child.join(30)
@@ -227,11 +227,11 @@ def test_killed_in_the_middle_it_has_learnt_nothing_of_that(ring, filled):
     assert not found.is_broken and found.find(ident(1000)) is not None
 
 
-def test_two_learn_at_once(ring, path):
-    """Each all of its own; what both say is there once."""
+def test_two_processes_write_the_index_cache_concurrently(ring, path):
+    """Write different and equal indexes from two processes; equal rows are stored once."""
 
     def learn(name: str, first: int) -> None:
-        found = Ledger(ring.current, path)
+        found = IndexCache(ring.current, path)
         for number in range(20):
             found.learn(f"index/{name}{number}", "1", chunks(number, first + number, pack=PACK))
         assert not found.is_broken
@@ -244,8 +244,8 @@ def test_two_learn_at_once(ring, path):
     assert all(found.find(ident(base + number)) for base in (0, 1000, 2000) for number in range(20))
 
 
-def test_with_another_key_nothing_of_it_is_believed(filled):
-    found = Ledger(new_key(), filled)
+def test_index_cache_rows_of_another_key_are_ignored(filled):
+    found = IndexCache(new_key(), filled)
     found.rely_on({PACK, OTHER})
     assert found.find(ident(7)) is None
 
@@ -256,7 +256,7 @@ def in_a_process(act) -> multiprocessing.Process:
     return made
 
 
-def test_while_another_writes_it_is_read(ring, filled):
+def test_index_cache_is_readable_while_another_process_writes(ring, filled):
     writer = sqlite3.connect(filled, isolation_level=None)
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("DELETE FROM chunks")

@@ -1,4 +1,4 @@
-"""Chunks on this disk are checked by processes: what they say counts, what they do not say is done here."""
+"""Test that processes verify chunks on this disk, and that this process verifies what they did not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cmdop_migrate.images.read import chunk_cache, reader
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
 from cmdop_migrate.util.worker_process import Offspring
-from tests.unit.images.image_helpers import SESSION, SMALL
+from tests.unit.images.image_helpers import SESSION, SMALL, add_run
 
 START = 0x7F0000003000
 DATA = random.Random(1).randbytes(3 << 20)
@@ -26,18 +26,18 @@ DATA = random.Random(1).randbytes(3 << 20)
 
 @pytest.fixture
 def saved(ring: KeyRing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalStore, str]:
-    monkeypatch.setattr(chunk_cache, "WORTH", 1)
+    monkeypatch.setattr(chunk_cache, "CHECK_IN_PROCESSES", 1)
     monkeypatch.setattr("cmdop_migrate.images.read.ranges.SPAN", 256 << 10)  # so that there is something to share
     store = LocalStore(tmp_path / "store")
-    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", tuning=SMALL)
+    writer = ImageWriter(store, ring, SESSION, tmp_path / "spill", options=SMALL)
     writer.begin()
-    writer.add_run("process-1", START, len(DATA) // PAGE, 4, DATA)
+    add_run(writer, "process-1", START, len(DATA) // PAGE, 4, DATA)
     return store, writer.commit(1).checkpoint
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes that were made."""
+    """Return the processes that were started."""
     pids: list[int] = []
 
     class Noted(Offspring):
@@ -63,25 +63,25 @@ def fetched(saved: tuple[LocalStore, str], ring: KeyRing, where: Path) -> bytes:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Groups of spans that were checked in this process."""
-    here, found, real = os.getpid(), list[int](), chunk_cache.SealedCache._check
+    """Return the groups of spans that this process verified."""
+    here, found, real = os.getpid(), list[int](), chunk_cache.ChunkCache._check
 
-    def check(self: chunk_cache.SealedCache, group: list[int], data: memoryview) -> None:
+    def check(self: chunk_cache.ChunkCache, group: list[int], data: memoryview) -> None:
         if os.getpid() == here:
             found.extend(group)
         real(self, group, data)
 
-    monkeypatch.setattr(chunk_cache.SealedCache, "_check", check)
+    monkeypatch.setattr(chunk_cache.ChunkCache, "_check", check)
     return found
 
 
-def test_all_of_it_is_checked_elsewhere_and_no_process_stays(saved, ring, tmp_path, made, checked):
+def test_linked_packs_are_verified_in_processes_that_all_exit(saved, ring, tmp_path, made, checked):
     assert fetched(saved, ring, tmp_path / "local") == DATA
-    assert len(made) == min(chunk_cache.MOST, os.cpu_count() or 1) and checked == []
+    assert len(made) == min(chunk_cache.MOST_PROCESSES, os.cpu_count() or 1) and checked == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
 
 
-def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, made):
+def test_damaged_byte_is_refused_by_verifying_processes(saved, ring, tmp_path, made):
     (pack,) = [path for path in (tmp_path / "store" / "packs").rglob("*") if path.is_file()]
     whole = pack.read_bytes()
     for at in range(7, 3 << 20, 400_000):
@@ -95,10 +95,8 @@ def test_each_damaged_byte_that_is_sampled_is_refused(saved, ring, tmp_path, mad
 
 
 @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
-    saved, ring, tmp_path, made, checked, monkeypatch, by
-):
-    real = chunk_cache.SealedCache._vouch
+def test_share_of_a_killed_or_stopped_process_is_verified_here(saved, ring, tmp_path, made, checked, monkeypatch, by):
+    real = chunk_cache.ChunkCache._vouch
 
     def vouch(self, share, sock) -> None:
         if 0 in share[0]:
@@ -106,13 +104,13 @@ def test_what_one_had_to_do_that_was_killed_or_stopped_is_done_here(
         real(self, share, sock)
 
     monkeypatch.setattr("cmdop_migrate.util.worker_process.SILENCE", 0.5)
-    monkeypatch.setattr(chunk_cache.SealedCache, "_vouch", vouch)
+    monkeypatch.setattr(chunk_cache.ChunkCache, "_vouch", vouch)
     assert fetched(saved, ring, tmp_path / "local") == DATA
     assert 0 in checked
     assert not any(os.path.exists(f"/proc/{pid}") for pid in made)
 
 
-def test_without_a_process_to_be_had_threads_do_it(saved, ring, tmp_path, checked, monkeypatch):
+def test_threads_verify_if_no_process_can_start(saved, ring, tmp_path, checked, monkeypatch):
     def fork() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 

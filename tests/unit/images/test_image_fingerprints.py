@@ -1,4 +1,4 @@
-"""Memory that is recognised by the megabyte gives the very image that one window after the other would."""
+"""Test that recognising memory by 1 MiB blocks gives the same image as digesting each window."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import random
 import tempfile
 import threading
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_helpers import SESSION, SMALL, read_all
+from image_helpers import SESSION, SMALL, add_run, read_all
 
 from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.keys import KeyRing, new_key
@@ -22,20 +23,20 @@ from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.format.seal import Sealer
 from cmdop_migrate.images.format.windows import Extent, window_count
 from cmdop_migrate.images.write import page_buffers as feeds
-from cmdop_migrate.images.write.fingerprints import GROUP, Groups, pieces
-from cmdop_migrate.images.write.freeze_spill import Aside
+from cmdop_migrate.images.write.fingerprints import BLOCK, BlockFingerprints, pieces
+from cmdop_migrate.images.write.freeze_spill import SpillFile
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
 
 START = 0x7000_0000 - 5 * PAGE
-SIZE = 3 * GROUP
+SIZE = 3 * BLOCK
 _PWRITEV = os.pwritev
 
 
 @pytest.fixture
 def digested(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of all that is digested as a chunk."""
+    """Return the sizes of everything that is digested as a chunk."""
     sizes: list[int] = []
     real = Sealer.id_of
 
@@ -56,12 +57,10 @@ def save(
         SESSION,
         folder,
         parent.checkpoint if parent else None,
-        SMALL,
-        put_off=later,
-        hints=folder / "hints",
+        replace(SMALL, defer=later, fingerprints=folder / "hints"),
     )
     writer.begin()
-    writer.add_run("process-1", start, len(data) // PAGE, 4, data)
+    add_run(writer, "process-1", start, len(data) // PAGE, 4, data)
     writer.end_input()
     return writer.commit(7)
 
@@ -71,19 +70,19 @@ def back(store: Store, ring: KeyRing, found: Manifest, folder: Path, start: int 
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_did_not_change_is_digested_once_and_what_did_is_sent(tmp_path, ring, digested, later):
+def test_unchanged_blocks_are_not_digested_and_changed_ones_are_sent(tmp_path, ring, digested, later):
     store, draw = MemoryStore(), random.Random(1)
     data = bytearray(draw.randbytes(SIZE))
-    data[GROUP + WINDOW : 2 * GROUP] = bytes(GROUP - WINDOW)
+    data[BLOCK + WINDOW : 2 * BLOCK] = bytes(BLOCK - WINDOW)
     first = save(store, ring, tmp_path, bytes(data), None, later)
     digested.clear()
     second = save(store, ring, tmp_path, bytes(data), first, later)
-    assert sum(size for size in digested if size >= WINDOW) < GROUP, "the ends of it, and tables"
+    assert sum(size for size in digested if size >= WINDOW) < BLOCK, "the ends of it, and tables"
     assert second.sizes["new_chunks"] <= 1  # its page table is no other
     assert {key: second.sizes[key] for key in ("memory", "zero")} == {
         key: first.sizes[key] for key in ("memory", "zero")
     }
-    at = GROUP // 2 + 3 * PAGE
+    at = BLOCK // 2 + 3 * PAGE
     data[at : at + 10] = b"0123456789"
     third = save(store, ring, tmp_path, bytes(data), second, later)
     assert third.sizes["new_chunks"] <= 2
@@ -93,7 +92,7 @@ def test_what_did_not_change_is_digested_once_and_what_did_is_sent(tmp_path, rin
     assert back(store, ring, second, tmp_path) != bytes(data)
 
 
-def test_hints_that_are_not_those_of_the_parent_are_not_used(tmp_path, ring, digested):
+def test_fingerprints_of_another_checkpoint_are_not_used(tmp_path, ring, digested):
     store = MemoryStore()
     data = random.Random(2).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False)
@@ -117,7 +116,7 @@ def test_hints_that_are_not_those_of_the_parent_are_not_used(tmp_path, ring, dig
     assert sum(digested) < SIZE // 2
 
 
-def test_hints_of_another_key_are_not_used(tmp_path, ring):
+def test_fingerprints_of_another_key_are_not_used(tmp_path, ring):
     store = MemoryStore()
     data = random.Random(3).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False)
@@ -128,7 +127,7 @@ def test_hints_of_another_key_are_not_used(tmp_path, ring):
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_what_the_store_has_no_more_is_sent_again(tmp_path, ring, later):
+def test_unchanged_block_missing_from_the_store_is_sent_again(tmp_path, ring, later):
     store, empty = MemoryStore(), MemoryStore()
     data = random.Random(4).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later)
@@ -137,24 +136,24 @@ def test_what_the_store_has_no_more_is_sent_again(tmp_path, ring, later):
     assert back(empty, ring, again, tmp_path) == data
 
 
-def test_the_same_bytes_cut_elsewhere_are_others(tmp_path, ring):
+def test_fingerprint_depends_on_the_window_cut(tmp_path, ring):
     store = MemoryStore()
     data = random.Random(5).randbytes(SIZE)
     first = save(store, ring, tmp_path, data, None, later=False, start=START)
     moved = save(store, ring, tmp_path, data, first, later=False, start=START + PAGE)
     assert back(store, ring, moved, tmp_path, START + PAGE) == data
-    shifted = save(store, ring, tmp_path, data, moved, later=False, start=START + PAGE + 16 * GROUP)
+    shifted = save(store, ring, tmp_path, data, moved, later=False, start=START + PAGE + 16 * BLOCK)
     assert shifted.sizes["new_chunks"] <= 1, "the same cut, at another address"
-    assert back(store, ring, shifted, tmp_path, START + PAGE + 16 * GROUP) == data
+    assert back(store, ring, shifted, tmp_path, START + PAGE + 16 * BLOCK) == data
 
 
-def test_no_more_is_kept_than_there_is_room_for(tmp_path, ring):
+def test_number_of_fingerprints_is_bounded(tmp_path, ring):
     sealer = Sealer(ring.current)
-    some = Groups(sealer, most=2)
+    some = BlockFingerprints(sealer, most=2)
     for number in range(5):
         some.keep(some.key(bytes([number]) * WINDOW, 0), [bytes([number]) * layout.ID_BYTES])
     some.save(tmp_path / "hints", "abcd")
-    found = Groups(sealer)
+    found = BlockFingerprints(sealer)
     assert not found
     found.load(tmp_path / "hints", "abcd")
     assert (
@@ -163,7 +162,7 @@ def test_no_more_is_kept_than_there_is_room_for(tmp_path, ring):
     )
 
 
-def test_hints_that_cannot_be_written_do_not_matter(tmp_path, ring):
+def test_unwritable_fingerprint_file_does_not_fail_the_checkpoint(tmp_path, ring):
     store = MemoryStore()
     (tmp_path / "hints").mkdir()
     found = save(store, ring, tmp_path, random.Random(6).randbytes(SIZE), None, later=False)
@@ -171,39 +170,40 @@ def test_hints_that_cannot_be_written_do_not_matter(tmp_path, ring):
 
 
 def writer_of(store: Store, ring: KeyRing, folder: Path, parent: Manifest) -> ImageWriter:
-    return ImageWriter(store, ring, SESSION, folder, parent.checkpoint, SMALL, put_off=True, hints=folder / "hints")
+    options = replace(SMALL, defer=True, fingerprints=folder / "hints")
+    return ImageWriter(store, ring, SESSION, folder, parent.checkpoint, options)
 
 
 @pytest.fixture
 def few_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that not all of it rests in memory until the end."""
-    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, GROUP, None, None))
+    """Use few buffers, so that not all input rests in memory until the end."""
+    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, BLOCK, None, False))
 
 
 @pytest.mark.usefixtures("few_buffers")
-def test_given_up_half_way_it_ends_and_the_hints_are_still_good(tmp_path, ring, digested):
-    store, data = MemoryStore(), random.Random(8).randbytes(8 * GROUP)
+def test_aborted_upload_keeps_the_fingerprints_usable(tmp_path, ring, digested):
+    store, data = MemoryStore(), random.Random(8).randbytes(8 * BLOCK)
     first = save(store, ring, tmp_path, data, None, later=True)
     before = threading.active_count()
     writer = writer_of(store, ring, tmp_path, first)
     writer.begin()
-    writer.add_run("process-1", START, len(data) // PAGE, 4, bytes(reversed(data)))
+    add_run(writer, "process-1", START, len(data) // PAGE, 4, bytes(reversed(data)))
     writer.abort()
     assert threading.active_count() == before
     digested.clear()
     again = save(store, ring, tmp_path, data, first, later=True)
-    assert sum(digested) < 2 * GROUP and back(store, ring, again, tmp_path) == data
+    assert sum(digested) < 2 * BLOCK and back(store, ring, again, tmp_path) == data
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["hints"], "nothing stays on disk"
 
 
 @pytest.mark.usefixtures("few_buffers")
-def test_a_full_disk_only_costs_time(tmp_path, ring, monkeypatch):
+def test_full_disk_with_fingerprints_still_writes_the_image(tmp_path, ring, monkeypatch):
     def pwritev(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
-    store, data = MemoryStore(), bytearray(random.Random(9).randbytes(8 * GROUP))
+    store, data = MemoryStore(), bytearray(random.Random(9).randbytes(8 * BLOCK))
     first = save(store, ring, tmp_path, bytes(data), None, later=True)
-    data[3 * GROUP : 6 * GROUP] = random.Random(10).randbytes(3 * GROUP)
+    data[3 * BLOCK : 6 * BLOCK] = random.Random(10).randbytes(3 * BLOCK)
     monkeypatch.setattr(os, "pwritev", pwritev)
     second = save(store, ring, tmp_path, bytes(data), first, later=True)
     assert back_without_disk(store, ring, second) == bytes(data)
@@ -215,22 +215,22 @@ def back_without_disk(store: Store, ring: KeyRing, found: Manifest) -> bytes:
         return back(store, ring, found, Path(made))
 
 
-def test_pieces_cover_every_window_once():
-    for vaddr, size in ((0, GROUP), (START, SIZE), (GROUP - PAGE, 2 * PAGE), (5 * PAGE, PAGE), (WINDOW, 2 * GROUP)):
+def test_pieces_cover_every_window_exactly_once():
+    for vaddr, size in ((0, BLOCK), (START, SIZE), (BLOCK - PAGE, 2 * PAGE), (5 * PAGE, PAGE), (WINDOW, 2 * BLOCK)):
         refs = array("I", bytes(4 * window_count(vaddr, size)))
         found = list(pieces([Extent("process-1", vaddr, size, 4, True, 7 * PAGE, refs)]))
         assert [one.vaddr - vaddr for one in found] == [one.at - 7 * PAGE for one in found]
-        assert sum(one.size for one in found) == size and all(one.size <= GROUP for one in found)
+        assert sum(one.size for one in found) == size and all(one.size <= BLOCK for one in found)
         slots = [slot for one in found for slot in range(one.slot, one.slot + window_count(one.vaddr, one.size))]
         assert slots == list(range(len(refs)))
 
 
-def test_what_comes_too_late_to_be_put_aside_is_said_to(tmp_path):
+def test_spill_refuses_a_buffer_after_start_deferred(tmp_path):
     taken: list[bytes] = []
-    aside = Aside(tmp_path, lambda buffer, batch, release: taken.append(bytes(buffer)), lambda _: None)
+    aside = SpillFile(tmp_path, lambda buffer, batch, release: taken.append(bytes(buffer)), lambda _: None)
     batch = [Extent("process-1", 0, PAGE, 4, True, 0, array("I"))]
     assert aside.put(bytearray(b"a" * PAGE), batch)
-    aside.go_on(lambda: bytearray(PAGE))
+    aside.start_deferred(lambda: bytearray(PAGE))
     assert not aside.put(bytearray(b"b" * PAGE), batch)
     aside.finish()
     aside.stop()
@@ -243,8 +243,8 @@ regions = st.tuples(st.integers(0, SIZE // PAGE - 1), st.integers(1, 40), st.sam
 
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.lists(regions, max_size=4), st.booleans(), st.integers(0, 2)), min_size=2, max_size=5))
-def test_whatever_changes_what_comes_back_is_what_was_there(steps):
-    """Each step changes regions, maybe grows or moves the whole, and puts memory aside, or not."""
+def test_image_with_fingerprints_round_trips_any_changes(steps):
+    """Change regions in each step, sometimes grow or move the whole, with and without spilling."""
     store, ring, draw = MemoryStore(), KeyRing((new_key(),)), random.Random(7)
     data, start, parent = bytearray(draw.randbytes(SIZE)), START, None
     with tempfile.TemporaryDirectory() as made:

@@ -1,4 +1,4 @@
-"""What a store has is found out in a moment, however much it has."""
+"""Test that finding out what a store has is quick, however much it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.images.format.seal import Sealer
 from cmdop_migrate.images.read import load_table
 from cmdop_migrate.images.store import catalog, index, index_cache
-from cmdop_migrate.images.store.index_cache import Ledger
+from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.memory import MemoryStore
@@ -32,9 +32,9 @@ def save(
     session: str,
     parent: str | None = None,
     ledgers: Path | None = None,
-    **tuning: float,
+    **options: float,
 ):
-    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, **tuning), ledgers=ledgers)
+    writer = ImageWriter(store, ring, session, spill, parent, replace(SMALL, index_caches=ledgers, **options))
     writer.begin()
     writer.add_blob("own", session.encode() * 1000)
     writer.add_blob("shared", SHARED)
@@ -42,7 +42,7 @@ def save(
 
 
 class Noted(Wrapped):
-    """Who asks for what, and how many at a time."""
+    """Record requests, and how many run at a time."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -53,7 +53,7 @@ class Noted(Wrapped):
 
 
 class Slow(Wrapped):
-    """Indexes are not to be had until somebody lets them."""
+    """Delay reads of indexes until the test releases them."""
 
     def __init__(self, inner: Store) -> None:
         super().__init__(inner)
@@ -65,7 +65,7 @@ class Slow(Wrapped):
 
 
 class Together(Wrapped):
-    """Answers one kind of question only when three have been asked."""
+    """Answer one kind of request only after three have arrived."""
 
     def __init__(self, inner: Store, kind: str) -> None:
         super().__init__(inner)
@@ -85,7 +85,7 @@ def store(ring: KeyRing, tmp_path: Path) -> MemoryStore:
     return made
 
 
-def test_the_store_is_asked_for_several_at_a_time(store, ring, tmp_path):
+def test_indexes_are_read_concurrently(store, ring, tmp_path):
     found = save(Together(store, layout.INDEXES), ring, tmp_path, "5e5590")
     assert found.sizes["reused"] >= len(SHARED)
     entries = list(catalog.listed(store))[:3]
@@ -93,8 +93,8 @@ def test_the_store_is_asked_for_several_at_a_time(store, ring, tmp_path):
     assert [one.checkpoint for _, one in catalog.read_all(together, ring, entries)] == [e.checkpoint for e in entries]
 
 
-def test_what_was_read_once_is_not_read_again(store, ring, tmp_path):
-    """A host reads each index once, its own last one excepted, which the parent's table makes needless."""
+def test_cached_index_is_not_read_again(store, ring, tmp_path):
+    """Read each index once per host, except its own last one, which the parent's table makes needless."""
     noted = Noted(store)
     first = save(noted, ring, tmp_path, "5e5590", ledgers=tmp_path / "ledgers")
     assert first.sizes["reused"] >= len(SHARED) and noted.asked["get index"] == 3
@@ -104,25 +104,25 @@ def test_what_was_read_once_is_not_read_again(store, ring, tmp_path):
     assert noted.asked["get index"] == 4
 
 
-def test_what_could_not_be_read_in_time_is_known_the_next_time(store, ring, tmp_path):
-    """Nobody waits for ever for a hint; but what the session itself left is always found."""
+def test_indexes_not_read_in_time_are_read_by_the_next_checkpoint(store, ring, tmp_path):
+    """Bound the wait for a hint; chunks of the session itself are always found."""
     slow, ledgers = Slow(store), tmp_path / "ledgers"
     try:
-        first = save(slow, ring, tmp_path, "5e5590", ledgers=ledgers, patience=0.05)
+        first = save(slow, ring, tmp_path, "5e5590", ledgers=ledgers, index_timeout=0.05)
         assert first.sizes["reused"] == 0
-        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, ledgers=ledgers, patience=0.05)
+        second = save(slow, ring, tmp_path, "5e5590", first.checkpoint, ledgers=ledgers, index_timeout=0.05)
     finally:
         slow.let.set()
     assert second.sizes["reused"] == second.sizes["blobs"] == first.sizes["blobs"]
     assert save(store, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
 
 
-def test_where_nothing_can_be_learnt_nothing_more_is_read(store, ring, tmp_path, monkeypatch):
-    """Another checkpoint of this host is writing, and does not come to an end."""
+def test_no_index_is_read_when_the_cache_is_broken(store, ring, tmp_path, monkeypatch):
+    """Let another checkpoint of this host hold the write lock and never end."""
     monkeypatch.setattr(index, "READERS", 1)
     ledgers = tmp_path / "ledgers"
     path = index_cache.path_of(ledgers, store.url, ring.current)
-    Ledger(ring.current, path).close()
+    IndexCache(ring.current, path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     noted = Noted(store)
@@ -133,8 +133,8 @@ def test_where_nothing_can_be_learnt_nothing_more_is_read(store, ring, tmp_path,
     assert save(noted, ring, tmp_path, "5e5591", ledgers=ledgers).sizes["reused"] >= len(SHARED)
 
 
-def test_an_index_that_grew_is_read_again(store, ring, tmp_path):
-    """Of an upload that is under way it says a little more each time."""
+def test_rewritten_index_is_read_again(store, ring, tmp_path):
+    """Grow the index of an upload in progress."""
     ledgers = tmp_path / "ledgers"
     whole = next(store.list(layout.INDEXES))
     data = store.get(whole.name)
@@ -150,7 +150,7 @@ def test_an_index_that_grew_is_read_again(store, ring, tmp_path):
     assert noted.asked["get index"] == asked + 2 and found.sizes["reused"] >= len(SHARED)
 
 
-def test_the_packs_of_a_large_store_are_listed_in_parts(store, ring, tmp_path, monkeypatch):
+def test_packs_of_a_large_store_are_listed_by_first_digit(store, ring, tmp_path, monkeypatch):
     monkeypatch.setattr(index, "LISTED", 0)
     noted = Noted(store)
     found = save(noted, ring, tmp_path, "5e5590")
@@ -160,7 +160,7 @@ def test_the_packs_of_a_large_store_are_listed_in_parts(store, ring, tmp_path, m
 
 
 @pytest.mark.parametrize("listed", [index.LISTED, 0])
-def test_a_pack_that_is_gone_is_not_relied_on(store, ring, tmp_path, monkeypatch, listed):
+def test_missing_pack_is_not_relied_on(store, ring, tmp_path, monkeypatch, listed):
     monkeypatch.setattr(index, "LISTED", listed)
     ledgers = tmp_path / "ledgers"
     save(store, ring, tmp_path, "5e5592", ledgers=ledgers)
@@ -171,8 +171,8 @@ def test_a_pack_that_is_gone_is_not_relied_on(store, ring, tmp_path, monkeypatch
     assert found.sizes["reused"] >= len(SHARED)
 
 
-def test_what_an_upload_left_that_was_cut_off_is_found_once(store, ring, tmp_path):
-    """Packs that no index names are asked themselves."""
+def test_packs_of_an_interrupted_upload_are_indexed_once(store, ring, tmp_path):
+    """Read the trailers of packs that no index names."""
     store.delete([info.name for info in store.list(layout.INDEXES)])
     store.put(layout.pack_name(layout.new_id()), b"of no key that we have")
     noted, ledgers = Noted(store), tmp_path / "ledgers"
@@ -183,7 +183,7 @@ def test_what_an_upload_left_that_was_cut_off_is_found_once(store, ring, tmp_pat
     assert noted.asked["get packs"] == asked
 
 
-def test_one_that_is_gone_since_it_was_listed_is_left_out(store, ring):
+def test_index_deleted_after_listing_is_left_out(store, ring):
     entries = list(catalog.listed(store))
     store.delete([entries[1].name])
     store.put(entries[2].name, b"not a manifest")

@@ -1,6 +1,6 @@
-"""A store that counts what goes through it, for reports.
+"""Count the requests that go through a store.
 
-Under RetryStore it counts every try, above it every call.
+Below RetryStore the wrapper counts every try, above it every call.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import CmdopError
 from cmdop_migrate.storage.base import Data, ObjectInfo, Store
+from cmdop_migrate.storage.wrapper import StoreWrapper
 
 
 @dataclass(frozen=True)
 class Count:
-    """One kind of request. `seconds` adds up over threads, so it may be more than the time that passed."""
+    """Count one kind of request. `seconds` adds up over threads, so it may exceed the elapsed time."""
 
     requests: int = 0
     failed: int = 0
@@ -36,17 +36,16 @@ class Count:
         )
 
 
-class MeterStore(Store):
-    """Kinds are the names of the six methods. A missing object or a lost `put_new` is no failure."""
+class MeterStore(StoreWrapper):
+    """Count requests by kind, the name of the method. A missing object or a lost `put_new` is not a failure."""
 
     def __init__(self, inner: Store) -> None:
-        self.url = inner.url
-        self._inner = inner
+        super().__init__(inner)
         self._lock = threading.Lock()
         self._counts: dict[str, Count] = {}
 
     def counts(self) -> Mapping[str, Count]:
-        """By kind, as of now."""
+        """Return the counts so far, by kind."""
         with self._lock:
             return dict(self._counts)
 
@@ -55,36 +54,33 @@ class MeterStore(Store):
 
     def put(self, name: str, data: Data) -> None:
         with self._timed("put", len(data)):
-            self._inner.put(name, data)
+            super().put(name, data)
 
     def put_new(self, name: str, data: Data) -> bool:
         with self._timed("put_new", len(data)):
-            return self._inner.put_new(name, data)
+            return super().put_new(name, data)
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         with self._timed("get"):
-            data = self._inner.get(name, start, length)
+            data = super().get(name, start, length)
         self._add("get", Count(received=len(data)))
         return data
 
-    def link(self, name: str, path: Path) -> bool:
-        return self._inner.link(name, path)
-
     def stat(self, name: str) -> ObjectInfo | None:
         with self._timed("stat"):
-            return self._inner.stat(name)
+            return super().stat(name)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._timed("list"):
-            return self._inner.list(prefix)
+            return super().list(prefix)
 
     def few(self, prefix: str, most: int) -> Sequence[ObjectInfo] | None:
         with self._timed("list"):
-            return self._inner.few(prefix, most)
+            return super().few(prefix, most)
 
     def delete(self, names: Iterable[str]) -> None:
         with self._timed("delete"):
-            self._inner.delete(names)
+            super().delete(names)
 
     def _add(self, kind: str, more: Count) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""A branch's first checkpoint beside prunes: it reads back, or was never there."""
+"""Test a fork's initial checkpoint beside prunes: it can be read, or was never published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_helpers import SESSION, SMALL, Dying, Turns, checkpoint, memory, read_all, script, sticky
+from image_helpers import SESSION, SMALL, Dying, Turns, add_run, checkpoint, memory, read_all, script, sticky
 
 from cmdop_migrate.errors import CheckpointNotFound, StoreUnreachable
 from cmdop_migrate.images.format import layout
@@ -16,8 +16,8 @@ from cmdop_migrate.images.format.keys import KeyRing, new_key
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.images.read.verify import verify
 from cmdop_migrate.images.store import catalog, deletion_marks, fork_manifest
-from cmdop_migrate.images.store.catalog import Listed
-from cmdop_migrate.images.store.keep_policy import Keep, to_drop
+from cmdop_migrate.images.store.catalog import ListedCheckpoint
+from cmdop_migrate.images.store.keep_policy import KeepPolicy, to_drop
 from cmdop_migrate.images.store.prune import prune
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.base import Store
@@ -42,14 +42,14 @@ def try_branch(store: Store, source: Manifest) -> None:
 
 
 def clean(store: Store) -> None:
-    """The branch lives; all else has ended."""
+    """Prune while the fork lives and all other sessions have ended."""
     try:
-        prune(store, RING, Keep(last=0), lambda session: session == BRANCH)
+        prune(store, RING, KeepPolicy(last=0), lambda session: session == BRANCH)
     except StoreUnreachable:
         pass
 
 
-def assert_all_readable(store: Store) -> list[Listed]:
+def assert_all_readable(store: Store) -> list[ListedCheckpoint]:
     entries = list(catalog.listed(store))
     for entry in entries:
         verify(store, RING, entry.checkpoint, parallel=1)
@@ -64,26 +64,27 @@ def copy_of(base: MemoryStore) -> MemoryStore:
 
 @pytest.fixture(params=["plain", "doomed"])
 def base(request: pytest.FixtureRequest, spill: Path) -> tuple[MemoryStore, Manifest]:
-    """A store with one checkpoint. `doomed`: packs that it relies on are still named by an earlier run's tombstone."""
+    """Return a store with one checkpoint. `doomed`: packs that it relies on are still named by an earlier run's
+    deletion mark."""
     store = MemoryStore()
     found = checkpoint(store, RING, spill, seed=1, shared=SHARED)
     if request.param == "doomed":
         writer = ImageWriter(store, RING, SESSION, spill, None, SMALL)
         writer.begin()
-        writer.add_run("process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
+        add_run(writer, "process-1", 0x7F0000003000, len(SHARED) // 4096, 4, SHARED)
         writer.finish_input()
-        assert prune(store, RING, Keep(last=0), lambda _: False).waiting
+        assert prune(store, RING, KeepPolicy(last=0), lambda _: False).waiting
         found = writer.commit(1)
-        doomed = deletion_marks.doomed_packs(store)
+        doomed = deletion_marks.packs_marked(store)
         assert doomed and doomed & set(found.packs)
     return store, found
 
 
-def test_it_is_its_parents_under_its_own_name(base: tuple[MemoryStore, Manifest], tmp_path: Path) -> None:
+def test_fork_manifest_has_the_content_of_its_parent(base: tuple[MemoryStore, Manifest], tmp_path: Path) -> None:
     store, source = base
     made = branch(store, source)
-    assert made.is_birth and not source.is_birth and made.parent == source.checkpoint
-    assert [one.is_birth for one in catalog.listed(store, BRANCH)] == [True]
+    assert made.is_fork and not source.is_fork and made.parent == source.checkpoint
+    assert [one.is_fork for one in catalog.listed(store, BRANCH)] == [True]
     assert catalog.load(store, RING, made.checkpoint) == made
     before = read_all(store, RING, source.checkpoint, tmp_path / "a")
     clean(store)
@@ -92,7 +93,7 @@ def test_it_is_its_parents_under_its_own_name(base: tuple[MemoryStore, Manifest]
     assert not list(store.list(layout.UPLOADS))
 
 
-def test_the_source_is_gone(base: tuple[MemoryStore, Manifest]) -> None:
+def test_fork_of_a_removed_source_is_refused(base: tuple[MemoryStore, Manifest]) -> None:
     store, source = base
     clean(store)
     with pytest.raises(CheckpointNotFound):
@@ -100,7 +101,7 @@ def test_the_source_is_gone(base: tuple[MemoryStore, Manifest]) -> None:
     assert list(store.list()) == []
 
 
-def test_it_is_sealed_as_its_source_was(spill: Path) -> None:
+def test_fork_manifest_is_sealed_with_the_key_of_its_source(spill: Path) -> None:
     store, first = MemoryStore(), KeyRing(RING.keys[1:])
     source = checkpoint(store, first, spill)
     made = branch(store, source)
@@ -108,7 +109,7 @@ def test_it_is_sealed_as_its_source_was(spill: Path) -> None:
     assert verify(store, RING, made.checkpoint)
 
 
-def test_killed_at_any_operation(base: tuple[MemoryStore, Manifest]) -> None:
+def test_fork_killed_at_any_operation_leaves_a_readable_store(base: tuple[MemoryStore, Manifest]) -> None:
     count = 0
     while True:
         store = copy_of(base[0])
@@ -123,9 +124,9 @@ def test_killed_at_any_operation(base: tuple[MemoryStore, Manifest]) -> None:
     assert count >= 4
 
 
-def test_a_prune_and_a_branch_stop_for_each_other(base: tuple[MemoryStore, Manifest]) -> None:
-    """The prune stops before any operation, the branch runs up to any of its own, the prune ends, the branch ends; and
-    the other way round."""
+def test_prune_and_fork_interrupted_by_each_other_keep_all_readable(base: tuple[MemoryStore, Manifest]) -> None:
+    """Stop the prune before any operation, run the fork up to any of its own, end the prune, end the fork; and the
+    other way round."""
     steps = (32, 9)  # more than either has
     for one, other in ((0, 1), (1, 0)):
         for first in range(steps[one]):
@@ -142,12 +143,14 @@ def test_a_prune_and_a_branch_stop_for_each_other(base: tuple[MemoryStore, Manif
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 1 << 32), st.integers(1, 3), st.booleans())
-def test_interleaved(base: tuple[MemoryStore, Manifest], seed: int, prunes: int, kill: bool) -> None:
-    """Killed itself while what it relies on is doomed, and being deleted, it may leave what cannot be read: its lease
-    does not stand there yet."""
+def test_prunes_and_forks_interleaved_keep_all_readable(
+    base: tuple[MemoryStore, Manifest], seed: int, prunes: int, kill: bool
+) -> None:
+    """Kill the fork only if its packs are not marked for deletion: otherwise it may leave a manifest that cannot be
+    read, to which its lease does not point yet."""
     draw = random.Random(seed)
     store = copy_of(base[0])
-    fail_at = draw.randrange(10) if kill and not deletion_marks.doomed_packs(store) else 1000
+    fail_at = draw.randrange(10) if kill and not deletion_marks.packs_marked(store) else 1000
     actors = [lambda s, at=fail_at: try_branch(Dying(s, at), base[1])]
     for _ in range(prunes):
         fail_at = draw.randrange(30) if kill else 1000
@@ -160,9 +163,12 @@ def test_interleaved(base: tuple[MemoryStore, Manifest], seed: int, prunes: int,
     assert_all_readable(store)
 
 
-def test_what_is_spent_goes_whatever_the_rules_keep() -> None:
-    entries = [Listed(BRANCH, layout.birth_id(BRANCH), 10.0, 1), Listed(BRANCH, layout.new_id(), 20.0, 1)]
-    dropped = to_drop(entries, Keep(last=5), 1000.0, lambda _: True, lambda entry: entry.is_birth)
+def test_spent_checkpoint_is_dropped_even_if_the_policy_keeps_it() -> None:
+    entries = [
+        ListedCheckpoint(BRANCH, layout.fork_checkpoint_id(BRANCH), 10.0, 1),
+        ListedCheckpoint(BRANCH, layout.new_id(), 20.0, 1),
+    ]
+    dropped = to_drop(entries, KeepPolicy(last=5), 1000.0, lambda _: True, lambda entry: entry.is_fork)
     assert dropped == entries[:1]
-    assert to_drop(entries, Keep(), 1000.0, lambda _: True, lambda entry: entry.is_birth) == []
-    assert to_drop(entries, Keep(last=5), 1000.0, lambda _: True) == []
+    assert to_drop(entries, KeepPolicy(), 1000.0, lambda _: True, lambda entry: entry.is_fork) == []
+    assert to_drop(entries, KeepPolicy(last=5), 1000.0, lambda _: True) == []

@@ -1,4 +1,4 @@
-"""Memory that was put aside comes back as it was, says nothing to who finds the disk, and a full disk only costs time."""
+"""Test the spill file: it gives back what was written, shows no plaintext, and a full disk only costs time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import threading
 from array import array
 
 import pytest
-from image_helpers import SESSION, memory, read_all
+from image_helpers import SESSION, add_run, memory, read_all
 
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.images.format.layout import PAGE
 from cmdop_migrate.images.format.windows import Extent
 from cmdop_migrate.images.write import page_buffers as feeds
-from cmdop_migrate.images.write.freeze_spill import Aside
-from cmdop_migrate.images.write.writer import ImageWriter
+from cmdop_migrate.images.write.freeze_spill import SpillFile
+from cmdop_migrate.images.write.writer import ImageWriter, WriterOptions
 
 
 def batch(size: int) -> list[Extent]:
@@ -23,15 +23,18 @@ def batch(size: int) -> list[Extent]:
 
 
 class Taken:
-    """What was submitted, and the buffers that came back."""
+    """Record submitted buffers and released ones."""
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
         self.back: list[bytearray] = []
 
-    def submit(self, buffer: bytearray, extents, release) -> None:
+    def submit_extents(self, buffer: bytearray, extents, release) -> None:
         self.data.append(bytes(buffer[: extents[-1].offset + extents[-1].size]))
         release(buffer)
+
+    def check(self) -> None:
+        """Do nothing: it can always store."""
 
     def wait(self, count: int) -> None:
         for _ in range(1000):
@@ -41,9 +44,9 @@ class Taken:
         raise AssertionError(f"{len(self.back)} of {count} buffers came back")
 
 
-def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
+def test_spilled_buffers_are_submitted_only_after_start_deferred(tmp_path):
     taken = Taken()
-    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     given = [os.urandom(size * PAGE) for size in (16, 1, 16, 7)]
     given[2:2] = [bytes(5 * PAGE)]
     given += [bytes(PAGE)]
@@ -52,16 +55,16 @@ def test_nothing_is_done_before_it_may_go_on_and_then_everything(tmp_path):
     taken.wait(6)
     assert taken.data == [] and os.listdir(tmp_path) == []
     assert os.fstat(aside._file.fileno()).st_size < 40 * PAGE + 4 * 32, "zeros take no room"
-    aside.go_on(lambda: bytearray(b"x" * 16 * PAGE))
+    aside.start_deferred(lambda: bytearray(b"x" * 16 * PAGE))
     aside.finish()
     assert taken.data == given[::-1]
     assert os.fstat(aside._file.fileno()).st_size == 0, "its room is given back as it is read"
     aside.stop()
 
 
-def test_the_disk_shows_nothing(tmp_path):
+def test_spill_file_shows_no_plaintext(tmp_path):
     taken = Taken()
-    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(b"a secret here" + bytes(PAGE - 13)), batch(PAGE))
     taken.wait(1)
     on_disk = os.pread(aside._file.fileno(), 2 * PAGE, 0)
@@ -69,21 +72,21 @@ def test_the_disk_shows_nothing(tmp_path):
     aside.stop()
 
 
-def test_what_was_changed_on_disk_is_refused(tmp_path):
+def test_changed_spill_file_is_refused(tmp_path):
     taken = Taken()
-    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(os.urandom(PAGE)), batch(PAGE))
     taken.wait(1)
     byte = os.pread(aside._file.fileno(), 1, 100)
     os.pwrite(aside._file.fileno(), bytes([byte[0] ^ 1]), 100)
-    aside.go_on(lambda: bytearray(PAGE))
-    with pytest.raises(Blocked, match="other bytes"):
+    aside.start_deferred(lambda: bytearray(PAGE))
+    with pytest.raises(Blocked, match="failed authentication"):
         aside.finish()
     assert taken.data == []
     aside.stop()
 
 
-def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
+def test_full_disk_makes_spilling_fall_back_to_working_now(tmp_path, monkeypatch):
     room = 2
 
     def pwritev(fd: int, data: list[memoryview], at: int, flags: int) -> int:
@@ -96,54 +99,54 @@ def test_a_full_disk_only_costs_time(tmp_path, monkeypatch):
     real = os.pwritev
     monkeypatch.setattr(os, "pwritev", pwritev)
     taken = Taken()
-    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     given = [os.urandom(PAGE) for _ in range(5)]
     for one in given:
         aside.put(bytearray(one), batch(PAGE))
     taken.wait(5)
     assert taken.data == given[2:]  # at once, there being no other way
-    aside.go_on(lambda: bytearray(PAGE))
+    aside.start_deferred(lambda: bytearray(PAGE))
     aside.finish()
     assert taken.data == given[2:] + given[1::-1]
     aside.stop()
 
 
-def test_given_up_it_leaves_nothing(tmp_path):
+def test_stopped_spill_file_leaves_nothing(tmp_path):
     before = threading.active_count()
     taken = Taken()
-    aside = Aside(tmp_path, taken.submit, taken.back.append)
+    aside = SpillFile(tmp_path, taken.submit_extents, taken.back.append)
     aside.put(bytearray(PAGE), batch(PAGE))
     aside.stop()
     assert threading.active_count() == before and taken.data == [] and os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_an_image_is_the_same_whenever_the_work_is_done(store, ring, spill, tmp_path, monkeypatch, later):
-    monkeypatch.setattr(feeds.PageFeed.__init__, "__defaults__", (3, 80 * PAGE, None, None))
-    writer = ImageWriter(store, ring, SESSION, spill, put_off=later)
+def test_image_is_the_same_with_and_without_deferring(store, ring, spill, tmp_path, monkeypatch, later):
+    monkeypatch.setattr(feeds.PageBuffers.__init__, "__defaults__", (3, 80 * PAGE, None, False))
+    writer = ImageWriter(store, ring, SESSION, spill, options=WriterOptions(defer=later))
     writer.begin()
     data = memory(5, 1000)
-    writer.add_run("process-1", 0x10000, 1000, 4, data)
+    add_run(writer, "process-1", 0x10000, 1000, 4, data)
     writer.end_input()
     found = writer.commit(7)
     assert read_all(store, ring, found.checkpoint, tmp_path / "local")["process-1@10000"] == data
 
 
-def test_an_upload_given_up_while_memory_is_put_aside_ends(store, ring, spill):
+def test_abort_while_memory_is_spilled_ends(store, ring, spill):
     before = threading.active_count()
-    writer = ImageWriter(store, ring, SESSION, spill, put_off=True)
+    writer = ImageWriter(store, ring, SESSION, spill, options=WriterOptions(defer=True))
     writer.begin()
-    writer.add_run("process-1", 0x10000, 1000, 4, memory(5, 1000))
+    add_run(writer, "process-1", 0x10000, 1000, 4, memory(5, 1000))
     writer.abort()
     assert threading.active_count() == before
 
 
-def test_what_cannot_be_kept_for_another_reason_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
+def test_spill_error_fails_the_dump_instead_of_hanging_it(tmp_path, monkeypatch):
     def pwritev(*_: object) -> int:
         raise MemoryError
 
     monkeypatch.setattr(os, "pwritev", pwritev)
-    feed = feeds.PageFeed(Taken().submit, lambda: None, buffers=2, size=32 * PAGE, aside=tmp_path)
+    feed = feeds.PageBuffers(Taken(), buffers=2, size=32 * PAGE, spill_dir=tmp_path)
     feed.open("process-1")
     feed.run(0x10000, 1000, 4, True)
     at = 0x10000
