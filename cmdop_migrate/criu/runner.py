@@ -22,7 +22,8 @@ from typing import Any
 
 from cmdop_migrate import log
 from cmdop_migrate.criu.failures import diagnosis
-from cmdop_migrate.criu.rpc import Malformed, ReqType, decode, encode
+from cmdop_migrate.criu.protobuf import Malformed
+from cmdop_migrate.criu.rpc import ReqType, decode, encode
 from cmdop_migrate.errors import TimedOut
 
 _LOG = log.get("criu")

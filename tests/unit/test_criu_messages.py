@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu import rpc
-from cmdop_migrate.criu.rpc import SCHEMA, Malformed, ReqType, decode, encode
+from cmdop_migrate.criu.protobuf import Malformed
+from cmdop_migrate.criu.rpc import SCHEMA, ReqType, decode, encode
 
 KNOWN = [
     ("req", {"type": ReqType.VERSION}, "080a"),

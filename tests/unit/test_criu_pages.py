@@ -17,7 +17,7 @@ from cmdop_migrate.criu import page_server
 from cmdop_migrate.criu.image import pagemap
 from cmdop_migrate.criu.image.pagemap import Run, joined
 from cmdop_migrate.criu.page_server import LAZY, PAGE, PARENT, PRESENT, ProtocolError, Target
-from cmdop_migrate.criu.rpc import Malformed
+from cmdop_migrate.criu.protobuf import Malformed
 
 NEW, OLD = (4, 2), (4, 1)
 BASE = 0x7F0000001000

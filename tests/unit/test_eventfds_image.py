@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from cmdop_migrate.criu.image import eventfds
-from cmdop_migrate.criu.rpc import varint
+from cmdop_migrate.criu.protobuf import varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu.image.proc_directories import corrected
-from cmdop_migrate.criu.rpc import Malformed, varint
+from cmdop_migrate.criu.protobuf import Malformed, varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 DIRECTORY, FILE = 0o40555, 0o100444

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu.image.raw import HEAD, bytes_field, fields, number_field, records
 from cmdop_migrate.criu.image.reservations import LARGE, unreserved
-from cmdop_migrate.criu.rpc import Malformed, read_varint
+from cmdop_migrate.criu.protobuf import HEAD, Malformed, Message, bytes_field, fields, number_field, records
 
 MOST = 16 << 30
 NONE, READ, WRITE = 0, 1, 3
@@ -34,8 +33,7 @@ def image(*mappings: bytes) -> bytes:
 
 def flags(data: bytes) -> list[int]:
     (message,) = records(data)
-    mappings = [content for number, _, content in fields(message) if number == 14]
-    return [read_varint(content, 0)[0] for one in mappings for number, _, content in fields(one) if number == 6]
+    return [Message.parse(field.value).number(6) for field in fields(message) if isinstance(field.value, bytes)]
 
 
 @pytest.mark.parametrize(

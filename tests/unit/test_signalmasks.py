@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from cmdop_migrate.criu.guard import ptrace
+from cmdop_migrate.criu import ptrace
 from cmdop_migrate.criu.image import signal_masks
-from cmdop_migrate.criu.rpc import varint
+from cmdop_migrate.criu.protobuf import varint
 
 TRAP, USR1 = 1 << 4, 1 << 9
 

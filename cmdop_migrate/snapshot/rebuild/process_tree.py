@@ -108,7 +108,7 @@ class Remake:
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
                 rules.write(network.LOCK.encode())
         if self.brought.as_found:
-            files_image.open_as_found(self.images, self.brought.as_found)
+            files_image.skip_comparison(self.images, self.brought.as_found)
         reservations.unreserve(self.images)
         source.lay_out(self.images, lazy)
 
