@@ -21,7 +21,7 @@ _KERNEL = 1 << 63  # addresses from here on are the kernel's (vsyscall)
 
 
 class Code(NamedTuple):
-    """The page of a process to which CRIU writes its instructions."""
+    """Describe the page of a process to which CRIU writes its instructions."""
 
     vaddr: int
     content: bytes

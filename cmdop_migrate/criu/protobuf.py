@@ -24,11 +24,11 @@ Value = int | bytes
 
 
 class Malformed(ValueError):
-    """Raised for bytes that are not a protobuf message, or not an image file of CRIU."""
+    """Signal bytes that are not a protobuf message, or not an image file of CRIU."""
 
 
 class Field(NamedTuple):
-    """One field of a message: `value` is a number for VARINT and bytes for all other wire types."""
+    """Describe one field of a message: `value` is a number for VARINT and bytes for all other wire types."""
 
     number: int
     wire: int
@@ -109,7 +109,7 @@ def numbers(message: bytes) -> dict[int, int]:
 
 
 class Message:
-    """The fields of one message, to be read and changed by their numbers."""
+    """Hold the fields of one message, to be read and changed by their numbers."""
 
     def __init__(self, held: Iterable[Field] = ()) -> None:
         self._fields = list(held)
@@ -135,7 +135,7 @@ class Message:
         return default
 
     def content(self, number: int) -> bytes | None:
-        """Return the bytes in this field, None if there are none. Of a repeated field the last one counts."""
+        """Return the bytes in this field, or None. Of a repeated field the last one counts."""
         for field in reversed(self._fields):
             if field.number == number and isinstance(field.value, bytes):
                 return field.value
@@ -210,7 +210,7 @@ def edit_file(path: Path, edit: Callable[[bytes], bytes]) -> None:
 
 
 class ImageFile:
-    """The records of one image file, to be changed in place and saved."""
+    """Hold the records of one image file, to be changed in place and saved."""
 
     def __init__(self, path: Path) -> None:
         """Read the file. Raise Malformed or FileNotFoundError."""

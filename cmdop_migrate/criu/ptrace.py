@@ -37,7 +37,7 @@ _NAMES = """
 
 
 class Registers(ctypes.Structure):
-    """The general registers of a 64-bit thread (struct user_regs_struct)."""
+    """Hold the general registers of a 64-bit thread (struct user_regs_struct)."""
 
     _fields_ = [(name, ctypes.c_uint64) for name in _NAMES.split()]
 
@@ -47,11 +47,11 @@ class _Vector(ctypes.Structure):
 
 
 class Stuck(Exception):
-    """Raised when a thread does not stop in time."""
+    """Signal that a thread does not stop in time."""
 
 
 class Ended(Exception):
-    """Raised when a traced task has ended, or does something unexpected."""
+    """Signal that a traced task has ended, or does something unexpected."""
 
 
 def is_possible() -> bool:
@@ -140,7 +140,8 @@ def mask(thread: int) -> int:
 
 def set_mask(thread: int, signals: int) -> None:
     """Set the signals that a stopped thread blocks."""
-    _request(_SETSIGMASK, thread, 8, ctypes.addressof(ctypes.c_uint64(signals)))
+    held = ctypes.c_uint64(signals)  # a name keeps it in memory until the request is done
+    _request(_SETSIGMASK, thread, 8, ctypes.addressof(held))
 
 
 def is_64_bit(general: bytes) -> bool:
@@ -205,11 +206,11 @@ def _result(at_exit: Registers) -> int:
 
 
 class Task:
-    """One traced task, stopped at the entry or exit of a system call. Failed requests raise Ended."""
+    """Control one traced task, stopped at the entry or exit of a system call. Failed requests raise Ended."""
 
     def __init__(self, pid: int, within: float | None = None) -> None:
-        """`within`: seconds that each wait for the task may take before Stuck is raised. A task in a frozen cgroup
-        never reaches its next system call."""
+        """Prepare to trace `pid`. `within`: seconds that each wait for the task may take before Stuck is raised. A task
+        in a frozen cgroup never reaches its next system call."""
         self.pid, self.within = pid, within
         self.inside = False  # between entry and exit of a call
 
@@ -254,7 +255,7 @@ class Task:
             deliver = passing_signal(status)
 
     def on_fork(self, child: int) -> None:
-        """Called when the task has forked while traced with `follow`; `child` is traced, and about to stop."""
+        """Handle a fork of the task, traced with `follow`; `child` is traced, and about to stop."""
 
     def resume(self, deliver: int = 0, at_calls: bool = False) -> None:
         """Let the task run, with this signal; with `at_calls` until the next entry or exit of a system call."""

@@ -17,7 +17,7 @@ Fields = Mapping[str, Any]
 
 
 class ReqType(IntEnum):
-    """Types of requests and responses (criu_req_type)."""
+    """List types of requests and responses (criu_req_type)."""
 
     EMPTY = 0
     DUMP = 1
@@ -36,7 +36,7 @@ class ReqType(IntEnum):
 
 
 class CgroupMode(IntEnum):
-    """Ways to dump and restore cgroups (criu_cg_mode)."""
+    """List ways to dump and restore cgroups (criu_cg_mode)."""
 
     IGNORE = 0
     NONE = 1
@@ -48,7 +48,7 @@ class CgroupMode(IntEnum):
 
 
 class NetworkLock(IntEnum):
-    """Ways to keep packets out during a dump (criu_network_lock_method)."""
+    """List ways to keep packets out during a dump (criu_network_lock_method)."""
 
     IPTABLES = 1
     NFTABLES = 2

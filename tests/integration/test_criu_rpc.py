@@ -445,7 +445,7 @@ def test_a_really_provoked_failure_is_translated(session: Session) -> None:
     session.prepare_root()
     lay_out(session, memory, lazy=False)
     (session.base / "rootfs/srv/data").write_text("x")
-    with pytest.raises(CriuFailed, match="/srv/data is 1 bytes here and was 6") as caught:
+    with pytest.raises(CriuFailed, match="/srv/data has 1 bytes here and had 6") as caught:
         session.restore(timeout=30)
     assert "has bad size" in caught.value.message and "restore.log" in caught.value.hint
 

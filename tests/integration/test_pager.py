@@ -251,7 +251,7 @@ def test_children_to_whom_nothing_is_to_come_keep_no_descriptor(tmp_path: Path) 
 
 def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image has pages where the process has no mapping, and no event told of it."""
-    monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._DOUBT", 0.2)
+    monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._UNMAPPED_FOR", 0.2)
     pages = Pages(PAGES + 3)
     heard: list[BaseException] = []
     with Pager(tmp_path, lambda pid: pages, heard.append) as pager, subject(tmp_path, 5) as process:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu.install import apt, find
+from cmdop_migrate.criu.install import apt, fetch, find
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.host import doctor
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
@@ -29,7 +29,9 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("apt-get") is None, reason="a private CRIU comes through apt"),
 ]
 
-FETCH = "import sys, pathlib; from cmdop_migrate.criu.install import find; find.fetch(pathlib.Path(sys.argv[1]), print)"
+FETCH = (
+    "import sys, pathlib; from cmdop_migrate.criu.install import fetch; fetch.fetch(pathlib.Path(sys.argv[1]), print)"
+)
 
 
 def system_state() -> dict[str, tuple[int, int]]:
@@ -53,7 +55,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     said: list[str] = []
     before = system_state()
     try:
-        criu = find.fetch(prefix, said.append)
+        criu = fetch.fetch(prefix, said.append)
     except Unreachable as error:
         pytest.skip(f"no archive to fetch from: {error.message}")
     after = system_state()
@@ -82,7 +84,7 @@ def test_nothing_of_the_fetch_is_left_but_the_tree(fetched: Fetched) -> None:
 def test_a_second_fetch_does_nothing(fetched: Fetched) -> None:
     trees = {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")}
     said: list[str] = []
-    assert find.fetch(fetched.prefix, said.append) == fetched.criu
+    assert fetch.fetch(fetched.prefix, said.append) == fetched.criu
     assert said == []
     assert {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")} == trees
 
@@ -133,7 +135,7 @@ def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
     # With a whole tree put there, the next fetch has nothing to do but sweep.
     (tree,) = fetched.prefix.glob("criu-*")
     shutil.copytree(tree, prefix / tree.name, symlinks=True)
-    assert find.fetch(prefix, lambda _: None).version == fetched.criu.version
+    assert fetch.fetch(prefix, lambda _: None).version == fetched.criu.version
     assert not list(prefix.glob("work-*"))
 
 
@@ -145,7 +147,7 @@ def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
     results: list[find.Criu] = []
     with open(prefix / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=lambda: results.append(find.fetch(prefix, said.append)), daemon=True)
+        second = threading.Thread(target=lambda: results.append(fetch.fetch(prefix, said.append)), daemon=True)
         second.start()
         second.join(0.3)
         assert second.is_alive() and said == ["waiting for another fetch of CRIU to end"]

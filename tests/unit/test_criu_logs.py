@@ -25,7 +25,7 @@ EXPECTED = {
     "device": ("device", "chr 10:229"),
     "file_missing": ("file_missing", "/srv/data does not exist here"),
     "file_mode": ("file_mode", "mode 0100700"),
-    "file_size": ("file_size", "/srv/data is 1 bytes here and was 5"),
+    "file_size": ("file_size", "/srv/data has 1 bytes here and had 5"),
     "ghost_limit": ("ghost_limit", "/root/big is deleted but still open"),
     "image_cut": ("image_damaged", "damaged"),
     "image_damaged": ("image_damaged", "damaged"),
@@ -42,14 +42,14 @@ EXPECTED = {
     "nested_pidns": ("nested_pidns", "pid namespace of its own"),
     "no_space": ("no_space", "no space left"),
     "outside_cgroup": ("outside_cgroup", "has left its cgroup"),
-    "page_server": ("page_server", "gave up"),
+    "page_server": ("page_server", "failed before CRIU had sent all"),
     "pages_missing": ("pages_missing", "memory pages are missing"),
     "perf_event": ("anon_inode", "[perf_event]"),
     "public-build_id": ("build_id", "/usr/lib/x86_64-linux-gnu/libc-2.31.so"),
     "public-cpu": ("cpu", "CPU lacks features"),
     "public-pid_mismatch": ("pid_taken", "17550"),
     "public-pid_taken": ("pid_taken", "pid 2158017"),
-    "public-tty": ("tty", "did not find the other end"),
+    "public-tty": ("tty", "whose other end CRIU did not find"),
     "public-tty_index": ("tty_index", "terminal"),
     "public-tty_sid": ("tty", "terminal"),
     "public-unix_external": ("unix_external", "unix socket"),
@@ -96,7 +96,7 @@ def test_what_is_printed_on_healthy_runs_is_no_cause() -> None:
     )
     assert explain(healthy).cause == "CRIU's log names no error"
     found = explain(healthy + "(00.3)      1: Error (criu/new.c:1): new: A thing nobody knows\n")
-    assert found.rule == "" and found.cause == "CRIU says: new: A thing nobody knows"
+    assert found.rule == "" and found.cause == "CRIU reports: new: A thing nobody knows"
 
 
 def test_the_first_error_decides_and_its_consequences_do_not() -> None:
@@ -104,7 +104,7 @@ def test_the_first_error_decides_and_its_consequences_do_not() -> None:
     left = "(00.2) Error (criu/seize.c:1): Unseizable non-zombie 77 found, state R, err -1/10\n"
     assert explain(trap + left).rule == "pending_trap"
     unknown = "(00.1) Error (criu/new.c:1): new: A thing that is not known\n"
-    assert explain(unknown + left).cause == "CRIU says: new: A thing that is not known"
+    assert explain(unknown + left).cause == "CRIU reports: new: A thing that is not known"
 
 
 def test_a_cause_that_passes_by_itself_is_marked() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu.install import find
-from cmdop_migrate.criu.install.probe_cache import Verdict, Verdicts
+from cmdop_migrate.criu.install import fetch, find
+from cmdop_migrate.criu.install.probe_cache import ProbeCache, ProbeResult
 from cmdop_migrate.errors import Blocked
 
 RELEASE = os.uname().release
@@ -52,7 +52,7 @@ def test_before_4_2_no_criu_serves_kernels_from_6_16_on(
 
 def test_os_release_is_read_with_and_without_quotes() -> None:
     text = "# comment\nNAME=\"Debian GNU/Linux\"\nID=debian\nVERSION_CODENAME=bookworm\nID_LIKE='a b'\n\n"
-    assert find.parse_os_release(text) == {
+    assert fetch.parse_os_release(text) == {
         "NAME": "Debian GNU/Linux",
         "ID": "debian",
         "VERSION_CODENAME": "bookworm",
@@ -61,7 +61,7 @@ def test_os_release_is_read_with_and_without_quotes() -> None:
 
 
 def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
-    assert find.read_os_release(tmp_path / "none") == {}
+    assert fetch.read_os_release(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_elsewhere_the_hint_names_the_package(release: dict[str, str], says: str) -> None:
-    assert says in find.install_hint(release)
+    assert says in fetch.install_hint(release)
 
 
 def fake(path: Path, version: str, check: int, counter: Path) -> Path:
@@ -120,8 +120,8 @@ def test_a_configured_criu_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_verdict_holds_for_one_kernel_and_one_file(tmp_path: Path) -> None:
     binary = tmp_path / "criu"
     binary.write_text("one")
-    verdicts = Verdicts(tmp_path)
-    verdict = Verdict((4, 2, 1), "")
+    verdicts = ProbeCache(tmp_path)
+    verdict = ProbeResult((4, 2, 1), "")
     verdicts.put("6.18.1", binary, verdict)
     assert verdicts.get("6.18.1", binary) == verdict
     assert verdicts.get("6.18.2", binary) is None
@@ -134,10 +134,10 @@ def test_a_damaged_cache_counts_as_none_and_is_replaced(tmp_path: Path, text: st
     binary = tmp_path / "criu"
     binary.write_text("one")
     (tmp_path / "verdicts.json").write_text(text)
-    verdicts = Verdicts(tmp_path)
+    verdicts = ProbeCache(tmp_path)
     assert verdicts.get("6.18.1", binary) is None
-    verdicts.put("6.18.1", binary, Verdict((4, 2, 1), "bad"))
-    assert Verdicts(tmp_path).get("6.18.1", binary) == Verdict((4, 2, 1), "bad")
+    verdicts.put("6.18.1", binary, ProbeResult((4, 2, 1), "bad"))
+    assert ProbeCache(tmp_path).get("6.18.1", binary) == ProbeResult((4, 2, 1), "bad")
 
 
 def test_what_a_killed_fetch_left_is_never_a_candidate(tmp_path: Path) -> None:

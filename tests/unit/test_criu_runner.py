@@ -185,7 +185,7 @@ time.sleep(60)
 
 
 def test_a_worker_deaf_to_sigterm_is_gone_after_a_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_CURE", 2.0)
+    monkeypatch.setattr(runner, "_RELEASE_WITHIN", 2.0)
     mark, fake, cancelled = tmp_path / "pid", tmp_path / "criu", list[bool]()
     fake.write_text(WORKER.format(python=sys.executable, mark=str(mark)))
     fake.chmod(0o755)

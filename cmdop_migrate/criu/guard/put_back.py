@@ -32,7 +32,7 @@ class Thread:
     """Hold the recorded state of a thread. (No dataclass: importing that takes as long as the rest of the guard.)"""
 
     def __init__(self, pid: int, general: bytes, extended: bytes, mask: int) -> None:
-        """`pid`: the process of the thread."""
+        """Keep the state; `pid` is the process of the thread."""
         self.pid, self.general, self.extended, self.mask = pid, general, extended, mask
 
 

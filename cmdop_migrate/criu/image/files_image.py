@@ -20,7 +20,7 @@ _REMAPS, _REMAP_TYPE, _LINKED = "remap-fpath.img", 3, 0
 
 
 def skip_comparison(images: Path, paths: Collection[str]) -> None:
-    """Have CRIU open the files at `paths`, as the session names them, whatever their size and mode are now.
+    """Have CRIU open the files at `paths`, as the session names them, also if their size or mode has changed.
     Raise Malformed."""
     encoded = {os.fsencode(path) for path in paths}
     edit_file(images / NAME, lambda image: uncompared(image, encoded))

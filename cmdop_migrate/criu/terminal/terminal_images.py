@@ -46,7 +46,7 @@ _FEW = 200  # descriptors: no usual limit is below
 
 @dataclass(frozen=True)
 class Terminal:
-    """One terminal that is the controlling terminal of a session (in the sense of setsid) inside the tree."""
+    """Describe one terminal that is the controlling terminal of a session (in the sense of setsid) inside the tree."""
 
     index: int  # its name is /dev/pts/INDEX
     leader: int  # the session leader, as the tree numbers its processes
@@ -57,7 +57,8 @@ class Terminal:
 
 @dataclass(frozen=True)
 class Terminals:
-    """The controlling terminals of a session, and the descriptors of process 1 that matter for restoring them."""
+    """Describe the controlling terminals of a session, and the descriptors of process 1 that matter for restoring
+    them."""
 
     terminals: tuple[Terminal, ...] = ()
     lent: range = range(0)  # descriptors that process 1 has for the restore only

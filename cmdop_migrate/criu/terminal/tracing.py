@@ -19,7 +19,7 @@ _FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Root(Task):
-    """The task that becomes process 1. `wait` also handles the events of the other traced tasks."""
+    """Control the task that becomes process 1. `wait` also handles the events of the other traced tasks."""
 
     def __init__(self, pid: int, leaders: dict[int, Terminal]) -> None:
         super().__init__(pid)
@@ -42,8 +42,8 @@ class Root(Task):
 
 
 class _Others:
-    """All traced tasks except the root. `leaders`: session leaders that still need their terminal, by the numbers of
-    the tree."""
+    """Control all traced tasks except the root. `leaders`: session leaders that still need their terminal, by the
+    numbers of the tree."""
 
     def __init__(self, leaders: dict[int, Terminal]) -> None:
         self.leaders = leaders
