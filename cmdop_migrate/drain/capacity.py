@@ -19,8 +19,8 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
 from cmdop_migrate.migration import gather_session_facts, peers, plan
 from cmdop_migrate.model import Record
-from cmdop_migrate.preflight.facts.host import Ask
-from cmdop_migrate.preflight.facts.session import Measured, expect
+from cmdop_migrate.preflight.facts.host import HostQuery
+from cmdop_migrate.preflight.facts.session import PastCheckpoint, estimate
 from cmdop_migrate.remote.inventory import SSH_CONFIG
 from cmdop_migrate.remote.ssh import Pool
 
@@ -33,13 +33,13 @@ class Unfit:
     why: str
 
 
-def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
+def load(this_host: Host, record: Record, measured: Sequence[PastCheckpoint]) -> Load:
     """What moving this session costs, from outside: it is not stopped for it."""
     directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     memory = gather_session_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
     files = sum(walk.measure(upper).data_bytes for upper in uppers)
-    guess = expect(memory, files, measured, record.session)
+    guess = estimate(memory, files, measured, record.session)
     if guess is None:
         send, seconds = memory // schedule.RATIO + files, (memory + files) / schedule.RATE
     else:
@@ -90,7 +90,7 @@ def targets(
 def _ask(this_host: Host, pool: Pool, name: str, sample: Record) -> Target | Unfit | Usage:
     try:
         peer = peers.partner(this_host, pool, name)
-        facts = plan.OtherHost(peer).facts(Ask(sample.session, sample.name))
+        facts = plan.OtherHost(peer).facts(HostQuery(sample.session, sample.name))
     except Usage as error:
         return error
     except CmdopError as error:

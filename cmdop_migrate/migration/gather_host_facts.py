@@ -25,7 +25,15 @@ from cmdop_migrate.migration import compatibility
 from cmdop_migrate.model import PROTOCOL
 from cmdop_migrate.preflight.facts import cpu
 from cmdop_migrate.preflight.facts import machine as facts_machine
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing, Wanting
+from cmdop_migrate.preflight.facts.host import (
+    FileDifference,
+    HostFacts,
+    HostProblem,
+    HostQuery,
+    LeaseFacts,
+    Port,
+    Service,
+)
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
 from cmdop_migrate.session import inspect
 from cmdop_migrate.storage import registry
@@ -35,7 +43,7 @@ RELAY_TIMEOUT = 3.0
 _log = log.get("plan")
 
 
-def gather(this_host: Host, ask: Ask) -> HostFacts:
+def gather(this_host: Host, ask: HostQuery) -> HostFacts:
     """Everything a plan wants to know of this host. What does not answer is said, never waited for long."""
     config = this_host.config
     machine = facts_machine.gather(config.state_dir, _criu(config))
@@ -57,7 +65,7 @@ def gather(this_host: Host, ask: Ask) -> HostFacts:
         lease=lease,
         needs=(
             *(
-                Need(one.name, one.message, one.fix, one.fatal)
+                HostProblem(one.name, one.message, one.fix, one.fatal)
                 for one in rules_doctor.run(machine)
                 if one.level != "ok"
             ),
@@ -79,11 +87,11 @@ def gather(this_host: Host, ask: Ask) -> HostFacts:
     )
 
 
-def _drained(config: Config) -> Iterator[Need]:
+def _drained(config: Config) -> Iterator[HostProblem]:
     """To who wants to send a session here this is as good as a broken machine."""
     if draining.read(config.state_dir) is not None:
         one = doctor.DRAINED
-        yield Need(one.name, f"{config.host} is being drained", one.fix, fatal=True)
+        yield HostProblem(one.name, f"{config.host} is being drained", one.fix, fatal=True)
 
 
 def _group_room(group: str) -> Iterator[int]:
@@ -110,12 +118,12 @@ def _criu(config: Config) -> facts_machine.CriuFacts:
     )
 
 
-def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
+def _wanting(config: Config, ask: HostQuery) -> dict[str, FileDifference]:
     """By the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe, known.begins)
     save(known)
-    wanting: dict[str, Wanting] = {}
+    wanting: dict[str, FileDifference] = {}
     for path, verdict in verdicts:
         if verdict not in (Verdict.SAME, Verdict.GROWN):
             wanting[path] = "missing" if verdict is Verdict.MISSING else "different"
@@ -138,7 +146,7 @@ def _store(config: Config) -> Service:
         return Service(config.store, error.message)
 
 
-def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
+def _lease(config: Config, session: str) -> tuple[Service, LeaseFacts | None]:
     try:
         store = leases.open_store(config)
         service, seen = Service(config.lease, id=identity(store)), store.inspect(session)
@@ -147,7 +155,7 @@ def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
     if seen is None:
         return service, None
     one = seen.record
-    return service, Standing(one.state, one.host, one.instance, one.token)
+    return service, LeaseFacts(one.state, one.host, one.instance, one.token)
 
 
 def _keys(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ from cmdop_migrate.images.files.host_files import HostFiles
 from cmdop_migrate.migration.gather_host_facts import as_port, save
 from cmdop_migrate.model import Record
 from cmdop_migrate.preflight.facts.host import Port
-from cmdop_migrate.preflight.facts.session import HeldFile, Measured, SessionFacts
+from cmdop_migrate.preflight.facts.session import HeldFile, PastCheckpoint, SessionFacts
 from cmdop_migrate.session import files_in_use, inspect, open_files, tcp_connections
 from cmdop_migrate.session.holder_client import HolderGone
 from cmdop_migrate.snapshot.capture import dump_checks
@@ -125,15 +125,17 @@ def _databases(group: str, record: Record) -> tuple[str, ...]:
     return tuple(path for path in open_files.rollback_databases(group) if not path.startswith(shared))
 
 
-def measured(this_host: Host) -> tuple[Measured, ...]:
+def measured(this_host: Host) -> tuple[PastCheckpoint, ...]:
     """This host's last checkpoints, oldest first, as its events tell them."""
     found = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
     return tuple(one for one in found[-_MEASURED:] if one is not None)
 
 
-def _measured(event: dict[str, Any]) -> Measured | None:
+def _measured(event: dict[str, Any]) -> PastCheckpoint | None:
     try:
         memory, files, new = (int(event[name]) for name in ("memory", "files", "new"))
-        return Measured(str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"]))
+        return PastCheckpoint(
+            str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"])
+        )
     except (KeyError, TypeError, ValueError):
         return None  # of a version that did not write them

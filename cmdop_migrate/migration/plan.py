@@ -15,8 +15,8 @@ from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import gather_host_facts, gather_session_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts
-from cmdop_migrate.preflight.facts.session import Carry, Expected, SessionFacts, expect
+from cmdop_migrate.preflight.facts.host import HostFacts, HostQuery
+from cmdop_migrate.preflight.facts.session import Carry, Estimate, SessionFacts, estimate
 from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.remote.peer import Peer
@@ -30,7 +30,7 @@ FACTS_TIMEOUT = 120.0
 class FactsSource(Protocol):
     """A host that can be asked about itself."""
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         """Its facts, gathered there; the errors of reaching it otherwise."""
 
 
@@ -40,7 +40,7 @@ class ThisHost:
     def __init__(self, this_host: Host) -> None:
         self._this_host = this_host
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         return gather_host_facts.gather(self._this_host, ask)
 
 
@@ -50,7 +50,7 @@ class OtherHost:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         given = json.dumps(ask.to_json()).encode()
         try:
             data = self._peer.call("facts", "--for", "-", stdin=given, timeout=FACTS_TIMEOUT)
@@ -79,7 +79,7 @@ class Answer:
     source: str
     target: str
     findings: tuple[Finding, ...]
-    expected: Expected | None
+    expected: Estimate | None
 
     @property
     def ok(self) -> bool:
@@ -122,7 +122,7 @@ def plan(
         raise Usage(f"{there.host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     found = preflight_plan.find(Move(session, source, there, carry))
     findings = tuple(_accepted(one) if one.check in accept else one for one in found)
-    guess = expect(session.memory, session.files, session.measured, session.session)
+    guess = estimate(session.memory, session.files, session.measured, session.session)
     return Answer(session, source.host, there.host, findings, guess)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import HostFacts, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostFacts, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process, Tree
 from cmdop_migrate.preflight.facts.session import HeldFile, SessionFacts
 from cmdop_migrate.preflight.move import Move
@@ -12,7 +12,7 @@ MIB = 1 << 20
 LIBC = HeldFile("/lib/libc.so.6", 2 * MIB, 1, "ab", "cd", mapped=True)
 DATA = HeldFile("/srv/data.csv", 5 * MIB, 1, None, "ef", mapped=False)
 WEB = Port("tcp", "0.0.0.0", 8080)
-HELD = Standing("held", "host-a", "a-1", 7)
+HELD = LeaseFacts("held", "host-a", "a-1", 7)
 
 
 def a_host(name: str) -> HostFacts:

@@ -10,9 +10,9 @@ import pytest
 
 from cmdop_migrate.preflight import plan
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostProblem, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process
-from cmdop_migrate.preflight.facts.session import Measured, expect
+from cmdop_migrate.preflight.facts.session import PastCheckpoint, estimate
 from cmdop_migrate.preflight.findings import Rule, Said, several
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.preflight.rules.obstacles import CHECKS, KINDS, Obstacle
@@ -93,9 +93,9 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("relay", "warn", "no relay", source(relay=Service("wss://r"))),
     ("relay", "warn", "refused", both(source(relay=Service("wss://r")), target(relay=Service("wss://r", "refused")))),
     ("relay", "warn", "wss://q", both(source(relay=Service("wss://r")), target(relay=Service("wss://q")))),
-    ("host_ready", "block", "tini", target(needs=(Need("tini-static", "no tini", "Install it.", True),))),
-    ("host_ready", "block", "no veth", target(needs=(Need("veth", "no veth", "Boot one.", False),))),
-    ("host_ready", "warn", "no nat", target(needs=(Need("nat", "no nat", "Install it.", False),))),
+    ("host_ready", "block", "tini", target(needs=(HostProblem("tini-static", "no tini", "Install it.", True),))),
+    ("host_ready", "block", "no veth", target(needs=(HostProblem("veth", "no veth", "Boot one.", False),))),
+    ("host_ready", "warn", "no nat", target(needs=(HostProblem("nat", "no nat", "Install it.", False),))),
     (
         "limits_there",
         "warn",
@@ -105,7 +105,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
             source(users={0: "root", 1000: "amy"}),
             target(
                 users={0: "root", 1000: "amy"},
-                needs=(Need("capabilities", "lacks CAP_SYS_RESOURCE", "Give it.", False),),
+                needs=(HostProblem("capabilities", "lacks CAP_SYS_RESOURCE", "Give it.", False),),
             ),
         ),
     ),
@@ -237,20 +237,23 @@ def test_every_flag_of_another_architecture_counts() -> None:
 
 
 def test_a_lease_of_before_the_last_boot_is_not_held() -> None:
-    move = source(standing=Standing("held", "host-a", "a-0", 7))(a_move())
+    move = source(standing=LeaseFacts("held", "host-a", "a-0", 7))(a_move())
     assert [one.check for one in plan.find(move)] == ["lease", "expected"]
 
 
 def test_what_a_checkpoint_will_cost_is_told_from_those_before() -> None:
-    small, large = Measured("x", 10 * MIB, 0, MIB, 0.2, 0.1), Measured("y", 1000 * MIB, 0, 300 * MIB, 1.0, 4.0)
-    assert expect(900 * MIB, 0, (), "s") is None
-    nearest = expect(2000 * MIB, 0, (small, large), "s")
+    small, large = (
+        PastCheckpoint("x", 10 * MIB, 0, MIB, 0.2, 0.1),
+        PastCheckpoint("y", 1000 * MIB, 0, 300 * MIB, 1.0, 4.0),
+    )
+    assert estimate(900 * MIB, 0, (), "s") is None
+    nearest = estimate(2000 * MIB, 0, (small, large), "s")
     assert nearest is not None and (nearest.frozen_s, nearest.new, nearest.own) == (2.0, 600 * MIB, False)
-    fixed = expect(MIB, 0, (small, large), "s")  # a part of the time is there however small it is
+    fixed = estimate(MIB, 0, (small, large), "s")  # a part of the time is there however small it is
     assert fixed is not None and fixed.frozen_s == 0.2
-    own = expect(10 * MIB, 0, (small, large), "y")
+    own = estimate(10 * MIB, 0, (small, large), "y")
     assert own is not None and (own.frozen_s, own.own) == (1.0, True)
-    assert expect(0, 0, (Measured("z", 0, 0, 0, 0.1, 0.0),), "z") is not None
+    assert estimate(0, 0, (PastCheckpoint("z", 0, 0, 0, 0.1, 0.0),), "z") is not None
     move = session(measured=(large,))(a_move())
     assert "frozen about 1.00 s" in plan.find(move)[-1].message
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.preflight.facts import cpu, processes
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostFacts, HostProblem, HostQuery, LeaseFacts, Port, Service
 from tests.unit.plan_facts import a_host, a_session
 
 COUNT = st.integers(0, 1 << 63)
@@ -26,7 +26,7 @@ SERVICE = st.builds(Service, TEXT, TEXT, st.none() | TEXT)
 CPU = st.builds(Cpu, TEXT, COUNT, TEXTS, st.none() | COUNT, st.none() | COUNT)
 FILE = st.tuples(TEXT, COUNT, st.integers(), st.none() | TEXT, st.none() | TEXT)
 ASKS = st.builds(
-    Ask,
+    HostQuery,
     session=TEXT,
     name=TEXT,
     files=st.lists(FILE, max_size=3).map(tuple),
@@ -49,7 +49,7 @@ HOSTS = st.builds(
     disk_free=COUNT,
     store=SERVICE,
     lease=SERVICE,
-    needs=st.lists(st.builds(Need, TEXT, TEXT, TEXT, st.booleans()), max_size=3).map(tuple),
+    needs=st.lists(st.builds(HostProblem, TEXT, TEXT, TEXT, st.booleans()), max_size=3).map(tuple),
     wanting=st.dictionaries(TEXT, st.sampled_from(("missing", "different")), max_size=3),
     users=st.dictionaries(COUNT, TEXT, max_size=3),
     listening=st.lists(PORT, max_size=3).map(tuple),
@@ -57,7 +57,7 @@ HOSTS = st.builds(
     directories=TEXTS,
     keys=TEXTS,
     key=st.none() | TEXT,
-    standing=st.none() | st.builds(Standing, TEXT, TEXT, TEXT, COUNT),
+    standing=st.none() | st.builds(LeaseFacts, TEXT, TEXT, TEXT, COUNT),
     relay=st.none() | SERVICE,
     name_taken=st.booleans(),
 )
@@ -71,13 +71,13 @@ def test_host_facts_come_back_as_they_went(facts: HostFacts) -> None:
 
 @given(ASKS)
 @settings(max_examples=60)
-def test_a_question_comes_back_as_it_went(ask: Ask) -> None:
-    assert Ask.from_json(json.loads(json.dumps(ask.to_json()))) == ask
+def test_a_question_comes_back_as_it_went(ask: HostQuery) -> None:
+    assert HostQuery.from_json(json.loads(json.dumps(ask.to_json()))) == ask
 
 
 def test_a_path_that_is_no_text_crosses_too() -> None:
-    ask = Ask("s", "n", directories=(os.fsdecode(b"/\xff"),))
-    assert Ask.from_json(json.loads(json.dumps(ask.to_json()))) == ask
+    ask = HostQuery("s", "n", directories=(os.fsdecode(b"/\xff"),))
+    assert HostQuery.from_json(json.loads(json.dumps(ask.to_json()))) == ask
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(HostFacts)])
@@ -98,7 +98,7 @@ def test_what_is_no_answer_is_refused_by_name(name: str, value: Any) -> None:
 )
 def test_what_is_no_question_is_refused(data: Any) -> None:
     with pytest.raises(ValueError):
-        Ask.from_json(data)
+        HostQuery.from_json(data)
 
 
 def test_a_session_asks_for_all_it_depends_on() -> None:

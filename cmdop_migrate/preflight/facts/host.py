@@ -14,7 +14,7 @@ from cmdop_migrate.preflight.facts.cpu import Cpu
 
 T = TypeVar("T")
 FORMAT = 1
-Wanting = Literal["missing", "different"]
+FileDifference = Literal["missing", "different"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Ask:
+class HostQuery:
     """What one host asks another about itself, for one session. `files`: (path, size, mtime_ns, build-id,
     digest)."""
 
@@ -43,7 +43,7 @@ class Ask:
         return {"format": FORMAT, **asdict(self)}
 
     @classmethod
-    def from_json(cls, data: Any) -> Ask:
+    def from_json(cls, data: Any) -> HostQuery:
         """ValueError for anything `to_json` does not write."""
         known = _table(data)
         return cls(
@@ -68,7 +68,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LeaseFacts:
     """What the lease store tells of the session."""
 
     state: str
@@ -78,7 +78,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Need:
+class HostProblem:
     """What `doctor` says is not as it should be on that host."""
 
     name: str
@@ -107,8 +107,8 @@ class HostFacts:
     disk_free: int
     store: Service
     lease: Service
-    needs: tuple[Need, ...] = ()
-    wanting: Mapping[str, Wanting] = field(default_factory=dict)
+    needs: tuple[HostProblem, ...] = ()
+    wanting: Mapping[str, FileDifference] = field(default_factory=dict)
     users: Mapping[int, str] = field(default_factory=dict)
     listening: tuple[Port, ...] = ()
     addresses: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ class HostFacts:
     hooks: frozenset[str] = frozenset()
     keys: frozenset[str] = frozenset()
     key: str | None = None
-    standing: Standing | None = None
+    standing: LeaseFacts | None = None
     relay: Service | None = None
     name_taken: bool = False
 
@@ -219,7 +219,7 @@ def _maybe(data: Any, read: Callable[[Any], T]) -> T | None:
     return None if data is None else read(data)
 
 
-def _wanting(data: Any) -> Wanting:
+def _wanting(data: Any) -> FileDifference:
     if data == "missing":
         return "missing"
     if data == "different":
@@ -255,11 +255,11 @@ def _service(data: Any) -> Service:
     return Service(_text(known["url"]), _text(known["trouble"]), _maybe(known["id"], _text))
 
 
-def _standing(data: Any) -> Standing:
+def _standing(data: Any) -> LeaseFacts:
     known = _Known(_dict(data))
-    return Standing(_text(known["state"]), _text(known["host"]), _text(known["instance"]), _count(known["token"]))
+    return LeaseFacts(_text(known["state"]), _text(known["host"]), _text(known["instance"]), _count(known["token"]))
 
 
-def _need(data: Any) -> Need:
+def _need(data: Any) -> HostProblem:
     known = _Known(_dict(data))
-    return Need(_text(known["name"]), _text(known["message"]), _text(known["fix"]), _flag(known["fatal"]))
+    return HostProblem(_text(known["name"]), _text(known["message"]), _text(known["fix"]), _flag(known["fatal"]))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cmdop_migrate.preflight.facts.host import Ask, Port
+from cmdop_migrate.preflight.facts.host import HostQuery, Port
 from cmdop_migrate.preflight.facts.processes import Tree
 
 Carry = Literal["none", "mapped", "opened"]
@@ -29,7 +29,7 @@ class HeldFile:
 
 
 @dataclass(frozen=True)
-class Measured:
+class PastCheckpoint:
     """One checkpoint of the past: bytes of memory and files, those that were new to the store, seconds."""
 
     session: str
@@ -41,7 +41,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Estimate:
     """What the next checkpoint will cost, from what earlier ones did."""
 
     frozen_s: float
@@ -74,15 +74,15 @@ class SessionFacts:
     unseen: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[PastCheckpoint, ...] = ()
 
     @property
     def uids(self) -> tuple[int, ...]:
         return tuple(sorted({one.uid for one in self.tree.processes}))
 
-    def ask(self) -> Ask:
+    def ask(self) -> HostQuery:
         """What a host must be asked about itself before this session moves there."""
-        return Ask(
+        return HostQuery(
             session=self.session,
             name=self.name,
             files=tuple(one.row() for one in self.held),
@@ -93,7 +93,7 @@ class SessionFacts:
         )
 
 
-def expect(memory: int, files: int, measured: Sequence[Measured], session: str) -> Expected | None:
+def estimate(memory: int, files: int, measured: Sequence[PastCheckpoint], session: str) -> Estimate | None:
     """From the session's own last checkpoint; else from that of another session here that is nearest in size. Grown
     with the size, never shrunk: part of the time is fixed. None: nothing was measured yet."""
     size = max(1, memory + files)
@@ -102,8 +102,8 @@ def expect(memory: int, files: int, measured: Sequence[Measured], session: str) 
         return None
     nearest = own[-1] if own else min(reversed(measured), key=lambda one: abs(math.log(size / _size(one))))
     growth = max(1.0, size / _size(nearest))
-    return Expected(nearest.frozen_s * growth, int(nearest.new * growth), nearest.upload_s * growth, own=bool(own))
+    return Estimate(nearest.frozen_s * growth, int(nearest.new * growth), nearest.upload_s * growth, own=bool(own))
 
 
-def _size(one: Measured) -> int:
+def _size(one: PastCheckpoint) -> int:
     return max(1, one.memory + one.files)

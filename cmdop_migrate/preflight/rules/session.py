@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from cmdop_migrate.preflight.facts.host import Port
-from cmdop_migrate.preflight.facts.session import expect
+from cmdop_migrate.preflight.facts.session import estimate
 from cmdop_migrate.preflight.findings import Rule, Said, several
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.units import show_size
@@ -129,7 +129,7 @@ def _databases(move: Move) -> Iterable[Said]:
 def _expected(move: Move) -> Iterable[Said]:
     session = move.session
     sizes = f"memory {show_size(session.memory)}, changed files {show_size(session.files)}"
-    guess = expect(session.memory, session.files, session.measured, session.session)
+    guess = estimate(session.memory, session.files, session.measured, session.session)
     if guess is None:
         yield Said("info", f"{sizes}; frozen time and bytes to send: not measured yet on {move.source.host}")
         return
