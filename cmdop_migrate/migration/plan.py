@@ -16,9 +16,8 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import gather_host_facts, gather_session_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
 from cmdop_migrate.preflight.facts.host import HostFacts, HostQuery
-from cmdop_migrate.preflight.facts.session import Carry, Estimate, SessionFacts, estimate
+from cmdop_migrate.preflight.facts.session import Carry, Estimate, Move, SessionFacts, estimate
 from cmdop_migrate.preflight.findings import Finding
-from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.remote.peer import Peer
 
 # For tests only: a file with a JSON object that is laid over the facts of the host a session is to go to, so that a

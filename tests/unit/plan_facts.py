@@ -5,8 +5,7 @@ from __future__ import annotations
 from cmdop_migrate.preflight.facts.cpu import Cpu
 from cmdop_migrate.preflight.facts.host import HostFacts, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process, Tree
-from cmdop_migrate.preflight.facts.session import HeldFile, SessionFacts
-from cmdop_migrate.preflight.move import Move
+from cmdop_migrate.preflight.facts.session import HeldFile, Move, SessionFacts
 
 MIB = 1 << 20
 LIBC = HeldFile("/lib/libc.so.6", 2 * MIB, 1, "ab", "cd", mapped=True)

@@ -12,9 +12,8 @@ from cmdop_migrate.preflight import plan
 from cmdop_migrate.preflight.facts.cpu import Cpu
 from cmdop_migrate.preflight.facts.host import HostProblem, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process
-from cmdop_migrate.preflight.facts.session import PastCheckpoint, estimate
-from cmdop_migrate.preflight.findings import Rule, Said, several
-from cmdop_migrate.preflight.move import Move
+from cmdop_migrate.preflight.facts.session import Move, PastCheckpoint, estimate
+from cmdop_migrate.preflight.findings import Hit, Rule, several
 from cmdop_migrate.preflight.rules.obstacles import CHECKS, KINDS, Obstacle
 from tests.unit.plan_facts import DATA, HELD, LIBC, MIB, WEB, a_move
 
@@ -80,7 +79,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("version", "block", "protocol 2", target(protocol=2)),
     ("state", "block", "frozen", session(state="frozen")),
     ("lease", "block", "no route", source(lease=Service("s3://bucket/l", "no route"), standing=None)),
-    ("lease", "block", "knows nothing", source(standing=None)),
+    ("lease", "block", "has no record", source(standing=None)),
     ("lease", "block", "host-c", source(standing=replace(HELD, host="host-c", instance="c-1", token=8))),
     ("lease_there", "block", "no route", target(lease=Service("s3://bucket/l", "no route"))),
     ("lease_there", "block", "another lease store", target(lease=there("m"))),
@@ -148,7 +147,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
         "amy here and bob",
         both(process(uid=1000), source(users={0: "root", 1000: "amy"}), target(users={0: "root", 1000: "bob"})),
     ),
-    ("uids", "block", "nobody's here and bob", both(process(uid=1000), target(users={0: "root", 1000: "bob"}))),
+    ("uids", "block", "unused here and bob", both(process(uid=1000), target(users={0: "root", 1000: "bob"}))),
     ("uids", "warn", "1000 (amy)", both(process(uid=1000), source(users={0: "root", 1000: "amy"}))),
     ("directories", "block", "shared directory /data", target(directories=frozenset(("/", "/home")))),
     ("directories", "warn", "/home", target(directories=frozenset(("/", "/data")))),
@@ -259,7 +258,7 @@ def test_what_a_checkpoint_will_cost_is_told_from_those_before() -> None:
 
 
 def test_a_rule_may_say_only_what_the_page_tells_of_it() -> None:
-    rule: Rule[int] = Rule("odd", ("warn",), "…", "…", lambda _: [Said("block", "no")])
+    rule: Rule[int] = Rule("odd", ("warn",), "…", "…", lambda _: [Hit("block", "no")])
     with pytest.raises(AssertionError, match="odd"):
         list(rule.run(1))
 
