@@ -1,8 +1,10 @@
-"""Live TCP connections to the outside: found, named, and reset (regime 3).
+"""Find the live TCP connections of a session to the outside, and reset them.
 
-The peer's kernel holds its half, so no restore can bring one back. What is
-reset is told to the peer at once, and to the session when it wakes.
-Connections with both ends inside the session are not touched.
+The peer's kernel holds its half of such a connection, so no restore can restore it. The peer is notified of the reset
+immediately, the session when it runs again. Connections with both ends inside the session are not touched.
+
+Connections are reset with `ss -K` of iproute2, which reports errors. pyroute2 has no call for it, and its socket
+diagnosis drops the kernel's error messages (docs/decisions/0001-dependencies.md).
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ from pathlib import Path
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.holder import cgroup
 
-# As /proc/net/tcp numbers them: all but CLOSE, TIME_WAIT and LISTEN, which have no peer that waits.
+# States as /proc/net/tcp numbers them: all except CLOSE, TIME_WAIT and LISTEN, which have no waiting peer.
 _CONNECTED = frozenset((1, 2, 3, 4, 5, 8, 9, 11))
 _LISTEN = 10
 
 
 @dataclass(frozen=True)
 class Connection:
-    """One connection as the session sees it: whose it is, and its two ends."""
+    """Describe one connection as the session sees it: its process, and its two ends."""
 
     pid: int
     command: str
@@ -36,6 +38,7 @@ class Connection:
     remote_port: int
 
     def to_json(self) -> dict[str, object]:
+        """Return the connection for checkpoint results and events."""
         return {
             "pid": self.pid,
             "command": self.command,
@@ -45,11 +48,11 @@ class Connection:
 
 
 def external(group: str, private: bool = True) -> list[Connection]:
-    """Connections of the session's processes whose other end is none of the session's own sockets. On the host's own
-    network (not `private`) that may be a service behind the loopback."""
+    """Return the connections of the session's processes whose other end is not a socket of the session. On the host's
+    own network (not `private`) the other end may be a service on the loopback interface."""
     found: list[Connection] = []
     listening: set[int] = set()
-    tables: dict[int, list[_Row]] = {}  # by network: to list one takes the kernel 10 ms, and a frozen session waits
+    tables: dict[int, list[_Row]] = {}  # by network: listing one takes the kernel 10 ms, while the session is frozen
     for pid in cgroup.pids(group):
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -76,7 +79,7 @@ class _Row:
 
 
 def _rows(pid: int) -> Iterator[_Row]:
-    """The TCP sockets of the network `pid` is in, which is not ours."""
+    """Yield the TCP sockets of the network namespace of `pid`."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
@@ -100,16 +103,16 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Pure: 0100007F:1F90 -> 127.0.0.1, 8080. The kernel prints words of 32 bits in this machine's byte order."""
+    """Return 127.0.0.1, 8080 for 0100007F:1F90. The kernel prints words of 32 bits in the byte order of this host."""
     packed, _, port = text.partition(":")
     words = [int(packed[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(packed), 8)]
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
 
 
 def outside(connections: Iterable[Connection], listening: set[int] | None = None) -> list[Connection]:
-    """Pure: those whose two ends are not both there, one per pair of ends (a forked child shares its parent's).
-    The other end of a loopback one is inside, though nobody may have accepted it yet; on a host's own network only
-    if its port is one the session is `listening` on."""
+    """Return the connections whose two ends are not both in `connections`, one for each pair of ends (a forked child
+    shares its parent's). The other end of a loopback connection is inside, although it may not have been accepted yet;
+    on a host's own network only if the session is `listening` on its port."""
     unique: dict[tuple[str, int, str, int], Connection] = {}
     for one in connections:
         unique.setdefault((_plain(one.local), one.local_port, _plain(one.remote), one.remote_port), one)
@@ -125,7 +128,7 @@ def outside(connections: Iterable[Connection], listening: set[int] | None = None
 
 
 def reset(pid: int, connections: Iterable[Connection]) -> None:
-    """Ends them in the network namespace of `pid`, which may be frozen."""
+    """Reset these connections in the network namespace of `pid`, which may be frozen. Raise Blocked."""
     terms = [
         f"( src {_quoted(one.local)}:{one.local_port} and dst {_quoted(one.remote)}:{one.remote_port} )"
         for one in connections
@@ -146,7 +149,7 @@ def reset(pid: int, connections: Iterable[Connection]) -> None:
 
 
 def _plain(address: str) -> str:
-    """::ffff:10.0.0.1 and 10.0.0.1 are one address."""
+    """Return 10.0.0.1 for ::ffff:10.0.0.1, which is the same address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)
