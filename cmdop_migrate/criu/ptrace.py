@@ -93,8 +93,8 @@ def detach(thread: int, signal_number: int = 0) -> None:
 def wait(thread: int, until: float) -> int:
     """Return the status of a thread that stopped or ended. Raise Stuck if neither happened by then."""
     while True:
-        found, status = os.waitpid(thread, WALL | os.WNOHANG)
-        if found:
+        stopped, status = os.waitpid(thread, WALL | os.WNOHANG)
+        if stopped:
             return status
         if time.monotonic() > until:
             raise Stuck(f"thread {thread} does not stop")

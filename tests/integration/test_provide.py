@@ -64,7 +64,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     return Fetched(prefix, criu, tuple(said), changed)
 
 
-def test_what_is_fetched_passes_crius_own_check(fetched: Fetched) -> None:
+def test_fetched_criu_passes_criu_check(fetched: Fetched) -> None:
     done = subprocess.run([*fetched.criu.argv, "check"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert fetched.criu.source == "private"
@@ -72,11 +72,11 @@ def test_what_is_fetched_passes_crius_own_check(fetched: Fetched) -> None:
     assert any("unpacking" in line for line in fetched.said)
 
 
-def test_the_systems_packages_and_apt_are_untouched(fetched: Fetched) -> None:
+def test_fetch_does_not_change_packages_or_apt(fetched: Fetched) -> None:
     assert fetched.changed == {}
 
 
-def test_nothing_of_the_fetch_is_left_but_the_tree(fetched: Fetched) -> None:
+def test_fetch_leaves_only_the_unpacked_tree(fetched: Fetched) -> None:
     names = {path.name for path in fetched.prefix.iterdir()}
     assert {name for name in names if not name.startswith("criu-")} == {"lock", "verdicts.json"}
 
@@ -89,7 +89,7 @@ def test_a_second_fetch_does_nothing(fetched: Fetched) -> None:
     assert {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")} == trees
 
 
-def test_find_needs_no_process_once_it_knows(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_uses_the_probe_cache(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     found = find.find(None, fetched.prefix)
     assert found is not None
 
@@ -100,7 +100,7 @@ def test_find_needs_no_process_once_it_knows(fetched: Fetched, monkeypatch: pyte
     assert find.find(None, fetched.prefix) == found
 
 
-def test_doctor_is_content_with_it(fetched: Fetched) -> None:
+def test_doctor_accepts_the_fetched_criu(fetched: Fetched) -> None:
     settings = config.load(flags={"state_dir": str(fetched.prefix.parent)}, environ={})
     found = {check.name: check for check in doctor.diagnose(settings)}
     assert found["criu"].level == "ok"
@@ -109,9 +109,7 @@ def test_doctor_is_content_with_it(fetched: Fetched) -> None:
 
 
 @pytest.mark.parametrize("moment", ["state/lists/*InRelease", "tree/usr"])
-def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
-    tmp_path: Path, moment: str, fetched: Fetched
-) -> None:
+def test_killed_fetch_leaves_no_criu_and_the_next_one_cleans_up(tmp_path: Path, moment: str, fetched: Fetched) -> None:
     prefix = tmp_path / "criu"
     child = subprocess.Popen(
         [sys.executable, "-c", FETCH, str(prefix)],
@@ -139,7 +137,7 @@ def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
     assert not list(prefix.glob("work-*"))
 
 
-def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
+def test_two_simultaneous_fetches_install_one_criu(tmp_path: Path, fetched: Fetched) -> None:
     (tree,) = fetched.prefix.glob("criu-*")
     prefix = tmp_path / "criu"
     prefix.mkdir()

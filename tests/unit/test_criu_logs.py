@@ -75,19 +75,19 @@ def test_golden_log(name: str) -> None:
     assert found.tail.endswith("\n".join(text.splitlines()[-12:]))
 
 
-def test_every_golden_log_is_expected_and_twenty_failures_are_known() -> None:
+def test_every_golden_log_has_an_expectation_and_twenty_rules_are_covered() -> None:
     assert {path.stem for path in LOGS.glob("*.log")} == set(EXPECTED)
     assert len({rule for name, (rule, _) in EXPECTED.items() if not name.startswith("public-")}) >= 20
 
 
-def test_rules_have_their_own_names_and_complete_sentences() -> None:
+def test_rule_names_are_unique_and_fixes_are_sentences() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule.fix.endswith(".") and not rule.cause.endswith(".")
         rule.cause.format(*[""] * rule.pattern.groups)
 
 
-def test_what_is_printed_on_healthy_runs_is_no_cause() -> None:
+def test_harmless_errors_are_not_reported_as_cause() -> None:
     healthy = (
         "(00.1) Error (criu/util.c:1534): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
         "Error: ipv4: Address already assigned.\n"
@@ -99,7 +99,7 @@ def test_what_is_printed_on_healthy_runs_is_no_cause() -> None:
     assert found.rule == "" and found.cause == "CRIU reports: new: A thing nobody knows"
 
 
-def test_the_first_error_decides_and_its_consequences_do_not() -> None:
+def test_first_error_is_the_cause() -> None:
     trap = "(00.1) Error (compel/src/lib/infect.c:1): Can't dump the 77 thread with a pending SIGTRAP\n"
     left = "(00.2) Error (criu/seize.c:1): Unseizable non-zombie 77 found, state R, err -1/10\n"
     assert explain(trap + left).rule == "pending_trap"
@@ -107,19 +107,19 @@ def test_the_first_error_decides_and_its_consequences_do_not() -> None:
     assert explain(unknown + left).cause == "CRIU reports: new: A thing that is not known"
 
 
-def test_a_cause_that_passes_by_itself_is_marked() -> None:
+def test_passing_failure_is_marked() -> None:
     traced = "(00.1) Error (a.c:1): Unable to interrupt task: 7 (Operation not permitted)\n"
     assert explain(traced).passing and failure("x", Path("/nowhere"), traced).passing
     assert not explain("(00.1) Error (a.c:1): No space left on device\n").passing
 
 
-def test_the_line_that_names_the_cause_is_always_shown() -> None:
+def test_tail_always_includes_the_line_of_the_cause() -> None:
     text = "(00.1) Error (a.c:1): No space left on device\n" + "".join(f"(00.2) line {i}\n" for i in range(99))
     assert explain(text).tail.splitlines()[0] == text.splitlines()[0]
     assert explain(text).tail.splitlines()[-1] == "(00.2) line 98"
 
 
-def test_failure_reads_the_log_and_survives_without_one(tmp_path: Path) -> None:
+def test_failure_reads_the_log_and_works_without_one(tmp_path: Path) -> None:
     error = failure("dump of demo", LOGS / "io_uring.log")
     assert error.message.startswith("dump of demo: a process uses io_uring")
     assert "Dumping FAILED" in error.message and "io_uring.log" in error.hint

@@ -39,13 +39,13 @@ def image(*files: tuple[bytes, int]) -> bytes:
         (b"/home/proc/8/x", DIRECTORY, {b"/proc/8"}, b"/home/proc/8/x"),
     ],
 )
-def test_directory_has_its_own_name_again(name: bytes, mode: int, links: set[bytes], wanted: bytes) -> None:
+def test_proc_directory_gets_its_own_name(name: bytes, mode: int, links: set[bytes], wanted: bytes) -> None:
     other = (b"/etc/passwd", FILE)
     assert corrected(image(other, (name, mode)), links) == image(other, (wanted, mode))
 
 
 @given(st.binary(max_size=80))
-def test_damaged_image_is_refused_or_passed_on(data: bytes) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes) -> None:
     try:
         corrected(image((b"/proc/8/x", DIRECTORY)) + data, {b"/proc/8"})
     except Malformed:

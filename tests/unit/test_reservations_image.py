@@ -53,7 +53,7 @@ def flags(data: bytes) -> list[int]:
         (vma(8192, READ, PRIVATE, VDSO), False),
     ],
 )
-def test_only_private_reservations_and_what_memory_cannot_hold_are_changed(mapping: bytes, added: bool) -> None:
+def test_noreserve_is_added_to_large_private_reservations_only(mapping: bytes, added: bool) -> None:
     before = image(vma(8192, WRITE), mapping, vma(4096, NONE))
     after = unreserved(before, MOST)
     assert [one ^ two for one, two in zip(flags(before), flags(after), strict=True)] == [0, NORESERVE * added, 0]
@@ -61,13 +61,13 @@ def test_only_private_reservations_and_what_memory_cannot_hold_are_changed(mappi
     assert added or after == before
 
 
-def test_nothing_but_the_flags_is_changed() -> None:
+def test_only_the_flags_of_a_mapping_change() -> None:
     before = image(vma(LARGE, NONE), vma(8192, WRITE))
     assert unreserved(before, MOST) == image(vma(LARGE, NONE, PRIVATE | NORESERVE), vma(8192, WRITE))
 
 
 @given(st.binary(max_size=60), st.integers(0, 80))
-def test_a_damaged_image_is_refused_or_passed_on(data: bytes, cut: int) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes, cut: int) -> None:
     for one in (image(vma(LARGE, NONE))[: HEAD + cut], image(data), image()[:HEAD] + data):
         try:
             unreserved(one, MOST)

@@ -45,12 +45,14 @@ def image(*entries: bytes) -> bytes:
         ((REALTIME, 0, 5, 0), (REALTIME, 0, 5, 0)),
     ],
 )
-def test_timer_never_fires_early(before: tuple[int, int, int, int], after: tuple[int, int, int, int]) -> None:
+def test_restored_timerfd_never_expires_early(
+    before: tuple[int, int, int, int], after: tuple[int, int, int, int]
+) -> None:
     assert corrected(image(PIPE, timer(*before), PIPE)) == image(PIPE, timer(*after), PIPE)
 
 
 @given(st.binary(max_size=80))
-def test_damaged_image_is_refused_or_passed_on(data: bytes) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes) -> None:
     try:
         corrected(image(timer(1, 1, 0, 0), field(12, data), data))
     except Malformed:

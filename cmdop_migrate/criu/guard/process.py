@@ -95,8 +95,8 @@ class Guard:
 
     def _next_stop(self) -> int:
         while True:
-            found, status = os.waitpid(self._criu, ptrace.WALL | os.WNOHANG)
-            if found:
+            stopped, status = os.waitpid(self._criu, ptrace.WALL | os.WNOHANG)
+            if stopped:
                 return status
             command = [] if self._kill_at is not None else [self._control.fileno()]
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())

@@ -102,12 +102,12 @@ class Snapshot:
 
     def blocked_trap(self) -> list[int]:
         """Return the threads that blocked SIGTRAP themselves, numbered as in their own pid namespace."""
-        found = []
+        threads = []
         for thread, known in self.threads.items():
             if known.mask & _TRAP:
                 with contextlib.suppress(OSError):
-                    found.append(proc.inner_pid(thread))
-        return found
+                    threads.append(proc.inner_pid(thread))
+        return threads
 
     def release(self, damaged: set[int]) -> int:
         """Undo the changes of `take`, and those that CRIU left in the `damaged` threads, which it traced as it died.
@@ -237,12 +237,12 @@ def _seize(thread: int) -> None:
 
 def traced_by(group: str, tracer: int) -> set[int]:
     """Return the threads of the group that this process traces."""
-    found = set()
+    traced = set()
     for thread in _threads(group):
         with contextlib.suppress(OSError, KeyError):
             if int(proc.status(thread)["TracerPid"]) == tracer:
-                found.add(thread)
-    return found
+                traced.add(thread)
+    return traced
 
 
 def _threads(group: str) -> list[int]:
@@ -275,14 +275,14 @@ def _has_pending_trap(thread: int) -> bool:
 
 
 def _mappings(pid: int) -> list[tuple[int, int, str, str]]:
-    found = []
+    mappings = []
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             place, protection, _, _, _, *name = line.rstrip("\n").split(maxsplit=5)
             begin, end = (int(address, 16) for address in place.split("-"))
             if begin < 1 << 63:  # not vsyscall, which is the kernel's
-                found.append((begin, end, protection, name[0] if name else ""))
-    return found
+                mappings.append((begin, end, protection, name[0] if name else ""))
+    return mappings
 
 
 def _bits(protection: str) -> int:

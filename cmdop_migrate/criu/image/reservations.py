@@ -65,8 +65,8 @@ def _mm(message: bytes, most: int) -> Iterator[bytes]:
 def _size(vma: bytes) -> int:
     """Read the length of a mapping from its first two fields; return -1 if these are other fields. The other fields of
     most mappings are not read: a large process tree has a hundred thousand mappings."""
-    found = {field.number: field.value for _, field in zip(range(2), fields(vma), strict=False)}
-    start, end = found.get(_START), found.get(_END)
+    head = {field.number: field.value for _, field in zip(range(2), fields(vma), strict=False)}
+    start, end = head.get(_START), head.get(_END)
     return end - start if isinstance(start, int) and isinstance(end, int) else -1
 
 

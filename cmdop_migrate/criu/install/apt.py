@@ -49,20 +49,20 @@ class Archive:
 
 def paragraphs(text: str) -> list[dict[str, str]]:
     """Parse deb822 text into one dict for each paragraph, keys in lower case, continuation lines as written."""
-    found: list[dict[str, str]] = [{}]
+    parsed: list[dict[str, str]] = [{}]
     key = ""
     for line in text.splitlines():
         if line.startswith("#"):
             continue
         if not line.strip():
-            found.append({})
+            parsed.append({})
         elif line[0] in " \t":
-            found[-1][key] = found[-1].get(key, "") + "\n" + line
+            parsed[-1][key] = parsed[-1].get(key, "") + "\n" + line
         else:
             key, _, value = line.partition(":")
             key = key.strip().lower()
-            found[-1][key] = value.strip()
-    return [paragraph for paragraph in found if paragraph]
+            parsed[-1][key] = value.strip()
+    return [paragraph for paragraph in parsed if paragraph]
 
 
 def signed_by(source: str, deb822: bool, uri: str, release: str) -> str | None:

@@ -39,7 +39,7 @@ DEVICE = os.makedev(5, 0)
 
 def external(pids: Iterable[int]) -> tuple[str, ...]:
     """Return every /dev/tty that these processes have open or could open, as values of CRIU's option `external`."""
-    found = set()
+    devices = set()
     for pid in pids:
         paths = [f"/proc/{pid}/root/dev/tty"]
         try:
@@ -52,8 +52,8 @@ def external(pids: Iterable[int]) -> tuple[str, ...]:
             except OSError:
                 continue  # closed since, or no such device exists
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == DEVICE:
-                found.add(f"tty[{status.st_rdev:x}:{status.st_dev:x}]")
-    return tuple(sorted(found))
+                devices.add(f"tty[{status.st_rdev:x}:{status.st_dev:x}]")
+    return tuple(sorted(devices))
 
 
 def resolve(images: Path, pids: Iterable[int]) -> None:

@@ -116,8 +116,8 @@ class Opening:
             self._offered = []
             if not self._known[index].is_open:
                 self._finish(index)
-        elif root.inside and regs.orig_rax == _WRITE and (found := _ANNOUNCED.search(root.text(regs.rsi))):
-            self._announced = int(found[1])
+        elif root.inside and regs.orig_rax == _WRITE and (match := _ANNOUNCED.search(root.text(regs.rsi))):
+            self._announced = int(match[1])
         elif not root.inside and regs.orig_rax == _OPENAT and regs.rax < 2**63:
             self._on_opened(root.text(regs.rsi))
 

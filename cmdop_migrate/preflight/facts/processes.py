@@ -171,13 +171,13 @@ def _with(process: Process, more: set[tuple[str, str]]) -> Process:
 
 
 def _namespaces(pid: int) -> dict[str, str]:
-    found = {}
+    links = {}
     for name in ("pid", "mnt", "net", "time", *_SINGLE):
         try:
-            found[name] = os.readlink(f"/proc/{pid}/ns/{name}")
+            links[name] = os.readlink(f"/proc/{pid}/ns/{name}")
         except OSError:
             continue  # it has ended, or this kernel has no such kind
-    return found
+    return links
 
 
 def _policy(pid: int) -> str:

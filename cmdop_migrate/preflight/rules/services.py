@@ -29,14 +29,14 @@ def _lease(move: Move) -> Iterable[Hit]:
     if source.lease.trouble:
         yield Hit("block", f"the lease store does not answer {source.host}: {source.lease.trouble}")
         return
-    standing = source.standing
-    if standing is None:
+    lease = source.standing
+    if lease is None:
         yield Hit("block", f"the lease store has no record of session {session.name!r}")
-    elif (standing.state, standing.instance, standing.token) != ("held", source.instance, session.token):
+    elif (lease.state, lease.instance, lease.token) != ("held", source.instance, session.token):
         yield Hit(
             "block",
-            f"{source.host} does not hold the lease of {session.name!r}: it is {standing.state}, by {standing.host},"
-            f" token {standing.token} (here {session.token})",
+            f"{source.host} does not hold the lease of {session.name!r}: it is {lease.state}, by {lease.host},"
+            f" token {lease.token} (here {session.token})",
         )
 
 
@@ -59,7 +59,9 @@ def _shared(what: str, source: HostFacts, target: HostFacts, here: Service, ther
     if there.trouble:
         yield Hit("block", f"the {what} does not answer {target.host}: {there.trouble}")
     elif here.id != there.id:
-        same = " (the same address, but a different one)" if here.url == there.url else f", {source.host} {here.url}"
+        same = (
+            " (the same address, but not the same {what})" if here.url == there.url else f", {source.host} {here.url}"
+        )
         yield Hit("block", f"{target.host} has another {what}: {there.url}{same}")
 
 
