@@ -1,4 +1,4 @@
-"""The real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, memory that is lost."""
+"""Check the real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, lost memory."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def parked(session: Session, size: int = 8) -> Memory:
-    """Start, dump through our page server, tear down; -> its memory."""
+    """Start a session, dump it through our page server, end it, and return its memory."""
     session.start(*program(size))
     session.wait_for("READY")
     memory = Memory()
@@ -128,7 +128,7 @@ def lay_out(session: Session, memory: Memory, lazy: bool) -> int:
 
 
 class Later:
-    """The memory of one process, as the pager asks for it."""
+    """Supply the memory of one process to the pager."""
 
     def __init__(self, memory: Memory, pid: int) -> None:
         self.memory, self.target = memory, page_server.Target("process", pid)
@@ -203,7 +203,7 @@ def lost_is_wrong(error: BaseException) -> None:
 
 
 def test_memory_that_cannot_be_read_never_reads_as_zeros(session: Session) -> None:
-    """Were its userfaultfds closed, it would print INTACT False, or crash."""
+    """Check that the session does not print INTACT False or crash, as it would if its userfaultfds were closed."""
     memory = parked(session)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
@@ -294,7 +294,7 @@ def test_a_refusal_leaves_no_process(session: Session, script: str, how: str) ->
 
 
 def test_dump_time_out_ends_the_worker_and_the_session_keeps_running(session: Session) -> None:
-    """The page server never reads: the dump hangs half-way, with parasites in the tasks."""
+    """Let the page server never read: the dump hangs half-way, with parasites in the tasks."""
 
     class Stuck(Memory):
         def window(self, vaddr: int, size: int) -> memoryview:
@@ -318,7 +318,7 @@ def test_dump_time_out_ends_the_worker_and_the_session_keeps_running(session: Se
 
 @pytest.mark.parametrize("frozen_before", [False, True])
 def test_criu_killed_during_a_dump_leaves_the_session_intact(session: Session, frozen_before: bool) -> None:
-    """kill -9 with its code inside the tasks: thawed, they get rid of it by themselves."""
+    """Kill CRIU with its code inside the tasks: when they are thawed, that code removes itself."""
     session.start(*program(8))
     session.wait_for("READY")
     session.freeze(frozen_before)
@@ -341,7 +341,8 @@ def test_criu_killed_during_a_dump_leaves_the_session_intact(session: Session, f
 
 
 def test_restored_root_is_a_child_of_the_process_that_spawned_the_worker(session: Session) -> None:
-    """As the holder will: it starts the worker, we talk, and the restored root is its child."""
+    """Do as the holder does: it starts the worker, this process talks, and the restored root is the child of the
+    holder."""
     memory = parked(session, 1)
     session.prepare_root()
     lay_out(session, memory, lazy=False)
@@ -436,7 +437,7 @@ def test_worker_that_dies_silently_raises_criu_failed(session: Session, tmp_path
 
 
 def test_real_failure_of_criu_is_explained(session: Session) -> None:
-    """A file the session has open is shorter when it comes back."""
+    """Restore a session after a file that it has open was truncated."""
     session.start("/bin/bash", "-c", "exec 5>/srv/data; echo hello >&5; echo READY; while sleep 0.1; do :; done")
     session.wait_for("READY")
     memory = Memory()
@@ -451,7 +452,7 @@ def test_real_failure_of_criu_is_explained(session: Session) -> None:
 
 
 def test_child_that_outlives_the_worker_is_not_waited_for(tmp_path: Path) -> None:
-    """CRIU forks to try out the kernel. Killed then, it leaves a stopped child with its end of our socket."""
+    """Kill CRIU while it probes the kernel in a child: it leaves a stopped child with its end of our socket."""
     mark = tmp_path / "child.pid"
     fake = ("sh", "-c", f"sleep 300 & echo $! > {mark}; kill -9 $$", "sh")
     began = time.monotonic()

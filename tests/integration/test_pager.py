@@ -1,4 +1,4 @@
-"""Our pager on a real userfaultfd, without CRIU: what a process does to its memory while it comes."""
+"""Check the pager on a real userfaultfd, without CRIU, while a process changes its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOW = 16
 
 
 class Pages:
-    """As an image has them: in windows of 16 pages, slow to come."""
+    """Supply pages as an image does: in windows of 16 pages, slowly."""
 
     def __init__(self, pages: int = PAGES, pause: float = 0.0005) -> None:
         self.first, self.end = BASE, BASE + pages
@@ -128,7 +128,7 @@ def test_lazily_restored_memory_is_correct_whatever_the_process_does(tmp_path: P
 
 
 class Filler:
-    """Who decodes for a thread; a stuck one, as if its process were stopped, never comes back with what it took."""
+    """Decode for a thread; a stuck filler, as if its process were stopped, never returns its claim."""
 
     def __init__(self, stuck: threading.Event | None = None) -> None:
         self.buffer, self.stuck, self.asked = memoryview(bytearray(BLOCK)), stuck, 0
@@ -159,7 +159,8 @@ def test_window_of_a_stuck_thread_is_filled_by_others(tmp_path: Path) -> None:
 
 
 def test_missing_pages_never_read_as_zeros_while_the_holder_keeps_the_userfaultfds(tmp_path: Path) -> None:
-    """The pager is gone with most pages missing: who touches one stays blocked, until nobody has the end any more."""
+    """Check that a thread that accesses a missing page stays blocked after the pager has ended, until `keep` is
+    closed."""
     pages = Pages()
     pages.gate.clear()
     with subject(tmp_path, 1) as process:
@@ -250,7 +251,7 @@ def test_userfaultfds_of_children_without_missing_memory_are_closed(tmp_path: Pa
 
 
 def test_memory_without_a_mapping_is_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image has pages where the process has no mapping, and no event told of it."""
+    """Check pages of the image for which the process has no mapping, without an event."""
     monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._UNMAPPED_FOR", 0.2)
     pages = Pages(PAGES + 3)
     heard: list[BaseException] = []

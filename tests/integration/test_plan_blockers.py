@@ -1,4 +1,5 @@
-"""`plan` finds each thing that stops a dump or a move, planted one at a time, and the session never stops for it."""
+"""Check that `plan` finds each state that blocks a dump or a move, planted one at a time, without freezing the
+session."""
 
 from __future__ import annotations
 
@@ -182,7 +183,7 @@ time.sleep(600)
 
 
 def test_sqlite_rollback_journal_is_reported_and_fails_after_a_move(here: Host, tmp_path: Path) -> None:
-    """What the warning says is so: and not so for the one in WAL mode, nor for the one in a shared directory."""
+    """Check that the warning is true, and that it does not apply to WAL mode and to a shared directory."""
     shared = tmp_path / "srv"
     shared.mkdir()
     program = DATABASES.replace("/srv", str(shared)).replace(

@@ -33,7 +33,7 @@ class World:
     port: int
 
     def know(self, name: str, command: Path) -> str:
-        """`name` is now a host that is driven by this command."""
+        """Register `name` as a host that is driven by this command."""
         self.a.ok(
             *("hosts", "add", name, self.sshd.address, "--key", str(self.login.private)),
             *("--command", str(command), "--fingerprint", self.sshd.fingerprint),
@@ -108,7 +108,7 @@ def test_port_in_use_on_the_target_blocks(world: World) -> None:
 
 
 def test_full_disk_on_the_target_blocks(world: World) -> None:
-    """To the last byte: it still answers."""
+    """Fill the disk to the last byte: the host still answers."""
     world.b.ok("ls")
     state, kept = world.b.state, world.dir / "kept"
     fill = f"cp -a {state} {kept}; mount -t tmpfs -o size=20m none {state}; cp -a {kept}/. {state}; rm -r {kept}"

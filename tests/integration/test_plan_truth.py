@@ -147,7 +147,7 @@ def test_state_that_is_not_refused_is_restored(here: Host, planting: str, option
 def test_on_the_hosts_network_a_closed_connection_and_a_named_service_are_no_obstacle(
     here: Host, planting: str, refused: bool, options: tuple[str, ...]
 ) -> None:
-    """There, CRIU sees the sockets of the host's processes."""
+    """Check a session on the host's network, where CRIU sees the sockets of the host's processes."""
     with Planted(here, planting, (*options, "--net", "host")) as planted:
         assert [check for check, _ in planted.blockers()] == ["outside_sockets"] * refused
         if refused:

@@ -1,4 +1,4 @@
-"""A real CRIU, really fetched: what it leaves, what it does not touch, and what being killed does to it."""
+"""Check fetching a real CRIU: what it leaves, what it does not change, and what a kill does to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FETCH = (
 
 
 def system_state() -> dict[str, tuple[int, int]]:
-    """Everything apt and dpkg keep, by size and time of change."""
+    """Return all files of apt and dpkg, by size and time of change."""
     tops = ("/etc/apt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache/apt", "/var/log/apt")
     files = [path for top in tops for path in Path(top).rglob("*")]
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
@@ -157,7 +157,7 @@ def test_two_simultaneous_fetches_install_one_criu(tmp_path: Path, fetched: Fetc
 
 @contextmanager
 def mirror(answers: dict[str, bytes], asked: list[str]) -> Iterator[str]:
-    """An HTTP proxy on loopback that stands for every mirror."""
+    """Run an HTTP proxy on loopback in place of every mirror."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Our requests to the kernel, judged by another implementation of netlink that reads what came of them."""
+"""Check our netlink requests with pyroute2, which reads back their effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"
 
 @pytest.fixture
 def pids() -> Iterator[list[int]]:
-    """Two processes, each in a network namespace of its own."""
+    """Yield two processes, each in its own network namespace."""
     ours = os.readlink("/proc/self/ns/net")
     held = [subprocess.Popen(["unshare", "--net", "sleep", "60"]) for _ in range(2)]
     try:

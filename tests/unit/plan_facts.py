@@ -1,4 +1,4 @@
-"""Facts of a move that nothing stands in the way of; each test changes one."""
+"""Provide the facts of a move without problems; each test changes one fact."""
 
 from __future__ import annotations
 

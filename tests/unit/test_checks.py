@@ -1,4 +1,4 @@
-"""Every rule of doctor as a row: one fact changed, one finding expected."""
+"""Check every rule of doctor as a row: one fact changed, one finding expected."""
 
 from __future__ import annotations
 

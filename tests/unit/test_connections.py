@@ -1,4 +1,4 @@
-"""Connections to the outside are found with one look at each network, whoever holds them."""
+"""Check that connections to the outside are found with one listing of each network namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CRIU logs -> cause and fix. The logs are in tests/golden/criu-logs.
+"""Check the explanation of CRIU logs. The logs are in tests/golden/criu-logs.
 
 Those named `public-…` are lines from public reports (github.com/checkpoint-restore/criu issues 650, 772, 1470, 2190,
 2266, 2367, 2522, 68, 505; NVIDIA/cuda-checkpoint 40; podman 17496). All others were provoked for real, with CRIU

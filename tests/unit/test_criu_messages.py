@@ -1,4 +1,4 @@
-"""Our RPC codec against known bytes and against the protobuf library as the oracle."""
+"""Check the RPC codec against known bytes, and against the protobuf library as the oracle."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KNOWN = [
 
 
 def oracle() -> dict[str, Any]:
-    """The same schema, built for the real protobuf library."""
+    """Return the same schema, built for the real protobuf library."""
     types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="criu_oracle.proto", package="criu_oracle", syntax="proto2")
     for name, fields in SCHEMA.items():

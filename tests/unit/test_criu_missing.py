@@ -1,4 +1,4 @@
-"""What is still to come, against a model that knows every page by itself."""
+"""Check the table of missing pages against a model that tracks every page separately."""
 
 from __future__ import annotations
 

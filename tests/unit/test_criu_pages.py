@@ -1,4 +1,4 @@
-"""The page-server protocol with the test as CRIU, in both header forms, and the pagemap images."""
+"""Check the page-server protocol with the test as CRIU, in both header forms, and the pagemap images."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def header(version: tuple[int, int], cmd: int, flags: int = 0, nr: int = 0, vadd
 
 
 class Sink:
-    """Windows that end at 64 KiB boundaries, like the chunker's."""
+    """Provide windows that end at 64 KiB boundaries, like the chunker's."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -229,7 +229,7 @@ def test_written_pagemaps_are_loaded_again(
 
 
 def test_pagemap_entry_has_both_page_counts() -> None:
-    """The u32 for readers before 4.2, the u64 for those since."""
+    """Check the u32 for readers before CRIU 4.2, and the u64 for those since."""
     entry = pagemap._entry(Run(0x400000, 1, 4), 4)
     assert entry.hex() == "0880808002100120042801"
 

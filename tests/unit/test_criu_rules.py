@@ -1,4 +1,4 @@
-"""Which CRIU serves which kernel, and how what is known about one is remembered."""
+"""Check which CRIU works on which kernel, and the cache of probe results."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_install_hint_names_the_package_of_the_distribution(release: dict[str, s
 
 
 def fake(path: Path, version: str, check: int, counter: Path) -> Path:
-    """A program that answers as CRIU does, and counts how often it is asked."""
+    """Write a program that answers as CRIU does, and counts how often it is run."""
     path.write_text(
         f'#!/bin/sh\necho "$1" >> {counter}\n'
         f'case "$1" in --version) echo "Version: {version}";; check) echo "Error: no such luck"; exit {check};; esac\n'

@@ -1,4 +1,4 @@
-"""The conversation with CRIU's worker, with the test as CRIU."""
+"""Check the conversation with CRIU's worker, with the test as CRIU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST = {"type": ReqType.RESTORE, "opts": {"images_dir_fd": 3}}
 
 
 class Peer:
-    """CRIU's end."""
+    """Play CRIU's end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.answers = sock, list[bool]()
@@ -45,7 +45,7 @@ class Peer:
 
 @contextlib.contextmanager
 def criu(play: Callable[[Peer], None]) -> Iterator[tuple[socket.socket, Peer]]:
-    """Our end, and a thread that plays the other."""
+    """Yield our end, and a thread that plays the other."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
     peer = Peer(theirs)

@@ -1,4 +1,4 @@
-"""Counts of eventfds in CRIU's images."""
+"""Check the counts of eventfds in CRIU's images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On which mount a path of a session lies, and which mounts a restore cannot make."""
+"""Check on which mount a path lies, and which mounts a restore cannot create."""
 
 from __future__ import annotations
 

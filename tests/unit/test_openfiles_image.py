@@ -1,4 +1,4 @@
-"""CRIU's list of open files, less what must not be compared."""
+"""Check the removal of sizes and modes from CRIU's list of open files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_executable_files_are_found_by_their_mode() -> None:
 
 @given(st.binary(max_size=80), st.integers(0, 90))
 def test_damaged_image_is_malformed_or_unchanged(data: bytes, cut: int) -> None:
-    """Never another exception, and never more than there was."""
+    """Check that no other exception is raised, and the image does not grow."""
     whole = image(regular(b"/a", size=1, mode=2), data)
     for one in (whole[: len(HEAD) + cut], HEAD + data):
         try:

@@ -1,4 +1,4 @@
-"""Every check of a plan: each finds what it is for, at every level it may say, and nothing where nothing is."""
+"""Check every rule of a plan: each finds its problem, at every level it may return, and nothing in a good move."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_findings_are_sorted_worst_first() -> None:
 
 
 def test_session_restored_on_its_own_host_does_not_block_itself() -> None:
-    """Its ports are taken by itself, and its memory is freed before it is needed again."""
+    """Check a move to the same host: its ports are its own, and its memory is freed before it is needed again."""
     move = session(ports=(WEB,), private_net=False)(a_move())
     move = replace(
         move, source=replace(move.source, listening=(WEB,), memory_available=MIB, key=None, keys=frozenset())

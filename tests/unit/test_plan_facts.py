@@ -1,4 +1,4 @@
-"""Facts cross between hosts as JSON and come out as they went in; what is no such JSON is refused."""
+"""Check that facts round-trip between hosts as JSON, and that invalid JSON is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a private apt takes from the machine's settings, and what it must not."""
+"""Check what the private apt takes from the host's settings, and what it must not."""
 
 from __future__ import annotations
 

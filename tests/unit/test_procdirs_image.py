@@ -1,4 +1,4 @@
-"""Names of /proc/PID directories in CRIU's list of open files."""
+"""Check the names of /proc/PID directories in CRIU's list of open files."""
 
 from __future__ import annotations
 

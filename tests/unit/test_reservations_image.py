@@ -1,4 +1,4 @@
-"""CRIU's list of a process's mappings: which of them are mapped again without being counted as memory."""
+"""Check which mappings of a process get MAP_NORESERVE in CRIU's images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edit the masks of blocked signals in CRIU's core images, and registers of interrupted threads."""
+"""Check the masks of blocked signals in CRIU's core images, and the registers of interrupted threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timers in CRIU's list of open files: which are changed, and how."""
+"""Check which timers in CRIU's list of open files are changed, and how."""
 
 from __future__ import annotations
 

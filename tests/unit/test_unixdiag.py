@@ -1,4 +1,4 @@
-"""What the kernel tells of unix sockets: who is connected, who waits, what was not read."""
+"""Check the diagnosis of unix sockets: peers, backlogs and unread bytes."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cmdop_migrate.criu.page_server import LAZY, PAGE, PARENT, PRESENT, PageSource, Target, read
-from cmdop_migrate.criu.protobuf import Malformed, number_field, numbers, record, records
+from cmdop_migrate.criu.protobuf import HEAD, Malformed, number_field, numbers, record, records
 
 _COMMON, _PAGEMAP = 0x54564319, 0x56084025
 _MAGIC = struct.pack("<II", _COMMON, _PAGEMAP)
@@ -89,9 +89,11 @@ def write(images: Path, target: Target, pages_id: int, runs: Iterable[Run], sour
 def load(path: Path) -> tuple[int, list[Run]]:
     """Return the number of the pages file, and the runs. Raise Malformed."""
     data = path.read_bytes()
+    if data[:HEAD] != _MAGIC:
+        raise Malformed(f"{path.name} is not a pagemap")
     entries = [numbers(encoded) for encoded in records(data)]
-    if data[:8] != _MAGIC or not entries:
-        raise Malformed(f"{path.name} is not a pagemap, or is cut short")
+    if not entries:
+        raise Malformed(f"{path.name} is cut short")
     return entries[0][1], [Run(r[1], r.get(5, r.get(2, 0)), r.get(4, PRESENT)) for r in entries[1:]]
 
 

@@ -80,10 +80,10 @@ def _fetch_into(prefix: Path, work: Path, say: Say) -> Criu:
         tree = work / suite / "tree"
         apt.unpack(debs, tree)
         name = "criu-" + re.sub(r"[^A-Za-z0-9.+~-]", "_", offered)
-        verdict = examine(private_candidate(tree), release)
-        if not verdict.problem:
+        result = examine(private_candidate(tree), release)
+        if not result.problem:
             return _install(tree, prefix / name, work, prefix)
-        refused.append(f"{suite}: CRIU {offered}: {verdict.problem}")
+        refused.append(f"{suite}: CRIU {offered}: {result.problem}")
     if failures and not refused:
         raise Unreachable(f"cannot fetch CRIU: {failures[-1].message}", failures[-1].hint)
     reasons = "; ".join([*refused, *(failure.message for failure in failures)])

@@ -63,8 +63,7 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def too_old(version: Version, release: str) -> str | None:
-    """Return the reason why this version is known not to work on this kernel although it may start; None if there is
-    none."""
+    """Return the reason why this version is known not to work on this kernel although it may start, or None."""
     if version < _STRICT_CRIU and kernel_version(release) >= _STRICT_KERNEL:
         shown = ".".join(map(str, version))
         return f"CRIU {shown} cannot dump network sockets on kernel {release}: from 6.16 on CRIU 4.2 is needed"

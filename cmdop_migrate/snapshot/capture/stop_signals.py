@@ -51,7 +51,7 @@ class Exchange:
             status = _status(pid)
             if _is_stopped(status) and (number := _stop_signal(pid)) in REFUSED:
                 before[pid] = number
-                self._numbers[proc.inner_pid(pid)] = number
+                self._numbers[int(status["NSpid"].split()[-1])] = number
         if not before:
             return
         try:
