@@ -1,9 +1,8 @@
-"""CRIU's page-server protocol.
+"""Serve CRIU's page-server protocol.
 
-CRIU connects as a client and sends runs of pages labelled by address;
-`receive` reads each run straight into buffers the sink hands out, so a page is
-copied once, from the kernel. A sink that is slow to hand out the next buffer
-stops CRIU: memory stays bounded.
+CRIU connects as a client and sends runs of pages, each with its address. `receive` reads each run directly into buffers
+of the sink, so that a page is copied once, from the kernel. A sink that is slow to provide the next buffer blocks CRIU:
+memory stays bounded.
 """
 
 from __future__ import annotations
@@ -20,52 +19,53 @@ PARENT, LAZY, PRESENT = 1, 2, 4  # flags of a run, as in the pagemap
 ADD, HOLE, OPEN, OPEN2, CHECK_PARENT, ADD_F = 1, 2, 3, 4, 5, 6
 CLOSE, FORCE_CLOSE = 0x1023, 0x1024
 _KINDS = {1: "process", 2: "shmem"}
-_MAX_RUN = 1 << 40 >> 12  # pages; a longer run is not CRIU but noise
-SNDBUFFORCE = 32  # SOSNDBUFFORCE, which Python has no name for
+_MAX_RUN = 1 << 40 >> 12  # pages; CRIU sends no longer run
+SNDBUFFORCE = 32  # SO_SNDBUFFORCE, for which Python has no name
 _ROOM = 8 << 20
 Buffer = bytes | bytearray | memoryview
 
 
 class ProtocolError(Exception):
-    """The peer said something that is not this protocol, or left in the middle of it."""
+    """Signal that the peer violates the protocol, or closes the connection in the middle of it."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whose pages: a process by its pid inside the session, or a shared memory segment by its id."""
+    """Describe the owner of pages: a process by its pid inside the session, or a shared memory segment by its id."""
 
     kind: str
     id: int
 
 
 class PageSink(Protocol):
-    """Where dumped pages go."""
+    """Receive dumped pages."""
 
     def open(self, target: Target) -> bool:
-        """What follows belongs to `target`. Each is opened once, before its first run. True: an earlier copy of it is
-        known; what did not change since may come without its pages, as a run with PARENT."""
+        """Begin a target: the runs that follow belong to it. Each target is opened once. Return True if an earlier copy
+        of it is known; then CRIU may send unchanged memory as a run with PARENT, without its pages."""
 
     def run(self, vaddr: int, nr_pages: int, flags: int) -> None:
-        """A run begins. With PRESENT its pages follow through `window`; without, it has none."""
+        """Begin a run. With PRESENT its pages follow through `window`; without PRESENT it has no pages."""
 
     def window(self, vaddr: int, size: int) -> memoryview:
-        """A writable buffer for the bytes at `vaddr`: at least one, at most `size` (the rest of the run). May block
-        until memory is free. It is full when the next method is called."""
+        """Return a writable buffer for the bytes at `vaddr`: at least one byte, at most `size` (the rest of the run).
+        It may block until memory is free. The buffer is full when the next method is called."""
 
     def done(self) -> None:
-        """All pages of the dump are there. Only then is the dump told that it may succeed."""
+        """Finish: all pages of the dump have arrived. CRIU gets its answer, and so can succeed, when this returns."""
 
 
 class PageSource(Protocol):
-    """Where restored pages come from."""
+    """Supply restored pages."""
 
     def read(self, target: Target, vaddr: int, nr_pages: int) -> Sequence[Buffer]:
-        """`target`'s pages at `vaddr` in one or several buffers: a whole number of pages, at least one, at most
-        `nr_pages`. Raises when it cannot give the true bytes: nothing else may stand in for them."""
+        """Return `target`'s pages at `vaddr` in one or several buffers: a whole number of pages, at least one, at most
+        `nr_pages`. Raise when it cannot supply the true bytes: nothing else may be returned instead."""
 
 
 def channel() -> tuple[socket.socket, socket.socket]:
-    """-> (ours, CRIU's end), with room for more than a moment's pages: each stop of the one for the other costs."""
+    """Return our end and CRIU's end of a socket pair with a large buffer: each time one side waits for the other costs
+    time."""
     ours, theirs = socket.socketpair()
     with contextlib.suppress(PermissionError):
         theirs.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _ROOM)
@@ -73,7 +73,7 @@ def channel() -> tuple[socket.socket, socket.socket]:
 
 
 class Wire:
-    """Headers and payloads on a stream socket, for one CRIU version."""
+    """Read headers and payloads on a stream socket, for one CRIU version."""
 
     def __init__(self, sock: socket.socket, version: tuple[int, ...]) -> None:
         self.sock = sock
@@ -82,7 +82,8 @@ class Wire:
         self._buffer = bytearray(self._header.size)
 
     def next(self) -> tuple[int, int, int, int, int] | None:
-        """-> (command, flags, nr_pages, vaddr, dst_id), or None when the peer closed between messages."""
+        """Return (command, flags, nr_pages, vaddr, dst_id), or None when the peer closed between messages. Raise
+        ProtocolError."""
         view = memoryview(self._buffer)
         got = self.sock.recv_into(view, 0, socket.MSG_WAITALL)
         if not got:
@@ -94,6 +95,7 @@ class Wire:
         return command & 0xFFFF, command >> 16, nr_pages, vaddr, dst
 
     def fill(self, view: memoryview) -> None:
+        """Fill the buffer from the socket. Raise ProtocolError when the connection ends first."""
         while view:
             got = self.sock.recv_into(view, 0, socket.MSG_WAITALL)
             if not got:
@@ -102,9 +104,9 @@ class Wire:
 
 
 def receive(sock: socket.socket, sink: PageSink, version: tuple[int, ...]) -> int:
-    """Take a whole dump; -> pages received. Any error closes the socket, which makes CRIU fail the dump and leave
-    the session as it was. ProtocolError when CRIU went away before it said it was finished; this is only seen once the
-    caller has closed its own copy of CRIU's end."""
+    """Receive a whole dump and return the number of pages. Any error closes the socket, which makes CRIU fail the dump
+    and leave the session unchanged. Raise ProtocolError when CRIU ends before it has reported the end of the dump; that
+    is detected only if the caller has closed its own copy of CRIU's end."""
     wire, total, seen = Wire(sock, version), 0, set[Target]()
     try:
         while (message := wire.next()) is not None:
@@ -155,9 +157,9 @@ def _kind(dst: int) -> str:
 
 
 def read(source: PageSource, target: Target, vaddr: int, nr_pages: int) -> Sequence[Buffer]:
-    """Ask the source and hold it to its word."""
+    """Read pages from the source. Raise ValueError if it returns more or less than its contract allows."""
     if nr_pages == 0:
-        raise ProtocolError(f"asked for no pages at {vaddr:#x}")
+        raise ProtocolError(f"a request for no pages at {vaddr:#x}")
     buffers = source.read(target, vaddr, nr_pages)
     size = sum(map(len, buffers))
     if size % PAGE or not 0 < size <= nr_pages * PAGE:

@@ -1,8 +1,7 @@
-"""What we ask of CRIU, as values; pure, so that a table can test it.
+"""Build the requests to CRIU from values, without side effects, so that a table can test it.
 
-Descriptor numbers in a request (`images_dir_fd`, `work_dir_fd`) are resolved by
-CRIU through /proc of the process that *made* the socket pair, not of the one
-that spawned the worker: that process must live and keep them open. `pages_fd`
+CRIU resolves descriptor numbers in a request (`images_dir_fd`, `work_dir_fd`) through /proc of the process that
+*created* the socket pair, not of the one that spawned the worker: that process must live and keep them open. `pages_fd`
 is different: it is inherited, so its number is the worker's own.
 """
 
@@ -21,7 +20,8 @@ LOG_LEVEL = 4
 
 @dataclass(frozen=True)
 class SharedMount:
-    """A mount of the host that the session sees: `inside` in the session, found by `key`, backed by `host`."""
+    """Describe a mount of the host that the session sees: at `inside` in the session, named `key` for CRIU, at `host`
+    on the host."""
 
     key: str
     inside: str
@@ -30,20 +30,20 @@ class SharedMount:
 
 @dataclass(frozen=True)
 class DumpSpec:
-    """One dump. What is not said here is the same for every session."""
+    """Describe the options of one dump. All other options are the same for every session."""
 
     pid: int
     images_dir_fd: int
     root: str
-    # Freeze it before asking, and it stays frozen; frozen by CRIU it costs a poll of 100 ms more.
+    # A cgroup frozen before the request stays frozen. If CRIU freezes it, that takes a poll of 100 ms more.
     freeze_cgroup: str | None = None
     leave_running: bool = False
     pages_fd: int | None = None  # our page server; without it CRIU writes pages-*.img itself
-    track: bool = False  # from now on the kernel is to note which pages are written; not every kernel can
-    parent: str | None = None  # images of the last dump with `track`, as seen from images_dir: only what changed since
+    track: bool = False  # have the kernel track which pages are written from now on; not every kernel can
+    parent: str | None = None  # images of the last dump with `track`, relative to images_dir: dump changed pages only
     shared: tuple[SharedMount, ...] = ()
-    external: tuple[str, ...] = ()  # other outside things, in CRIU's own words
-    ghost_limit: int = GHOST_LIMIT  # largest deleted-but-open file to carry
+    external: tuple[str, ...] = ()  # other external resources, in CRIU's syntax
+    ghost_limit: int = GHOST_LIMIT  # largest deleted but open file that is dumped
     freeze_seconds: int = FREEZE_SECONDS
     log_file: str = "dump.log"
     log_level: int = LOG_LEVEL
@@ -52,7 +52,7 @@ class DumpSpec:
 
 @dataclass(frozen=True)
 class RestoreSpec:
-    """One restore."""
+    """Describe the options of one restore."""
 
     images_dir_fd: int
     root: str
@@ -69,14 +69,14 @@ class RestoreSpec:
 
 
 def dump(spec: DumpSpec) -> dict[str, Any]:
-    """The `req` message for a dump."""
+    """Return the `req` message for a dump."""
     opts = _common(spec.images_dir_fd, spec.root, spec.log_file, spec.log_level, spec.work_dir_fd)
     opts.update(
         pid=spec.pid,
         leave_running=spec.leave_running,
         ghost_limit=spec.ghost_limit,
         timeout=spec.freeze_seconds,
-        # Without it a connection waiting in a listener's backlog fails the whole dump; its client gets a reset.
+        # Without this option a connection in a listener's backlog fails the whole dump. Its client gets a reset.
         tcp_skip_in_flight=True,
     )
     if spec.freeze_cgroup is not None:
@@ -92,12 +92,12 @@ def dump(spec: DumpSpec) -> dict[str, Any]:
 
 
 def restore(spec: RestoreSpec) -> dict[str, Any]:
-    """The `req` message for a restore."""
+    """Return the `req` message for a restore."""
     opts = _common(spec.images_dir_fd, spec.root, spec.log_file, spec.log_level, spec.work_dir_fd)
     opts.update(
         rst_sibling=spec.sibling,
         lazy_pages=spec.lazy_pages,
-        weak_sysctls=True,  # another kernel may lack a sysctl; that is no reason to lose the session
+        weak_sysctls=True,  # another kernel may lack a sysctl, which must not fail the restore
     )
     if spec.inherit_fds:
         opts["inherit_fd"] = [{"key": key, "fd": fd} for key, fd in spec.inherit_fds]
@@ -110,6 +110,7 @@ def restore(spec: RestoreSpec) -> dict[str, Any]:
 
 
 def wire(request: Mapping[str, Any]) -> bytes:
+    """Encode a `req` message."""
     return encode("req", request)
 
 
@@ -122,15 +123,15 @@ def _common(images_dir_fd: int, root: str, log_file: str, log_level: int, work_d
         "notify_scripts": True,
         "orphan_pts_master": True,  # the PTY master is the holder's, outside the tree
         "shell_job": False,
-        "tcp_established": True,  # loopback connections; the outside ones were reset before
-        "ext_unix_sk": True,  # datagram sockets to a host service (syslog); stream ones CRIU refuses either way
+        "tcp_established": True,  # loopback connections; connections to other hosts were reset earlier
+        "ext_unix_sk": True,  # datagram sockets to a host service (syslog); CRIU refuses stream sockets in any case
         "file_locks": True,
         "link_remap": True,
         "evasive_devices": True,
-        # Watches by path: the file handles CRIU would else keep name inodes of the host left behind.
+        # Dump watches by path: the file handles that CRIU would dump otherwise refer to inodes of this host.
         "force_irmap": True,
-        "manage_cgroups_mode": CgroupMode.IGNORE,  # the session's cgroup is ours to make
-        "network_lock": NetworkLock.SKIP,  # nothing outside is connected any more
+        "manage_cgroups_mode": CgroupMode.IGNORE,  # we create the session's cgroup
+        "network_lock": NetworkLock.SKIP,  # no outside connection exists any more
     }
     if work_dir_fd is not None:
         opts["work_dir_fd"] = work_dir_fd

@@ -1,10 +1,7 @@
-"""CRIU's RPC messages, wire-compatible, as plain dicts.
+"""Encode and decode CRIU's RPC messages, wire-compatible, as plain dicts.
 
-The wire form is protobuf (proto2); the numbers are those of CRIU's public
-rpc.proto. The handful of messages needs varints and length-delimited fields
-only, so a table and two functions do it, and the holder can speak it with the
-standard library alone. Unknown fields are passed over when reading: a newer
-CRIU may say more than we know.
+The field numbers are those of CRIU's public rpc.proto. Unknown fields are skipped when reading: a newer CRIU may send
+fields that are not in this table.
 """
 
 from __future__ import annotations
@@ -14,10 +11,14 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+from cmdop_migrate.criu.protobuf import BYTES, Malformed, Value, bytes_field, fields, number_field
+
 Fields = Mapping[str, Any]
 
 
 class ReqType(IntEnum):
+    """List types of requests and responses (criu_req_type)."""
+
     EMPTY = 0
     DUMP = 1
     RESTORE = 2
@@ -35,6 +36,8 @@ class ReqType(IntEnum):
 
 
 class CgroupMode(IntEnum):
+    """List ways to dump and restore cgroups (criu_cg_mode)."""
+
     IGNORE = 0
     NONE = 1
     PROPS = 2
@@ -45,13 +48,11 @@ class CgroupMode(IntEnum):
 
 
 class NetworkLock(IntEnum):
+    """List ways to keep packets out during a dump (criu_network_lock_method)."""
+
     IPTABLES = 1
     NFTABLES = 2
     SKIP = 3
-
-
-class Malformed(ValueError):
-    """The bytes are not such a message."""
 
 
 class _Field(NamedTuple):
@@ -61,14 +62,14 @@ class _Field(NamedTuple):
 
 
 def _table(**kinds: str) -> dict[str, dict[str, _Field]]:
-    """`field=number:kind`, with a `*` for repeated, one message a keyword."""
+    """Parse `field=number:kind` words, `*` for a repeated field; one message for each keyword argument."""
     result: dict[str, dict[str, _Field]] = {}
     for message, text in kinds.items():
-        fields = result.setdefault(message, {})
+        table = result.setdefault(message, {})
         for word in text.split():
             name, _, rest = word.partition("=")
             number, _, kind = rest.partition(":")
-            fields[name] = _Field(int(number), kind.rstrip("*"), kind.endswith("*"))
+            table[name] = _Field(int(number), kind.rstrip("*"), kind.endswith("*"))
     return result
 
 
@@ -108,84 +109,43 @@ SCHEMA = _table(
         cr_errno=7:int features=8:features cr_errmsg=9:str version=10:version status=11:int""",
 )
 _BY_NUMBER = {
-    message: {field.number: (name, field) for name, field in fields.items()} for message, fields in SCHEMA.items()
+    message: {field.number: (name, field) for name, field in table.items()} for message, table in SCHEMA.items()
 }
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-def encode(message: str, fields: Fields) -> bytes:
-    """The wire form. A field the message does not have is a KeyError: a typo must not vanish in silence."""
+def encode(message: str, values: Fields) -> bytes:
+    """Return the encoded message. Raise KeyError for a field that the message does not have: a typo must not be
+    ignored."""
     table, out = SCHEMA[message], bytearray()
-    for name in sorted(fields, key=lambda name: table[name].number):
+    for name in sorted(values, key=lambda name: table[name].number):
         field = table[name]
-        for value in fields[name] if field.many else (fields[name],):
+        for value in values[name] if field.many else (values[name],):
             if field.kind in ("int", "bool"):
-                out += varint(field.number << 3 | _VARINT) + varint(int(value))
+                out += number_field(field.number, int(value))
             else:
                 data = os.fsencode(value) if field.kind == "str" else encode(field.kind, value)
-                out += varint(field.number << 3 | _BYTES) + varint(len(data)) + data
+                out += bytes_field(field.number, data)
     return bytes(out)
 
 
 def decode(message: str, data: bytes) -> dict[str, Any]:
-    """The fields that are there. Repeated ones come as lists. Raises Malformed."""
-    table, at = _BY_NUMBER[message], 0
+    """Return the fields that are present, repeated ones as lists. Raise Malformed."""
+    table = _BY_NUMBER[message]
     result: dict[str, Any] = {}
-    while at < len(data):
-        tag, at = read_varint(data, at)
-        value: Any
-        wire = tag & 7
-        if wire == _VARINT:
-            value, at = read_varint(data, at)
-        elif wire == _BYTES:
-            size, at = read_varint(data, at)
-            value, at = data[at : at + size], at + size
-        elif wire in (_FIXED64, _FIXED32):
-            size = 8 if wire == _FIXED64 else 4
-            value, at = data[at : at + size], at + size
-        else:
-            raise Malformed(f"wire type {wire} in {message}")
-        if at > len(data):
-            raise Malformed(f"{message} is cut short")
-        if tag >> 3 in table:
-            name, field = table[tag >> 3]
-            value = _typed(message, field, wire, value)
+    for number, wire, value, _ in fields(data):
+        if number in table:
+            name, field = table[number]
+            decoded = _typed(message, field, wire, value)
             if field.many:
-                result.setdefault(name, []).append(value)
+                result.setdefault(name, []).append(decoded)
             else:
-                result[name] = value
+                result[name] = decoded
     return result
 
 
-def _typed(message: str, field: _Field, wire: int, value: Any) -> Any:
-    if (wire == _VARINT) != (field.kind in ("int", "bool")) or wire in (_FIXED32, _FIXED64):
+def _typed(message: str, field: _Field, wire: int, value: Value) -> Any:
+    if isinstance(value, int) and field.kind in ("int", "bool"):
+        return bool(value) if field.kind == "bool" else value - (1 << 64) if value >> 63 else value
+    if isinstance(value, int) or wire != BYTES or field.kind in ("int", "bool"):
         raise Malformed(f"field {field.number} of {message} has wire type {wire}")
-    if field.kind == "bool":
-        return bool(value)
-    if field.kind == "int":
-        return value - (1 << 64) if value >> 63 else value
     return value.decode(errors="replace") if field.kind == "str" else decode(field.kind, value)
-
-
-def varint(number: int) -> bytes:
-    """Protobuf's base-128; a negative number goes out as 64-bit two's complement."""
-    number &= (1 << 64) - 1
-    out = bytearray()
-    while number > 127:
-        out.append(number & 127 | 128)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """-> (number, offset behind it)."""
-    number = shift = 0
-    while at < len(data) and shift < 70:
-        byte = data[at]
-        at += 1
-        number |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return number & (1 << 64) - 1, at
-    raise Malformed("a number is cut short or too long")

@@ -1,8 +1,7 @@
-"""Talks to `criu swrk`: one request, the notifications on the way, one answer.
+"""Run `criu swrk` and exchange messages with it: one request, its notifications, one answer.
 
-`spawn` and `converse` are apart on purpose: with `rst_sibling` the restored
-root becomes a child of whoever spawned the worker (the holder), while another
-process may hold the other end of the socket and do the talking.
+`spawn` and `converse` are separate on purpose: with `rst_sibling` the restored root becomes a child of the process that
+spawned the worker (the holder), while another process may hold the other end of the socket and exchange the messages.
 """
 
 from __future__ import annotations
@@ -22,26 +21,27 @@ from typing import Any
 
 from cmdop_migrate import log
 from cmdop_migrate.criu.failures import diagnosis
-from cmdop_migrate.criu.rpc import Malformed, ReqType, decode, encode
+from cmdop_migrate.criu.protobuf import Malformed
+from cmdop_migrate.criu.rpc import ReqType, decode, encode
 from cmdop_migrate.errors import TimedOut
 
 _LOG = log.get("criu")
 _MESSAGE = 1 << 16
 _MAX_FDS = 16
-_GRACE = 2.0  # seconds a worker gets to finish by itself
-_CURE = 30.0  # and to give back the tasks it has in its hands
-# CRIU gets SIGCHLD whenever a task that it traces stops, and only wants to hear that one died, which the task's socket
-# tells as well. Unblocked, each one would stop CRIU until its own tracer, the dump guard, continues it.
-_NOT_HEARD = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD}
-_NEVER = "-1000"  # for the kernel, which looks for somebody to kill when it is out of memory
-# CRIU only logs a `no` at these and lets the tasks run all the same.
+_FINISH_WITHIN = 2.0  # seconds that a worker gets to end by itself
+_RELEASE_WITHIN = 30.0  # seconds that a worker gets to release the tasks it has seized
+# CRIU gets SIGCHLD whenever a task that it traces stops, and needs it only to learn that a task died, which the task's
+# socket tells as well. Unblocked, each SIGCHLD would stop CRIU until its own tracer, the dump guard, continues it.
+_BLOCKED = {signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD}
+_NEVER_KILL = "-1000"  # oom_score_adj: the kernel does not choose it when memory runs out
+# At these CRIU only logs a refusal and lets the tasks run nevertheless.
 _TOO_LATE_TO_REFUSE = ("pre-resume", "post-resume")
 
 
 @dataclass(frozen=True)
 class Notification:
-    """CRIU has reached a point and waits for us. `pid` is the restored root's, where CRIU tells it. The descriptors
-    belong to the conversation, which hands them over with its result or closes them."""
+    """Describe a point that CRIU has reached, at which it waits for an answer. `pid` is the restored root's, where CRIU
+    reports it. The descriptors belong to the conversation, which returns them with its result or closes them."""
 
     script: str
     pid: int | None
@@ -50,8 +50,9 @@ class Notification:
 
 @dataclass(frozen=True)
 class Response:
-    """How it ended. `phases`: seconds up to each notification since the one before (time in callbacks left out), and
-    `finish` for the rest. `fds` (close-on-exec) are the caller's: with orphan_pts_master, the new PTY master."""
+    """Describe the result of a request. `phases`: seconds up to each notification since the one before (without the
+    time in callbacks), and `finish` for the rest. `fds` (close-on-exec) belong to the caller: with orphan_pts_master,
+    the new PTY master."""
 
     success: bool
     pid: int = 0
@@ -66,7 +67,7 @@ OnNotify = Callable[[Notification], bool | None]
 
 
 class HungUp(Exception):
-    """The worker went away without an answer, or with one nobody can read."""
+    """Signal that the worker ended without an answer, or with one that cannot be decoded."""
 
 
 def converse(
@@ -76,15 +77,14 @@ def converse(
     timeout: float | None = None,
     worker: int | None = None,
 ) -> Response:
-    """Send the request, answer each notification, return the answer; a `no` from CRIU is a result.
+    """Send the request, answer each notification, and return the answer; a failure reported by CRIU is a result.
 
-    `on_notify` may return False, or raise, to refuse: CRIU is told so and gives up, and what was raised is raised here
-    after CRIU has answered. At `pre-resume` CRIU would go on regardless: there the restored root, and with it its pid
-    namespace, is killed, and the conversation ends at once. Raises TimedOut when CRIU took `timeout` seconds, those in
-    which it waited for `on_notify` not counted; HungUp when the worker is gone: with its pid, `worker`, also while a
-    child that it left behind keeps its end of the socket open. After these and after a refusal at `pre-resume` the
-    worker is the caller's to `end`.
-    """
+    `on_notify` may return False, or raise, to refuse: CRIU gets the refusal and stops, and the exception is raised here
+    after CRIU has answered. At `pre-resume` CRIU would continue regardless: there the restored root, and with it its
+    pid namespace, is killed, and the conversation ends immediately. Raise TimedOut when CRIU took `timeout` seconds,
+    not counting those in which it waited for `on_notify`. Raise HungUp when the worker has ended: with its pid,
+    `worker`, also while a child that it left behind keeps its end of the socket open. After these errors and after a
+    refusal at `pre-resume` the caller must `end` the worker."""
     talk = _Conversation(sock, on_notify, None if timeout is None else time.monotonic() + timeout, _watch(worker))
     try:
         response = talk.run(encode("req", request))
@@ -106,7 +106,7 @@ class _Conversation:
         self, sock: socket.socket, on_notify: OnNotify | None, deadline: float | None, death: int | None
     ) -> None:
         self.sock, self.on_notify, self.deadline = sock, on_notify, deadline
-        self.death = death  # can be read once the worker is dead
+        self.death = death  # a pidfd: readable once the worker is dead
         self.fds: list[int] = []
         self.phases: dict[str, float] = {}
         self.root: int | None = None
@@ -114,6 +114,7 @@ class _Conversation:
         self.raised: BaseException | None = None
 
     def run(self, request: bytes) -> Response:
+        """Send the request and answer notifications until CRIU answers."""
         since = time.monotonic()
         self._send(request)
         while True:
@@ -126,25 +127,25 @@ class _Conversation:
             script = notify.get("script", "")
             self.phases[script] = self.phases.get(script, 0.0) + now - since
             self.root = notify.get("pid", self.root)
-            yes = self._ask(Notification(script, notify.get("pid"), fds))
+            accepted = self._ask(Notification(script, notify.get("pid"), fds))
             since = time.monotonic()
             if self.deadline is not None:
                 self.deadline += since - now
-            if not yes and script in _TOO_LATE_TO_REFUSE:
+            if not accepted and script in _TOO_LATE_TO_REFUSE:
                 self._kill_root()
                 return self._response({})
-            self._send(encode("req", {"type": ReqType.NOTIFY, "notify_success": yes}))
+            self._send(encode("req", {"type": ReqType.NOTIFY, "notify_success": accepted}))
 
     def _ask(self, notification: Notification) -> bool:
         if self.refused_at is not None:
             return False
         try:
-            yes = self.on_notify is None or self.on_notify(notification) is not False
-        except BaseException as error:  # noqa: BLE001 - CRIU is told first, then it is raised by converse
-            self.raised, yes = error, False
-        if not yes:
+            accepted = self.on_notify is None or self.on_notify(notification) is not False
+        except BaseException as error:  # noqa: BLE001 - CRIU gets its answer first, then converse raises it
+            self.raised, accepted = error, False
+        if not accepted:
             self.refused_at = notification.script
-        return yes
+        return accepted
 
     def _kill_root(self) -> None:
         if self.root:
@@ -170,12 +171,12 @@ class _Conversation:
             raise HungUp from error
 
     def _wait(self) -> None:
-        """Until there is something to receive, or the worker is dead."""
+        """Wait until a message has arrived, or the worker is dead. Raise TimedOut."""
         left = None if self.deadline is None else self.deadline - time.monotonic()
         self.sock.setblocking(False)
         fds = [self.sock.fileno()] if self.death is None else [self.sock.fileno(), self.death]
         if (left is not None and left <= 0) or not select.select(fds, [], [], left)[0]:
-            raise TimedOut("CRIU did not finish in the time given", "Give it more, or see its log.")
+            raise TimedOut("CRIU did not finish in the time given", "Allow more time, or see CRIU's log.")
 
     def _receive(self) -> tuple[dict[str, Any], tuple[int, ...]]:
         self._wait()
@@ -198,6 +199,7 @@ class _Conversation:
             raise HungUp from error
 
     def close_fds(self) -> None:
+        """Close all received descriptors."""
         for fd in self.fds:
             os.close(fd)
         self.fds = []
@@ -211,10 +213,10 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
     """Start the worker on its end of a SOCK_SEQPACKET pair; `criu` is the command up to CRIU's own arguments. The
     caller closes `theirs` afterwards.
 
-    Whoever wants to end it is to ask us: at the wrong moment, with CRIU's first instructions in a process, its death is
-    that process's. So it does not hear what a terminal or a service manager sends to all of us, nor does the kernel
-    choose it when memory runs out."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_HEARD)
+    Only `end` may kill the worker: if CRIU dies at the wrong moment, with its first instructions in a process, that
+    process dies too. So the signals that a terminal or a service manager sends to all our processes are blocked in the
+    worker, and the kernel does not choose it when memory runs out."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         worker = subprocess.Popen(
             [*criu, "swrk", str(theirs.fileno())],
@@ -226,28 +228,30 @@ def spawn(criu: Sequence[str], theirs: socket.socket, pass_fds: Sequence[int] = 
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    with contextlib.suppress(OSError):  # not ours to lower, in a container
-        Path(f"/proc/{worker.pid}/oom_score_adj").write_text(_NEVER, encoding="ascii")
+    with contextlib.suppress(OSError):  # a container may not lower it
+        Path(f"/proc/{worker.pid}/oom_score_adj").write_text(_NEVER_KILL, encoding="ascii")
     return worker
 
 
-def end(process: subprocess.Popen[bytes], patience: float = _GRACE, on_stuck: Callable[[], None] | None = None) -> None:
-    """Make sure it is gone: `patience` seconds to finish by itself, SIGKILL. `on_stuck` is called when it is still
-    there some time after that: a process that traces it keeps it. What it had forked to try out the kernel goes with
-    it: one that is killed leaves such a child stopped for ever."""
+def end(
+    process: subprocess.Popen[bytes], patience: float = _FINISH_WITHIN, on_stuck: Callable[[], None] | None = None
+) -> None:
+    """End the worker: wait `patience` seconds for it to end by itself, then kill it. Call `on_stuck` if it still exists
+    some time after that, because a process that traces it keeps it. The children that the worker had forked to probe
+    the kernel are killed with it: otherwise a killed worker leaves such a child stopped forever."""
     if process.returncode is not None:
         return
     death = os.pidfd_open(process.pid)
     try:
         if not select.select([death], [], [], patience)[0]:
             process.kill()
-            if not select.select([death], [], [], _CURE)[0] and on_stuck is not None:
+            if not select.select([death], [], [], _RELEASE_WITHIN)[0] and on_stuck is not None:
                 on_stuck()
             select.select([death], [], [])
     finally:
         os.close(death)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
+        os.killpg(process.pid, signal.SIGKILL)  # the worker is not reaped yet, so the number is still its own
     process.wait()
 
 
@@ -264,13 +268,13 @@ def run(
     on_stuck: Callable[[], None] | None = None,
     timeout: float | None = None,
 ) -> Response:
-    """One worker from start to end, in this process. Raises CriuFailed (with cause, fix and the tail of the log at
-    `log_path`) unless CRIU succeeded, TimedOut, or what `on_notify` raised. However it ends, the worker is gone.
+    """Run one worker from start to end, in this process. Raise CriuFailed (with cause, fix and the tail of the log at
+    `log_path`) if CRIU fails, TimedOut, or the exception of `on_notify`. In every case the worker has ended.
 
-    `on_cancel` runs first when the conversation is cut short (time-out, Ctrl-C): closing the page-server socket there
-    lets CRIU fail by itself and let go of the tasks. It is given time for that: killed, it may take one with it.
-    `on_spawn` gets the worker's pid before the request is sent; `on_stuck` as in `end`.
-    Always give a `timeout`: CRIU waits for ever on some damaged images.
+    `on_cancel` is called first when the conversation is interrupted (time-out, Ctrl-C): closing the page-server socket
+    there makes CRIU fail by itself and release the tasks. CRIU gets time for that: if it is killed, a task may die with
+    it. `on_spawn` gets the worker's pid before the request is sent; `on_stuck` as in `end`.
+    Always pass a `timeout`: CRIU waits forever on some damaged images.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
@@ -282,21 +286,21 @@ def run(
             response = converse(ours, request, on_notify, timeout, worker.pid)
         except HungUp:
             end(worker, on_stuck=on_stuck)
-            raise diagnosis.failure(f"{what}: CRIU died ({_how(worker.returncode)})", log_path) from None
+            raise diagnosis.failure(f"{what}: CRIU died ({_exit_text(worker.returncode)})", log_path) from None
         except BaseException:
             ours.close()
             if on_cancel is not None:
                 on_cancel()
-            end(worker, 0 if on_cancel is None else _CURE, on_stuck)
+            end(worker, 0 if on_cancel is None else _RELEASE_WITHIN, on_stuck)
             raise
-        end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _GRACE, on_stuck)
+        end(worker, 0 if response.refused_at in _TOO_LATE_TO_REFUSE else _FINISH_WITHIN, on_stuck)
     _LOG.debug("CRIU answered: success=%s phases=%s", response.success, response.phases)
     if not response.success:
         raise diagnosis.failure(what, log_path, response.errmsg)
     return response
 
 
-def _how(status: int | None) -> str:
+def _exit_text(status: int | None) -> str:
     if status is not None and status < 0:
         return signal.Signals(-status).name
     return f"exit status {status}"

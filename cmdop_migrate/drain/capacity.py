@@ -18,8 +18,8 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.images.files import walk
 from cmdop_migrate.migration import gather_facts, peers, plan
 from cmdop_migrate.model import Record
-from cmdop_migrate.preflight.facts.host import Ask
-from cmdop_migrate.preflight.facts.session import Measured, expect
+from cmdop_migrate.preflight.facts.host import HostQuery
+from cmdop_migrate.preflight.facts.session import PastCheckpoint, estimate
 from cmdop_migrate.remote.inventory import SSH_CONFIG
 from cmdop_migrate.remote.ssh import SshPool
 
@@ -32,13 +32,13 @@ class UnfitHost:
     why: str
 
 
-def load(this_host: Host, record: Record, measured: Sequence[Measured]) -> Load:
+def load(this_host: Host, record: Record, measured: Sequence[PastCheckpoint]) -> Load:
     """Return what moving this session costs, measured from outside: the session is not stopped."""
     directory = this_host.directory(record.session)
     uppers = [directory / f"layers/{number}/upper" for number in range(len(record.layers))]
     memory = gather_facts.memory(cgroup.pids(this_host.cgroup(record.session)))
     files = sum(walk.measure(upper).data_bytes for upper in uppers)
-    guess = expect(memory, files, measured, record.session)
+    guess = estimate(memory, files, measured, record.session)
     if guess is None:
         send, seconds = memory // schedule.RATIO + files, (memory + files) / schedule.RATE
     else:
@@ -63,7 +63,7 @@ def names(config: Config, given: Sequence[str]) -> list[str]:
 def targets(
     this_host: Host, hosts: Sequence[str], sample: Record, timeout: float = math.inf
 ) -> tuple[list[DrainTarget], list[UnfitHost]]:
-    """Ask all hosts simultaneously how much room they have. A host that has not answered after `timeout` seconds is
+    """HostQuery all hosts simultaneously how much room they have. A host that has not answered after `timeout` seconds is
     reported as unfit. Raise Usage if one is this host itself under another name."""
     if not hosts:
         return [], []
@@ -91,7 +91,7 @@ def targets(
 def _ask(this_host: Host, pool: SshPool, name: str, sample: Record) -> DrainTarget | UnfitHost | Usage:
     try:
         peer = peers.checked_peer(this_host, pool, name)
-        facts = plan.RemoteFacts(peer).facts(Ask(sample.session, sample.name))
+        facts = plan.RemoteFacts(peer).facts(HostQuery(sample.session, sample.name))
     except Usage as error:
         return error
     except CmdopError as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cmdop_migrate.config import Config
-from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.install import fetch, find
 from cmdop_migrate.errors import Blocked, CmdopError, NotRoot, Unreachable
 from cmdop_migrate.host import drain_journal, resources
 from cmdop_migrate.preflight.facts.machine import CriuFacts, gather
@@ -59,7 +59,7 @@ def fix(config: Config, say: Say) -> list[Check]:
 def _provide_criu(config: Config, say: Say) -> None:
     prefix = criu_prefix(config)
     if find.find(config.criu, prefix) is None:
-        criu = find.fetch(prefix, say)
+        criu = fetch.fetch(prefix, say)
         say(f"CRIU {'.'.join(map(str, criu.version))} is ready in {prefix}")
 
 

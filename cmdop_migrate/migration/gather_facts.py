@@ -33,8 +33,16 @@ from cmdop_migrate.migration import compatibility
 from cmdop_migrate.model import PROTOCOL, Record
 from cmdop_migrate.preflight.facts import cpu
 from cmdop_migrate.preflight.facts import machine as facts_machine
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing, Wanting
-from cmdop_migrate.preflight.facts.session import HeldFile, Measured, SessionFacts
+from cmdop_migrate.preflight.facts.host import (
+    FileDifference,
+    HostFacts,
+    HostProblem,
+    HostQuery,
+    LeaseFacts,
+    Port,
+    Service,
+)
+from cmdop_migrate.preflight.facts.session import HeldFile, PastCheckpoint, SessionFacts
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
 from cmdop_migrate.session import files_in_use, inspect, open_files, tcp_connections
 from cmdop_migrate.session.holder_client import HolderGone
@@ -47,7 +55,7 @@ MEASURED_CHECKPOINTS = 20
 _log = log.get("plan")
 
 
-def gather_host(this_host: Host, ask: Ask) -> HostFacts:
+def gather_host(this_host: Host, ask: HostQuery) -> HostFacts:
     """Gather the facts of this host that `ask` needs. A store, lease store or relay that does not answer is a fact too,
     and is not waited for long."""
     config = this_host.config
@@ -70,7 +78,7 @@ def gather_host(this_host: Host, ask: Ask) -> HostFacts:
         lease=lease,
         needs=(
             *(
-                Need(check.name, check.message, check.fix, check.fatal)
+                HostProblem(check.name, check.message, check.fix, check.fatal)
                 for check in rules_doctor.run(machine)
                 if check.level != "ok"
             ),
@@ -93,11 +101,11 @@ def gather_host(this_host: Host, ask: Ask) -> HostFacts:
     )
 
 
-def _drained(config: Config) -> Iterator[Need]:
+def _drained(config: Config) -> Iterator[HostProblem]:
     """Yield a fatal need if this host is being drained: no session can be moved here then."""
     if drain_journal.read_flag(config.state_dir) is not None:
         check = doctor.DRAINED
-        yield Need(check.name, f"{config.host} is being drained", check.fix, fatal=True)
+        yield HostProblem(check.name, f"{config.host} is being drained", check.fix, fatal=True)
 
 
 def _group_room(group: str) -> Iterator[int]:
@@ -123,12 +131,12 @@ def _criu(config: Config) -> facts_machine.CriuFacts:
     return facts_machine.CriuFacts(version, criu.source, find.features(criu, doctor.FEATURES))
 
 
-def _wanting(config: Config, ask: Ask) -> dict[str, Wanting]:
+def _wanting(config: Config, ask: HostQuery) -> dict[str, FileDifference]:
     """Return the files that are missing or different here, by the same comparison that a restore makes."""
     known = HostFiles(config.state_dir / "cache" / "hostfiles.json", blake3, "blake3")
     verdicts = compare((HostFile.from_json(list(row)) for row in ask.files), known.describe, known.begins)
     _save_digests(known)
-    wanting: dict[str, Wanting] = {}
+    wanting: dict[str, FileDifference] = {}
     for path, verdict in verdicts:
         if verdict not in (FileMatch.SAME, FileMatch.GROWN):
             wanting[path] = "missing" if verdict is FileMatch.MISSING else "different"
@@ -151,7 +159,7 @@ def _store(config: Config) -> Service:
         return Service(config.store, error.message)
 
 
-def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
+def _lease(config: Config, session: str) -> tuple[Service, LeaseFacts | None]:
     try:
         store = leases.open_store(config)
         service, seen = Service(config.lease, id=identity(store)), store.inspect(session)
@@ -160,7 +168,7 @@ def _lease(config: Config, session: str) -> tuple[Service, Standing | None]:
     if seen is None:
         return service, None
     lease = seen.record
-    return service, Standing(lease.state, lease.host, lease.instance, lease.token)
+    return service, LeaseFacts(lease.state, lease.host, lease.instance, lease.token)
 
 
 def _keys(config: Config) -> list[str]:
@@ -313,15 +321,17 @@ def _databases(group: str, record: Record) -> tuple[str, ...]:
     return tuple(path for path in open_files.rollback_databases(group) if not path.startswith(shared))
 
 
-def measured(this_host: Host) -> tuple[Measured, ...]:
+def measured(this_host: Host) -> tuple[PastCheckpoint, ...]:
     """Return the measurements of this host's last checkpoints from its events, oldest first."""
     measurements = [_measured(event) for event in this_host.events.read() if event.get("event") == "checkpointed"]
     return tuple(measurement for measurement in measurements[-MEASURED_CHECKPOINTS:] if measurement is not None)
 
 
-def _measured(event: dict[str, Any]) -> Measured | None:
+def _measured(event: dict[str, Any]) -> PastCheckpoint | None:
     try:
         memory, files, new = (int(event[name]) for name in ("memory", "files", "new"))
-        return Measured(str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"]))
+        return PastCheckpoint(
+            str(event["session"]), memory, files, new, float(event["frozen_s"]), float(event["upload_s"])
+        )
     except (KeyError, TypeError, ValueError):
         return None  # written by a version without these fields

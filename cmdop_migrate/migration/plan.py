@@ -15,10 +15,9 @@ from cmdop_migrate.errors import PeerDiffers, Usage
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import gather_facts, peers
 from cmdop_migrate.preflight import plan as preflight_plan
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts
-from cmdop_migrate.preflight.facts.session import Carry, Expected, SessionFacts, expect
+from cmdop_migrate.preflight.facts.host import HostFacts, HostQuery
+from cmdop_migrate.preflight.facts.session import Carry, Estimate, Move, SessionFacts, estimate
 from cmdop_migrate.preflight.findings import Finding
-from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.remote.peer import Peer
 
 # For tests only: a file with a JSON object that overrides facts of the target host, so that a test can plan for an
@@ -30,7 +29,7 @@ FACTS_TIMEOUT = 120.0
 class FactsSource(Protocol):
     """Describe a host that can be asked for its facts."""
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         """Return the facts, gathered on that host. Raises the errors of reaching it."""
 
 
@@ -40,18 +39,18 @@ class LocalFacts:
     def __init__(self, this_host: Host) -> None:
         self._this_host = this_host
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         return gather_facts.gather_host(self._this_host, ask)
 
 
 class RemoteFacts:
-    """Ask another host through its own command line. A different store, lease store or key there is a finding, not an
+    """HostQuery another host through its own command line. A different store, lease store or key there is a finding, not an
     error."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def facts(self, ask: Ask) -> HostFacts:
+    def facts(self, ask: HostQuery) -> HostFacts:
         given = json.dumps(ask.to_json()).encode()
         try:
             data = self._peer.call("facts", "--for", "-", stdin=given, timeout=FACTS_TIMEOUT)
@@ -83,7 +82,7 @@ class PlanResult:
     source: str
     target: str
     findings: tuple[Finding, ...]
-    expected: Expected | None
+    expected: Estimate | None
 
     @property
     def ok(self) -> bool:
@@ -131,7 +130,7 @@ def plan(
         _accepted(finding) if finding.check in accept else finding
         for finding in preflight_plan.find(Move(session, source, there, carry))
     )
-    expected = expect(session.memory, session.files, session.measured, session.session)
+    expected = estimate(session.memory, session.files, session.measured, session.session)
     return PlanResult(session, source.host, there.host, findings, expected)
 
 

@@ -1,4 +1,4 @@
-"""What a plan says: findings, and the rules that make them. Pure."""
+"""Define the findings of a plan, and the rules that make them. Without side effects."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know before a session is moved. `block`: the move would fail, or would harm. `passing`: it is
-    likely to be gone in a moment by itself."""
+    """Describe one problem of a move. `block`: the move would fail, or do harm. `passing`: the problem is likely to end
+    by itself soon."""
 
     check: str
     level: Level
@@ -23,12 +23,13 @@ class Finding:
     passing: bool = False
 
     def to_json(self) -> dict[str, Any]:
+        """Return a value that can be encoded as JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a rule found. Without a fix of its own, the rule's."""
+class Hit:
+    """Describe one hit of a rule. Without its own fix, the rule's fix is used."""
 
     level: Level
     message: str
@@ -38,23 +39,26 @@ class Said:
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """One check. `about`: what is looked at; `levels`: those it may answer with; docs/operations/plan.md lists all."""
+    """Describe one check. `about`: what it examines; `levels`: those it may return; docs/operations/plan.md lists all of them."""
 
     name: str
     levels: tuple[Level, ...]
     about: str
     fix: str
-    find: Callable[[T], Iterable[Said]]
+    find: Callable[[T], Iterable[Hit]]
 
     def run(self, facts: T) -> Iterator[Finding]:
-        for said in self.find(facts):
-            if said.level not in self.levels:
-                raise AssertionError(f"rule {self.name} says {said.level}, which docs/operations/plan.md does not know")
-            yield Finding(self.name, said.level, said.message, said.fix or self.fix, said.passing)
+        """Yield the findings of this rule."""
+        for hit in self.find(facts):
+            if hit.level not in self.levels:
+                raise AssertionError(
+                    f"rule {self.name} returns {hit.level}, which docs/operations/plan.md does not list"
+                )
+            yield Finding(self.name, hit.level, hit.message, hit.fix or self.fix, hit.passing)
 
 
 def several(names: Iterable[str], most: int = 5) -> str:
-    """`a, b and 7 more`: a message stays one that can be read."""
+    """Return `a, b and 7 more`, so that messages stay readable."""
     listed = list(dict.fromkeys(names))
     rest = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + rest

@@ -1,19 +1,19 @@
-"""Whether a session can move from one host to another. Pure: facts in, findings out, one function for each check."""
+"""Find out whether a session can move from one host to another, without side effects: facts in, findings out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cmdop_migrate.preflight.facts.session import Move
 from cmdop_migrate.preflight.findings import LEVELS, Finding, Level
-from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.preflight.rules import dump, machine, services, session
 
 RULES = (*services.RULES, *machine.RULES, *session.RULES)
 
 
 @dataclass(frozen=True)
-class About:
-    """One check, as docs/operations/plan.md tells it."""
+class CheckDescription:
+    """Describe one check, for docs/operations/plan.md."""
 
     name: str
     levels: tuple[Level, ...]
@@ -22,12 +22,12 @@ class About:
 
 
 def find(move: Move) -> list[Finding]:
-    """Every finding, worst first."""
-    found = [*dump.find(move.session.tree), *(one for rule in RULES for one in rule.run(move))]
-    return sorted(found, key=lambda one: LEVELS.index(one.level))
+    """Return every finding, worst first."""
+    findings = [*dump.find(move.session.tree), *(finding for rule in RULES for finding in rule.run(move))]
+    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
 
 
-def checks() -> list[About]:
-    """All of them, in the order they are made."""
-    of_the_dump = [About(one.name, one.levels, one.about, one.fix) for one in dump.RULES]
-    return of_the_dump + [About(one.name, one.levels, one.about, one.fix) for one in RULES]
+def checks() -> list[CheckDescription]:
+    """Return the descriptions of all checks, in their order."""
+    described = [CheckDescription(rule.name, rule.levels, rule.about, rule.fix) for rule in dump.RULES]
+    return described + [CheckDescription(rule.name, rule.levels, rule.about, rule.fix) for rule in RULES]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
+
+from cmdop_migrate.util import proc
 
 Affinities = dict[str, list[int]]  # by the thread's innermost number, as text: JSON's keys are texts
 
@@ -39,9 +40,7 @@ def threads(pids: Iterable[int]) -> list[tuple[str, int]]:
     for pid in pids:
         try:
             for name in os.listdir(f"/proc/{pid}/task"):
-                status = Path(f"/proc/{pid}/task/{name}/status").read_text().splitlines()
-                inner = next(line.split()[-1] for line in status if line.startswith("NSpid:"))
-                found.append((inner, int(name)))
+                found.append((str(proc.inner_pid(int(name))), int(name)))
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found

@@ -13,6 +13,7 @@ from typing import Literal
 
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.session import overlay_redirects
+from cmdop_migrate.util import proc
 
 MAX_FILES = 1000
 _TCP_STATES = (
@@ -68,7 +69,7 @@ def processes(group: str) -> list[Process]:
                 found.append(
                     Process(
                         pid=pid,
-                        inner_pid=_inner_pid(pid),
+                        inner_pid=proc.inner_pid(pid),
                         parent=process.ppid(),
                         user=process.username(),
                         state=process.status(),
@@ -179,10 +180,3 @@ def changed_files(stores: list[tuple[str, Path]]) -> list[Changed]:
 
 def _size(info: os.stat_result) -> int:
     return 0 if stat.S_ISDIR(info.st_mode) else info.st_size
-
-
-def _inner_pid(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("NSpid:"):
-            return int(line.split()[-1])
-    return pid

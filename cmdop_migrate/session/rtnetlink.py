@@ -1,8 +1,8 @@
-"""Configure interfaces, addresses and routes in our own or another network namespace, by rtnetlink(7).
+"""Create interfaces, addresses and routes in this or another network namespace by rtnetlink(7).
 
-Six requests, written out. A library for all of netlink exists, but takes longer
-to load than a session takes to start (docs/decisions/0001-dependencies.md); the
-tests let it read what this module has written. An OSError carries the kernel's reason.
+The six requests that a session's start needs are written by hand. pyroute2 has all of netlink, but loading it and
+entering another namespace takes longer than all the rest of a session's start (docs/decisions/0001-dependencies.md,
+`scripts/bench netlink`); the tests use it to read back what these requests did. An OSError has the kernel's reason.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _ROUTE = struct.Struct("=BBBBBBBBI")  # family, to, from, tos, table, protocol, 
 
 
 def attribute(kind: int, data: bytes) -> bytes:
-    """Return one attribute, padded to four bytes as the next one needs it."""
+    """Encode one attribute, padded to four bytes for the next one."""
     return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
 class Netlink:
-    """Send requests to the network namespace of `pid`, or our own. Use as a context manager."""
+    """Send requests to the network namespace of `pid`, or to our own. Use as a context manager."""
 
     def __init__(self, pid: int | None = None) -> None:
-        self._socket = _open() if pid is None else _open_in(pid)
+        self._socket = _open(socket.NETLINK_ROUTE) if pid is None else open_in(pid, socket.NETLINK_ROUTE)
         self._number = 0
 
     def __enter__(self) -> Netlink:
@@ -54,8 +54,8 @@ class Netlink:
         self._socket.close()
 
     def add_veth(self, name: str, peer: str, pid: int) -> None:
-        """Create a veth pair whose other end is in the namespace of `pid`. Raise FileExistsError if the name is taken,
-        ProcessLookupError if `pid` is gone."""
+        """Create a veth pair: `name` here, `peer` in the namespace of `pid`. Raise FileExistsError when the name is
+        taken, ProcessLookupError when `pid` has ended."""
         other = _LINK.pack(0, 0, 0, 0, 0) + _name(peer) + attribute(_NET_NS_PID, struct.pack("=I", pid))
         kind = attribute(_INFO_KIND, b"veth\0") + attribute(_INFO_DATA, attribute(_VETH_PEER, other))
         self._ask(
@@ -65,35 +65,35 @@ class Netlink:
         )
 
     def index(self, name: str) -> int:
-        """Return an interface's number. Raise FileNotFoundError if no interface has that name."""
+        """Return the index of an interface. Raise FileNotFoundError."""
         try:
-            found = self._ask(_GET_LINK, 0, _LINK.pack(0, 0, 0, 0, 0) + _name(name))
+            answer = self._ask(_GET_LINK, 0, _LINK.pack(0, 0, 0, 0, 0) + _name(name))
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             raise FileNotFoundError(errno.ENOENT, f"no interface {name}") from error
-        number: int = _LINK.unpack_from(found)[2]
+        number: int = _LINK.unpack_from(answer)[2]
         return number
 
     def raise_link(self, index: int) -> None:
-        """Set an interface up."""
+        """Bring an interface up."""
         self._ask(_NEW_LINK, 0, _LINK.pack(0, 0, index, _UP, _UP))
 
     def add_address(self, index: int, address: str, prefix: int) -> None:
-        """Add an address, also if it is there already."""
+        """Add an address, or replace it if it exists already."""
         self._ask(_NEW_ADDRESS, _CREATE | _REPLACE, _address(index, address, prefix))
 
     def remove_address(self, index: int, address: str, prefix: int) -> None:
-        """Remove an address."""
+        """Remove an address. Raise OSError if it does not exist."""
         self._ask(_DEL_ADDRESS, 0, _address(index, address, prefix))
 
     def set_default_route(self, gateway: str) -> None:
-        """Set the default route."""
+        """Set or replace the default route."""
         route = _ROUTE.pack(socket.AF_INET, 0, 0, 0, _MAIN_TABLE, _STATIC, 0, _UNICAST, 0)
         self._ask(_NEW_ROUTE, _CREATE | _REPLACE, route + attribute(_GATEWAY, socket.inet_aton(gateway)))
 
     def _ask(self, kind: int, flags: int, body: bytes) -> bytes:
-        """Send a request. Return the kernel's answer besides the acknowledgement; raise OSError if it refuses."""
+        """Send a request; return the kernel's answer besides its acknowledgement. Raise OSError when it refuses."""
         self._number += 1
         header = _HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | _ACK | flags, self._number, 0)
         self._socket.send(header + body)
@@ -124,15 +124,15 @@ def _address(index: int, address: str, prefix: int) -> bytes:
     return body + attribute(_LOCAL, packed) + attribute(_ADDRESS, packed)
 
 
-def _open() -> socket.socket:
-    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+def _open(protocol: int) -> socket.socket:
+    sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
     sock.settimeout(TIMEOUT)
     return sock
 
 
-def _open_in(pid: int) -> socket.socket:
-    """Open a socket in another network namespace. A socket belongs permanently to the namespace it is created in: a
-    thread enters that, creates the socket and ends."""
+def open_in(pid: int, protocol: int) -> socket.socket:
+    """Return a netlink socket in the network namespace of `pid`. A socket always belongs to the namespace in which it
+    is created, so a thread enters the namespace, creates the socket and ends. Raise OSError."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 
@@ -141,7 +141,7 @@ def _open_in(pid: int) -> socket.socket:
             there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
                 syscalls.setns(there, syscalls.NEWNET)
-                made.append(_open())
+                made.append(_open(protocol))
             finally:
                 os.close(there)
         except OSError as error:

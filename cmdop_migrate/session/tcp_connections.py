@@ -1,8 +1,10 @@
-"""Find TCP connections of a session to the outside, and reset them (regime 3).
+"""Find the live TCP connections of a session to the outside, and reset them.
 
-The peer's kernel holds its half, so no restore can re-establish one. The peer
-learns of a reset immediately, the session when it resumes. Connections with both
-ends inside the session are not touched.
+The peer's kernel holds its half of such a connection, so no restore can restore it. The peer is notified of the reset
+immediately, the session when it runs again. Connections with both ends inside the session are not touched.
+
+Connections are reset with `ss -K` of iproute2, which reports errors. pyroute2 has no call for it, and its socket
+diagnosis drops the kernel's error messages (docs/decisions/0001-dependencies.md).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.holder import cgroup
 
-# As /proc/net/tcp numbers them: all but CLOSE, TIME_WAIT and LISTEN, which have no waiting peer.
+# States as /proc/net/tcp numbers them: all except CLOSE, TIME_WAIT and LISTEN, which have no waiting peer.
 _CONNECTED = frozenset((1, 2, 3, 4, 5, 8, 9, 11))
 _LISTEN = 10
 
@@ -36,6 +38,7 @@ class Connection:
     remote_port: int
 
     def to_json(self) -> dict[str, object]:
+        """Return the connection for checkpoint results and events."""
         return {
             "pid": self.pid,
             "command": self.command,
@@ -45,11 +48,11 @@ class Connection:
 
 
 def external(group: str, private: bool = True) -> list[Connection]:
-    """Return the connections of the session's processes whose other end is not one of the session's own sockets. On the
-    host's own network (not `private`) that may be a service behind the loopback."""
+    """Return the connections of the session's processes whose other end is not a socket of the session. On the host's
+    own network (not `private`) the other end may be a service on the loopback interface."""
     found: list[Connection] = []
     listening: set[int] = set()
-    tables: dict[int, list[_Row]] = {}  # by network: the kernel takes 10 ms to list one, while the session is frozen
+    tables: dict[int, list[_Row]] = {}  # by network: listing one takes the kernel 10 ms, while the session is frozen
     for pid in cgroup.pids(group):
         try:
             name = Path(f"/proc/{pid}/comm").read_text().strip()
@@ -76,7 +79,7 @@ class _Row:
 
 
 def _rows(pid: int) -> Iterator[_Row]:
-    """Yield the TCP sockets of the network that `pid` is in, which is not ours."""
+    """Yield the TCP sockets of the network namespace of `pid`."""
     for name in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
@@ -100,17 +103,16 @@ def _socket_inodes(pid: int) -> set[str]:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Return 127.0.0.1, 8080 for 0100007F:1F90: the kernel prints words of 32 bits in this machine's byte order.
-    Pure."""
+    """Return 127.0.0.1, 8080 for 0100007F:1F90. The kernel prints words of 32 bits in the byte order of this host."""
     packed, _, port = text.partition(":")
     words = [int(packed[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(packed), 8)]
     return str(ipaddress.ip_address(b"".join(words))), int(port, 16)
 
 
 def outside(connections: Iterable[Connection], listening: set[int] | None = None) -> list[Connection]:
-    """Return the connections of which not both ends are listed, one per pair of ends (a forked child shares its
-    parent's). Pure. The other end of a loopback connection is inside, also before it is accepted; on a host's own
-    network only if its port is one that the session is `listening` on."""
+    """Return the connections whose two ends are not both in `connections`, one for each pair of ends (a forked child
+    shares its parent's). The other end of a loopback connection is inside, although it may not have been accepted yet;
+    on a host's own network only if the session is `listening` on its port."""
     unique: dict[tuple[str, int, str, int], Connection] = {}
     for connection in connections:
         ends = (_plain(connection.local), connection.local_port, _plain(connection.remote), connection.remote_port)
@@ -127,7 +129,7 @@ def outside(connections: Iterable[Connection], listening: set[int] | None = None
 
 
 def reset(pid: int, connections: Iterable[Connection]) -> None:
-    """Reset the connections in the network namespace of `pid`, which may be frozen. Raise Blocked."""
+    """Reset these connections in the network namespace of `pid`, which may be frozen. Raise Blocked."""
     terms = [
         f"( src {_quoted(end.local)}:{end.local_port} and dst {_quoted(end.remote)}:{end.remote_port} )"
         for end in connections
@@ -148,7 +150,7 @@ def reset(pid: int, connections: Iterable[Connection]) -> None:
 
 
 def _plain(address: str) -> str:
-    """Return one form for ::ffff:10.0.0.1 and 10.0.0.1, which are the same address."""
+    """Return 10.0.0.1 for ::ffff:10.0.0.1, which is the same address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = getattr(parsed, "ipv4_mapped", None)
     return str(mapped or parsed)

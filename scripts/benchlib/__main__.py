@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("crowd", "fence", "images", "lease", "migrate", "relay")
+NAMES = ("crowd", "fence", "images", "lease", "migrate", "netlink", "relay")
 
 
 def main() -> int:

@@ -200,7 +200,7 @@ def cli_page(group: click.Group) -> str:
     return NOTE.format(source="the help texts in cmdop_migrate/cli") + "\n".join(lines).rstrip() + "\n"
 
 
-def plan_page(checks: list[plan.About]) -> str:
+def plan_page(checks: list[plan.CheckDescription]) -> str:
     rows = [f"| `{one.name}` | {', '.join(one.levels)} | {_cell(one.about)} | {_cell(one.fix)} |" for one in checks]
     return NOTE.format(source="cmdop_migrate/preflight/") + PLAN + "\n".join(rows) + "\n"
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from cmdop_migrate.config import DEFAULT_STATE_DIR
-from cmdop_migrate.criu.install import find
+from cmdop_migrate.criu.install import fetch
 from cmdop_migrate.errors import CmdopError
 from scripts.vmlib import inputs
 from scripts.vmlib.model import CACHE, PROJECT, VmTrouble
@@ -22,7 +22,7 @@ def criu() -> Path:
         if found:
             return found[-1]
     try:
-        find.fetch(CACHE / "criu", lambda words: print(f"test-vm: {words}", flush=True))
+        fetch.fetch(CACHE / "criu", lambda words: print(f"test-vm: {words}", flush=True))
     except CmdopError as error:
         raise VmTrouble(f"no CRIU for the machines: {error.message} {error.hint}") from error
     return sorted((CACHE / "criu").glob("criu-*"))[-1]

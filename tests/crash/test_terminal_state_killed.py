@@ -1,4 +1,4 @@
-"""A dump that fails or is killed half-way leaves the terminal state of a session exactly as it was."""
+"""Check that a dump that fails or is killed half-way leaves the terminal state of a session unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOLDS_DEV_TTY = (
 
 @pytest.fixture
 def bash(host: Host) -> Iterator[Program]:
-    """A shell with a job that its terminal has stopped, and one that has /dev/tty open."""
+    """Start a shell with a job that its terminal has stopped, and one that has /dev/tty open."""
     with Program(host, "bash", "--norc") as program:
         program.type("PS1='> '; cat &\n")
         until(lambda: states(program).get("cat") == "T")
@@ -32,7 +32,7 @@ def bash(host: Host) -> Iterator[Program]:
 
 
 def states(program: Program) -> dict[str, str]:
-    """-> name of each process of the session: its state, as in ps."""
+    """Return the state, as in ps, of each process of the session by its name."""
     found = {}
     for pid in program.host.pids(program.session):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")

@@ -1,4 +1,4 @@
-"""A session small enough for CRIU tests: start, talk, dump through our page server, restore, clean up."""
+"""Provide a session small enough for CRIU tests: start, talk, dump through our page server, restore, clean up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SUBREAPER = 36
 
 
 def find_criu() -> tuple[str, ...]:
-    """The command of the CRIU to test with. There must be one: a skipped test proves nothing."""
+    """Return the command of the CRIU to test with. There must be one: a skipped test proves nothing."""
     if named := os.environ.get("CMDOP_MIGRATE_CRIU"):
         return (named,)
     with contextlib.suppress(ImportError):
@@ -49,7 +49,7 @@ def version(criu: tuple[str, ...]) -> tuple[int, ...]:
 
 
 class Memory:
-    """A page sink and source: everything dumped, kept in this process."""
+    """Keep all dumped pages in this process, as page sink and source."""
 
     def __init__(self, most: int = 1 << 30) -> None:
         self.runs: dict[Target, list[pagemap.Run]] = {}
@@ -94,7 +94,7 @@ class Memory:
 
 
 class Session:
-    """One session in its own namespaces under `base`."""
+    """Run one session in its own namespaces under `base`."""
 
     def __init__(self, base: Path, criu: tuple[str, ...]) -> None:
         self.base, self.criu = base, criu
@@ -127,7 +127,7 @@ class Session:
         return self
 
     def wait_for(self, text: str, seconds: float = 30) -> str:
-        """Until the session has printed `text` (since the last call)."""
+        """Wait until the session has printed `text` (since the last call)."""
         deadline = time.monotonic() + seconds
         while text not in self.text:
             left = deadline - time.monotonic()
@@ -152,7 +152,7 @@ class Session:
         return request.dump(spec)
 
     def dump(self, memory: page_server.PageSink | None, timeout: float = 60, **more: Any) -> runner.Response:
-        """Through our page server, or into files without one."""
+        """Dump through our page server, or into files without one."""
         if memory is None:
             return runner.run(
                 self.criu, self.dump_request(None, **more), self.images / "dump.log", what="dump", timeout=timeout
@@ -186,7 +186,7 @@ class Session:
         return response
 
     def gone(self) -> None:
-        """After a dump that did not leave it running."""
+        """Wait for the end of a session after a dump that did not leave it running."""
         os.close(self.master)
         self.master = -1
         reap(self.pid)
@@ -233,7 +233,7 @@ def reap(pid: int, block: bool = True) -> None:
 
 @contextlib.contextmanager
 def subreaper() -> Iterator[None]:
-    """The session's root is an orphan: it must become ours to wait for."""
+    """Become the parent of the session's root, which is an orphan, to wait for it."""
     libc = ctypes.CDLL(None)
     libc.prctl(SUBREAPER, 1, 0, 0, 0)
     try:

@@ -1,7 +1,7 @@
 """A process with a userfaultfd on its own memory, which does to it what programs do; told apart from CRIU by nothing.
 
-argv: socket, first address in pages, pages, seed, and how many children it has instead of all that. Prints a line for each thing that is not as it should be, then END.
-"""
+argv: socket, first address in pages, pages, seed, and how many children it has instead of all that. Prints a line for
+each thing that is not as it should be, then END."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FEATURES = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6  # fork, remap, remove, unmap
 
 
 def pattern(number: int) -> bytes:
-    """The content of the page with this number in the image. Every fifth is zeros."""
+    """Return the content of the page with this number in the image. Every fifth is zeros."""
     return bytes(PAGE) if number % 5 == 4 else struct.pack("<Q", number * 0x9E3779B97F4A7C15 % 2**64) * (PAGE // 8)
 
 
@@ -56,7 +56,7 @@ class Subject:
         return self.chance.sample(sorted(self.expected), min(count, len(self.expected)))
 
     def stretch(self, most: int) -> list[int]:
-        """Neighbouring pages that are mapped."""
+        """Return neighbouring pages that are mapped."""
         start = self.chance.choice(sorted(self.expected))
         found = []
         while start in self.expected and len(found) < most:
@@ -82,7 +82,7 @@ class Subject:
             del self.expected[at]
 
     def replace(self) -> None:
-        """Something else is mapped over it."""
+        """Map something else over it."""
         found = self.stretch(5)
         place(found[0], len(found) * PAGE)
         self.expected |= dict.fromkeys(found, bytes(PAGE))
@@ -101,7 +101,7 @@ class Subject:
             self.expected[at - found[0] + to] = self.expected.pop(at)
 
     def protect(self) -> None:
-        """Cuts the mapping in pieces, of which no event tells."""
+        """Cut the mapping in pieces, for which there is no event."""
         found = self.stretch(3)
         libc.mprotect(ctypes.c_void_p(found[0]), ctypes.c_size_t(len(found) * PAGE), 1)
         self.check(found, "protected")
@@ -125,7 +125,7 @@ class Subject:
         children.append(pid)
 
     def threads(self) -> None:
-        """Several wait for the same pages."""
+        """Let several threads wait for the same pages."""
         for thread in [threading.Thread(target=self.check, args=(self.some(20), "thread")) for _ in range(3)]:
             thread.start()
             started.append(thread)

@@ -1,4 +1,4 @@
-"""The real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, memory that is lost."""
+"""Check the real CRIU on real sessions, as root: pages both ways, time-out, cancel, refusal, lost memory."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def parked(session: Session, size: int = 8) -> Memory:
-    """Start, dump through our page server, tear down; -> its memory."""
+    """Start a session, dump it through our page server, end it, and return its memory."""
     session.start(*program(size))
     session.wait_for("READY")
     memory = Memory()
@@ -128,7 +128,7 @@ def lay_out(session: Session, memory: Memory, lazy: bool) -> int:
 
 
 class Later:
-    """The memory of one process, as the pager asks for it."""
+    """Supply the memory of one process to the pager."""
 
     def __init__(self, memory: Memory, pid: int) -> None:
         self.memory, self.target = memory, page_server.Target("process", pid)
@@ -158,7 +158,7 @@ def processes(memory: Memory) -> set[int]:
     return {target.id for target in memory.runs if target.kind == "process"}
 
 
-def test_eager_restore_from_our_pages(session: Session) -> None:
+def test_eager_restore_from_pages_of_our_page_server(session: Session) -> None:
     memory = parked(session)
     assert {target.kind for target in memory.runs} == {"process", "shmem"}
     session.prepare_root()
@@ -175,7 +175,7 @@ def test_eager_restore_from_our_pages(session: Session) -> None:
         assert int(stat.read().rsplit(")")[1].split()[1]) == os.getpid(), "the root is not our child"
 
 
-def test_lazy_restore_from_our_pages(session: Session) -> None:
+def test_lazy_restore_from_pages_of_our_page_server(session: Session) -> None:
     memory = parked(session)
     session.prepare_root()
     laid = lay_out(session, memory, lazy=True)
@@ -202,8 +202,8 @@ def lost_is_wrong(error: BaseException) -> None:
     raise AssertionError("memory lost") from error
 
 
-def test_memory_that_cannot_be_given_never_reads_as_zeros(session: Session) -> None:
-    """Were its userfaultfds closed, it would print INTACT False, or crash."""
+def test_memory_that_cannot_be_read_never_reads_as_zeros(session: Session) -> None:
+    """Check that the session does not print INTACT False or crash, as it would if its userfaultfds were closed."""
     memory = parked(session)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
@@ -234,7 +234,7 @@ def test_memory_that_cannot_be_given_never_reads_as_zeros(session: Session) -> N
     assert isinstance(errors[0], OSError)
 
 
-def test_memory_refused_before_the_session_runs_is_a_refusal(session: Session) -> None:
+def test_memory_error_before_resume_fails_the_restore(session: Session) -> None:
     memory = parked(session, 1)
     session.prepare_root()
     lay_out(session, memory, lazy=True)
@@ -293,8 +293,8 @@ def test_a_refusal_leaves_no_process(session: Session, script: str, how: str) ->
     assert set(os.listdir("/proc/self/fd")) == before, "a descriptor leaked"
 
 
-def test_time_out_ends_the_worker_and_the_session_goes_on(session: Session) -> None:
-    """The page server never reads: the dump hangs half-way, with parasites in the tasks."""
+def test_dump_time_out_ends_the_worker_and_the_session_keeps_running(session: Session) -> None:
+    """Let the page server never read: the dump hangs half-way, with parasites in the tasks."""
 
     class Stuck(Memory):
         def window(self, vaddr: int, size: int) -> memoryview:
@@ -317,8 +317,8 @@ def test_time_out_ends_the_worker_and_the_session_goes_on(session: Session) -> N
 
 
 @pytest.mark.parametrize("frozen_before", [False, True])
-def test_criu_killed_in_the_middle_of_a_dump_leaves_the_session_whole(session: Session, frozen_before: bool) -> None:
-    """kill -9 with its code inside the tasks: thawed, they get rid of it by themselves."""
+def test_criu_killed_during_a_dump_leaves_the_session_intact(session: Session, frozen_before: bool) -> None:
+    """Kill CRIU with its code inside the tasks: when they are thawed, that code removes itself."""
     session.start(*program(8))
     session.wait_for("READY")
     session.freeze(frozen_before)
@@ -340,8 +340,9 @@ def test_criu_killed_in_the_middle_of_a_dump_leaves_the_session_whole(session: S
     assert session.dump(Memory()).success
 
 
-def test_another_process_may_spawn_the_worker_and_becomes_the_parent(session: Session) -> None:
-    """As the holder will: it starts the worker, we talk, and the restored root is its child."""
+def test_restored_root_is_a_child_of_the_process_that_spawned_the_worker(session: Session) -> None:
+    """Do as the holder does: it starts the worker, this process talks, and the restored root is the child of the
+    holder."""
     memory = parked(session, 1)
     session.prepare_root()
     lay_out(session, memory, lazy=False)
@@ -367,7 +368,7 @@ def test_another_process_may_spawn_the_worker_and_becomes_the_parent(session: Se
             session.pid = 0
 
 
-def test_leave_running_then_goes_on(session: Session) -> None:
+def test_session_dumped_with_leave_running_keeps_running(session: Session) -> None:
     session.start(*program(1))
     session.wait_for("READY")
     assert session.dump(Memory(), leave_running=True).success
@@ -376,7 +377,7 @@ def test_leave_running_then_goes_on(session: Session) -> None:
     session.wait_for("INTACT True")
 
 
-def test_ctrl_c_ends_the_worker_and_the_session_goes_on(session: Session) -> None:
+def test_ctrl_c_ends_the_worker_and_the_session_keeps_running(session: Session) -> None:
     session.start(*program(1))
     session.wait_for("READY")
 
@@ -392,7 +393,7 @@ def test_ctrl_c_ends_the_worker_and_the_session_goes_on(session: Session) -> Non
     session.wait_for("INTACT True")
 
 
-def test_what_sessions_hold_survives(session: Session) -> None:
+def test_kernel_objects_of_a_session_survive(session: Session) -> None:
     session.start("/usr/bin/python3", "-c", HOLDINGS)
     session.wait_for("READY")
     memory = Memory()
@@ -412,7 +413,7 @@ def test_what_sessions_hold_survives(session: Session) -> None:
     assert held == ["b'inner\\n'", "b'in", "flight'", "b'unix'", "gone", "True", "b'memfd'", "True", "2", "True"]
 
 
-def test_we_read_the_pagemaps_criu_writes_and_get_the_same_targets(session: Session) -> None:
+def test_pagemaps_written_by_criu_are_loaded(session: Session) -> None:
     session.start(*program(1))
     session.wait_for("READY")
     assert session.dump(None, leave_running=True).success
@@ -426,7 +427,7 @@ def test_we_read_the_pagemaps_criu_writes_and_get_the_same_targets(session: Sess
     assert {pagemap.image_name(target) for target in memory.runs} == theirs.keys()
 
 
-def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_path: Path) -> None:
+def test_worker_that_dies_silently_raises_criu_failed(session: Session, tmp_path: Path) -> None:
     fake = tmp_path / "criu"
     fake.write_text("#!/bin/sh\nkill -KILL $$\n")
     fake.chmod(0o755)
@@ -435,8 +436,8 @@ def test_a_worker_that_dies_silently_is_a_criu_failure(session: Session, tmp_pat
         runner.run((str(fake),), session.dump_request(None), session.images / "dump.log", what="dump", timeout=5)
 
 
-def test_a_really_provoked_failure_is_translated(session: Session) -> None:
-    """A file the session has open is shorter when it comes back."""
+def test_real_failure_of_criu_is_explained(session: Session) -> None:
+    """Restore a session after a file that it has open was truncated."""
     session.start("/bin/bash", "-c", "exec 5>/srv/data; echo hello >&5; echo READY; while sleep 0.1; do :; done")
     session.wait_for("READY")
     memory = Memory()
@@ -445,13 +446,13 @@ def test_a_really_provoked_failure_is_translated(session: Session) -> None:
     session.prepare_root()
     lay_out(session, memory, lazy=False)
     (session.base / "rootfs/srv/data").write_text("x")
-    with pytest.raises(CriuFailed, match="/srv/data is 1 bytes here and was 6") as caught:
+    with pytest.raises(CriuFailed, match="/srv/data has 1 bytes here and had 6") as caught:
         session.restore(timeout=30)
     assert "has bad size" in caught.value.message and "restore.log" in caught.value.hint
 
 
-def test_a_worker_whose_child_outlives_it_is_not_waited_for(tmp_path: Path) -> None:
-    """CRIU forks to try out the kernel. Killed then, it leaves a stopped child with its end of our socket."""
+def test_child_that_outlives_the_worker_is_not_waited_for(tmp_path: Path) -> None:
+    """Kill CRIU while it probes the kernel in a child: it leaves a stopped child with its end of our socket."""
     mark = tmp_path / "child.pid"
     fake = ("sh", "-c", f"sleep 300 & echo $! > {mark}; kill -9 $$", "sh")
     began = time.monotonic()
@@ -462,7 +463,7 @@ def test_a_worker_whose_child_outlives_it_is_not_waited_for(tmp_path: Path) -> N
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 10, "its child is gone")
 
 
-def test_half_a_cache_of_criu_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_written_cache_of_criu_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = tmp_path / "half"
     monkeypatch.setattr(find, "HALF_CACHE", str(half))
     half.touch()

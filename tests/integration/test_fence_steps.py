@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu.terminal import traced_task
+from cmdop_migrate.criu.terminal import parent_death
 from cmdop_migrate.errors import Unexpected
 from cmdop_migrate.host import agent_process
 from cmdop_migrate.host.host import Host as LocalHost
@@ -303,7 +303,7 @@ def test_a_lease_is_given_back_when_nothing_runs_any_more(
         left.write_text(str(len(a.pids(session))))
         give_back(over, lease)
 
-    monkeypatch.setattr(traced_task, "die_with_parent", kill_holder)
+    monkeypatch.setattr(parent_death, "die_with_parent", kill_holder)
     monkeypatch.setattr(takeover.TakeOver, "give_back", look)
     for key, value in a.env().items():
         monkeypatch.setenv(key, value)

@@ -1,4 +1,4 @@
-"""The page that CRIU writes its instructions to is known before it does."""
+"""Check that the page to which CRIU writes its instructions is known in advance."""
 
 from __future__ import annotations
 

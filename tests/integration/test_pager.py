@@ -1,4 +1,4 @@
-"""Our pager on a real userfaultfd, without CRIU: what a process does to its memory while it comes."""
+"""Check the pager on a real userfaultfd, without CRIU, while a process changes its memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOW = 16
 
 
 class Pages:
-    """As an image has them: in windows of 16 pages, slow to come."""
+    """Supply pages as an image does: in windows of 16 pages, slowly."""
 
     def __init__(self, pages: int = PAGES, pause: float = 0.0005) -> None:
         self.first, self.end = BASE, BASE + pages
@@ -113,7 +113,7 @@ def fail(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_memory_is_what_it_was_whatever_is_done_to_it_meanwhile(tmp_path: Path, seed: int) -> None:
+def test_lazily_restored_memory_is_correct_whatever_the_process_does(tmp_path: Path, seed: int) -> None:
     pages = Pages(pause=(0.002, 0.008)[seed % 2])
     with Pager(tmp_path, lambda pid: pages, fail) as pager, subject(tmp_path, seed) as process:
         said(process, "RUNS")
@@ -128,7 +128,7 @@ def test_memory_is_what_it_was_whatever_is_done_to_it_meanwhile(tmp_path: Path, 
 
 
 class Filler:
-    """Who decodes for a thread; a stuck one, as if its process were stopped, never comes back with what it took."""
+    """Decode for a thread; a stuck filler, as if its process were stopped, never returns its claim."""
 
     def __init__(self, stuck: threading.Event | None = None) -> None:
         self.buffer, self.stuck, self.asked = memoryview(bytearray(BLOCK)), stuck, 0
@@ -140,7 +140,7 @@ class Filler:
         return memory.fill(start, self.buffer[:size])
 
 
-def test_what_one_who_is_stuck_has_taken_others_bring(tmp_path: Path) -> None:
+def test_window_of_a_stuck_thread_is_filled_by_others(tmp_path: Path) -> None:
     over = threading.Event()
     fillers = [Filler(over), Filler(), Filler()]
     pages = Pages()
@@ -158,8 +158,9 @@ def test_what_one_who_is_stuck_has_taken_others_bring(tmp_path: Path) -> None:
         over.set()
 
 
-def test_nothing_is_given_up_while_the_holder_keeps_its_end(tmp_path: Path) -> None:
-    """The pager is gone with most pages missing: who touches one stays blocked, until nobody has the end any more."""
+def test_missing_pages_never_read_as_zeros_while_the_holder_keeps_the_userfaultfds(tmp_path: Path) -> None:
+    """Check that a thread that accesses a missing page stays blocked after the pager has ended, until `keep` is
+    closed."""
     pages = Pages()
     pages.gate.clear()
     with subject(tmp_path, 1) as process:
@@ -178,7 +179,7 @@ def test_nothing_is_given_up_while_the_holder_keeps_its_end(tmp_path: Path) -> N
         assert process.stdout and "WRONG" not in process.stdout.read()
 
 
-def test_a_refused_chunk_ends_the_session_before_anything_is_closed(tmp_path: Path) -> None:
+def test_refused_chunk_ends_the_session_before_userfaultfds_close(tmp_path: Path) -> None:
     pages = Pages()
     pages.fail_after = 20
     heard: list[BaseException] = []
@@ -197,14 +198,14 @@ def test_a_refused_chunk_ends_the_session_before_anything_is_closed(tmp_path: Pa
         assert process.stdout and "WRONG" not in process.stdout.read()
 
 
-def test_a_process_that_gave_no_access_to_its_memory_is_a_refusal(tmp_path: Path) -> None:
+def test_secure_refuses_a_process_without_userfaultfd(tmp_path: Path) -> None:
     with Pager(tmp_path, lambda pid: Pages(), fail) as pager, subject(tmp_path, 3) as process:
         said(process, "RUNS")
         with pytest.raises(Unexpected, match="43"):
             pager.secure({42, 43})
 
 
-def test_a_process_that_ends_leaves_nothing_to_do(tmp_path: Path) -> None:
+def test_ended_process_has_no_missing_memory(tmp_path: Path) -> None:
     pages = Pages(pause=0.01)
     with Pager(tmp_path, lambda pid: pages, fail) as pager, subject(tmp_path, 4) as process:
         said(process, "RUNS")
@@ -214,7 +215,7 @@ def test_a_process_that_ends_leaves_nothing_to_do(tmp_path: Path) -> None:
         assert pages.reads < PAGES / WINDOW
 
 
-def test_children_that_have_ended_keep_no_descriptor(tmp_path: Path) -> None:
+def test_userfaultfds_of_ended_children_are_closed(tmp_path: Path) -> None:
     """A script that starts programs all the time, while its memory comes: of these there may be more than we may have
     files open."""
     pages = Pages(pause=0)
@@ -239,7 +240,7 @@ def test_children_that_have_ended_keep_no_descriptor(tmp_path: Path) -> None:
         assert said(process, "END") == []
 
 
-def test_children_to_whom_nothing_is_to_come_keep_no_descriptor(tmp_path: Path) -> None:
+def test_userfaultfds_of_children_without_missing_memory_are_closed(tmp_path: Path) -> None:
     with Pager(tmp_path, lambda pid: Pages(pause=0), fail) as pager, subject(tmp_path, 1, forks=100) as process:
         said(process, "RUNS")
         assert pager.wait()
@@ -249,18 +250,18 @@ def test_children_to_whom_nothing_is_to_come_keep_no_descriptor(tmp_path: Path) 
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_memory_that_has_no_place_is_lost_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image has pages where the process has no mapping, and no event told of it."""
-    monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._DOUBT", 0.2)
+def test_memory_without_a_mapping_is_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check pages of the image for which the process has no mapping, without an event."""
+    monkeypatch.setattr("cmdop_migrate.criu.lazy.address_space._UNMAPPED_FOR", 0.2)
     pages = Pages(PAGES + 3)
     heard: list[BaseException] = []
     with Pager(tmp_path, lambda pid: pages, heard.append) as pager, subject(tmp_path, 5) as process:
         said(process, "RUNS")
         assert not pager.wait()
-        assert "no place" in str(heard[0])
+        assert "no mapping" in str(heard[0])
 
 
-def test_closing_leaves_no_descriptor(tmp_path: Path) -> None:
+def test_closing_the_pager_leaves_no_descriptor(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     with Pager(tmp_path, lambda pid: Pages(pause=0), fail) as pager, subject(tmp_path, 6) as process:
         said(process, "RUNS")
@@ -268,11 +269,11 @@ def test_closing_leaves_no_descriptor(tmp_path: Path) -> None:
     until(lambda: len(os.listdir("/proc/self/fd")) == len(before), 5, "descriptors are closed")
 
 
-def test_the_kernel_says_what_criu_says_of_it() -> None:
+def test_userfaultfd_probe_agrees_with_criu_check() -> None:
     criu = find.Criu(find_criu(), version(find_criu()), "private")
     assert userfaultfd.is_possible() == bool(find.features(criu, ("uffd-noncoop",)))
 
 
-def test_an_unknown_machine_gets_its_memory_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_userfaultfd_is_not_used_on_an_unknown_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "pdp11")
     assert not userfaultfd.is_possible()

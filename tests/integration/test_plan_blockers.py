@@ -1,4 +1,5 @@
-"""`plan` finds each thing that stops a dump or a move, planted one at a time, and the session never stops for it."""
+"""Check that `plan` finds each state that blocks a dump or a move, planted one at a time, without freezing the
+session."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def facts(tmp_path: Path, **changes: object) -> dict[str, str]:
     return {TEST_FACTS: str(file)}
 
 
-def test_a_quiet_session_can_move_and_the_cost_is_told_once_measured(here: Host, counting: Counting) -> None:
+def test_quiet_session_can_move_and_its_cost_is_shown_once_measured(here: Host, counting: Counting) -> None:
     answer = counting.plan()
     assert answer["ok"] and (answer["from"], answer["to"]) == (here.name, here.name)
     assert "not measured yet" in said(answer, "expected")[0][1] and answer["expected"] is None
@@ -49,7 +50,7 @@ def test_a_quiet_session_can_move_and_the_cost_is_told_once_measured(here: Host,
     assert answer["expected"]["frozen_s"] > 0 and answer["bytes"]["memory"] > 0
 
 
-def test_for_people_it_is_a_table_with_fixes(here: Host, counting: Counting, tmp_path: Path) -> None:
+def test_plan_prints_a_table_with_fixes(here: Host, counting: Counting, tmp_path: Path) -> None:
     done = here.cm("plan", counting.name, env=facts(tmp_path, instance="b-1", host="host-b", kernel="5.10.0"))
     lines = done.stdout.decode().splitlines()
     assert done.returncode == 4 and done.stderr == b""
@@ -69,7 +70,7 @@ def test_for_people_it_is_a_table_with_fixes(here: Host, counting: Counting, tmp
         ("store_there", "another store", {"store": {"id": "other"}}),
     ],
 )
-def test_what_the_other_host_lacks_blocks(
+def test_missing_features_of_the_other_host_block(
     counting: Counting, tmp_path: Path, check: str, names: str, changes: dict[str, object]
 ) -> None:
     keyed = counting.host.cm_json("key", "show")["fingerprint"]
@@ -118,9 +119,7 @@ TRACED = (
         ("pid_namespace", "pid namespace", "unshare --pid --fork sh -c 'echo ready; exec sleep 1000'"),
     ],
 )
-def test_what_cannot_be_dumped_blocks_and_checkpoint_says_the_same(
-    here: Host, check: str, names: str, script: str
-) -> None:
+def test_undumpable_state_blocks_in_plan_and_in_checkpoint(here: Host, check: str, names: str, script: str) -> None:
     with Counting(here, script, name=check) as session:
         here.wait_for(check, "ready")
         answer = session.plan()
@@ -131,7 +130,7 @@ def test_what_cannot_be_dumped_blocks_and_checkpoint_says_the_same(
         assert not session.unfrozen.changed(), "checkpoint froze it"
 
 
-def test_connections_to_the_outside_are_told(here: Host) -> None:
+def test_connections_to_the_outside_are_reported(here: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         script = f"{{ exec 3<>/dev/tcp/127.0.0.1/{port}; echo ready; sleep 1000; }}"
@@ -183,8 +182,8 @@ time.sleep(600)
 """
 
 
-def test_sqlite_with_a_rollback_journal_is_told_and_truly_fails(here: Host, tmp_path: Path) -> None:
-    """What the warning says is so: and not so for the one in WAL mode, nor for the one in a shared directory."""
+def test_sqlite_rollback_journal_is_reported_and_fails_after_a_move(here: Host, tmp_path: Path) -> None:
+    """Check that the warning is true, and that it does not apply to WAL mode and to a shared directory."""
     shared = tmp_path / "srv"
     shared.mkdir()
     program = DATABASES.replace("/srv", str(shared)).replace(

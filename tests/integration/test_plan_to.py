@@ -33,7 +33,7 @@ class World:
     port: int
 
     def know(self, name: str, command: Path) -> str:
-        """`name` is now a host that is driven by this command."""
+        """Register `name` as a host that is driven by this command."""
         self.a.ok(
             *("hosts", "add", name, self.sshd.address, "--key", str(self.login.private)),
             *("--command", str(command), "--fingerprint", self.sshd.fingerprint),
@@ -71,14 +71,14 @@ def libc() -> str:
     return os.path.realpath(found[1])
 
 
-def test_a_host_that_has_everything_can_take_it(world: World) -> None:
+def test_host_with_everything_has_no_findings(world: World) -> None:
     answer = world.session.plan("--to", world.other("good"))
     assert answer["ok"], answer["findings"]
     assert (answer["from"], answer["to"]) == ("host-a", "host-b")
     assert said(answer, "files") == [] and said(answer, "ports") == []
 
 
-def test_another_libc_is_carried_or_blocks(world: World) -> None:
+def test_different_libc_is_carried_or_blocks(world: World) -> None:
     other = world.dir / "libc"
     shutil.copy(libc(), other)
     with other.open("ab") as file:
@@ -90,7 +90,7 @@ def test_another_libc_is_carried_or_blocks(world: World) -> None:
     blocks(world.session.plan("--to", name, "--carry", "none"), "files", f"{libc()} (different)")
 
 
-def test_missing_files_and_shares(world: World) -> None:
+def test_missing_files_and_shares_block(world: World) -> None:
     opt = world.dir / "opt"
     name = world.other("bare", f"mount -t tmpfs none {opt}; mkdir {opt}/shared")
     answer = world.session.plan("--to", name)
@@ -102,13 +102,13 @@ def test_missing_files_and_shares(world: World) -> None:
     blocks(world.session.plan("--to", name, "--carry", "opened"), "directories", f"{opt}/shared")
 
 
-def test_a_port_that_is_taken_there(world: World) -> None:
+def test_port_in_use_on_the_target_blocks(world: World) -> None:
     name = world.other("busy", own_network=False)  # on the one network of this machine the session itself has it
     blocks(world.session.plan("--to", name), "ports", f"tcp port {world.port}")
 
 
-def test_a_full_disk_there(world: World) -> None:
-    """To the last byte: it still answers."""
+def test_full_disk_on_the_target_blocks(world: World) -> None:
+    """Fill the disk to the last byte: the host still answers."""
     world.b.ok("ls")
     state, kept = world.b.state, world.dir / "kept"
     fill = f"cp -a {state} {kept}; mount -t tmpfs -o size=20m none {state}; cp -a {kept}/. {state}; rm -r {kept}"
@@ -126,14 +126,14 @@ def test_a_full_disk_there(world: World) -> None:
     ],
     ids=["another key", "another store", "another lease store", "no lease store"],
 )
-def test_what_the_hosts_must_share(
+def test_hosts_without_common_store_lease_or_key_are_blocked(
     world: World, tmp_path: Path, check: str, setting: str, value: Callable[[Path], str]
 ) -> None:
     name = world.other(f"u{os.urandom(3).hex()}", f"export CMDOP_MIGRATE_{setting}={value(tmp_path)}")
     blocks(world.session.plan("--to", name), check, "host-b")
 
 
-def test_hosts_that_cannot_be_asked(world: World, tmp_path: Path) -> None:
+def test_unreachable_hosts_are_errors(world: World, tmp_path: Path) -> None:
     world.know("gone", tmp_path / "nothing-here")
     world.a.fails("plan", "t", "--to", "gone", status=9, code="peer_failed")
     old = tmp_path / "old"

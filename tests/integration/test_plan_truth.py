@@ -103,14 +103,12 @@ def options(request: pytest.FixtureRequest) -> Iterator[tuple[str, ...]]:
         yield ("--share", str(directory), "--env", f"SHARED={directory}")
 
 
-def test_the_table_names_plantings_that_are_there() -> None:
+def test_every_planting_of_the_table_exists() -> None:
     assert {*CHECKS, *DAILY, *LOST} <= set(PLANTINGS)
 
 
 @pytest.mark.parametrize("planting", rows(refused=True))
-def test_what_cannot_come_back_is_refused_before_the_freeze(
-    here: Host, planting: str, options: tuple[str, ...]
-) -> None:
+def test_unrestorable_state_is_refused_before_the_freeze(here: Host, planting: str, options: tuple[str, ...]) -> None:
     with Planted(here, planting, options) as planted:
         processes = here.pids(planted.session)
         found = planted.blockers()
@@ -134,7 +132,7 @@ def test_what_cannot_come_back_is_refused_before_the_freeze(
 
 
 @pytest.mark.parametrize("planting", rows(refused=False))
-def test_what_is_not_refused_comes_back(here: Host, planting: str, options: tuple[str, ...]) -> None:
+def test_state_that_is_not_refused_is_restored(here: Host, planting: str, options: tuple[str, ...]) -> None:
     with Planted(here, planting, options) as planted:
         assert planted.blockers() == []
         assert planted.park()["proved"]
@@ -149,7 +147,7 @@ def test_what_is_not_refused_comes_back(here: Host, planting: str, options: tupl
 def test_on_the_hosts_network_a_closed_connection_and_a_named_service_are_no_obstacle(
     here: Host, planting: str, refused: bool, options: tuple[str, ...]
 ) -> None:
-    """There, CRIU sees the sockets of the host's processes."""
+    """Check a session on the host's network, where CRIU sees the sockets of the host's processes."""
     with Planted(here, planting, (*options, "--net", "host")) as planted:
         assert [check for check, _ in planted.blockers()] == ["outside_sockets"] * refused
         if refused:
@@ -163,7 +161,7 @@ def test_on_the_hosts_network_a_closed_connection_and_a_named_service_are_no_obs
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("planting", sorted(LOST))
-def test_what_a_restore_loses_is_warned_of_where_it_can_be_seen(here: Host, planting: str) -> None:
+def test_state_that_a_restore_loses_is_warned_about(here: Host, planting: str) -> None:
     with Planted(here, planting) as planted:
         warned = {one["check"] for one in planted.plan()["findings"] if one["level"] == "warn"}
         assert warned == {LOST[planting]} - {""}

@@ -1,4 +1,4 @@
-"""A real CRIU, really fetched: what it leaves, what it does not touch, and what being killed does to it."""
+"""Check fetching a real CRIU: what it leaves, what it does not change, and what a kill does to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.criu.install import apt, find
+from cmdop_migrate.criu.install import apt, fetch, find
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.host import doctor
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
@@ -29,11 +29,13 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("apt-get") is None, reason="a private CRIU comes through apt"),
 ]
 
-FETCH = "import sys, pathlib; from cmdop_migrate.criu.install import find; find.fetch(pathlib.Path(sys.argv[1]), print)"
+FETCH = (
+    "import sys, pathlib; from cmdop_migrate.criu.install import fetch; fetch.fetch(pathlib.Path(sys.argv[1]), print)"
+)
 
 
 def system_state() -> dict[str, tuple[int, int]]:
-    """Everything apt and dpkg keep, by size and time of change."""
+    """Return all files of apt and dpkg, by size and time of change."""
     tops = ("/etc/apt", "/var/lib/apt", "/var/lib/dpkg", "/var/cache/apt", "/var/log/apt")
     files = [path for top in tops for path in Path(top).rglob("*")]
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
@@ -53,7 +55,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     said: list[str] = []
     before = system_state()
     try:
-        criu = find.fetch(prefix, said.append)
+        criu = fetch.fetch(prefix, said.append)
     except Unreachable as error:
         pytest.skip(f"no archive to fetch from: {error.message}")
     after = system_state()
@@ -62,7 +64,7 @@ def fetched(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     return Fetched(prefix, criu, tuple(said), changed)
 
 
-def test_what_is_fetched_passes_crius_own_check(fetched: Fetched) -> None:
+def test_fetched_criu_passes_criu_check(fetched: Fetched) -> None:
     done = subprocess.run([*fetched.criu.argv, "check"], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert fetched.criu.source == "private"
@@ -70,11 +72,11 @@ def test_what_is_fetched_passes_crius_own_check(fetched: Fetched) -> None:
     assert any("unpacking" in line for line in fetched.said)
 
 
-def test_the_systems_packages_and_apt_are_untouched(fetched: Fetched) -> None:
+def test_fetch_does_not_change_packages_or_apt(fetched: Fetched) -> None:
     assert fetched.changed == {}
 
 
-def test_nothing_of_the_fetch_is_left_but_the_tree(fetched: Fetched) -> None:
+def test_fetch_leaves_only_the_unpacked_tree(fetched: Fetched) -> None:
     names = {path.name for path in fetched.prefix.iterdir()}
     assert {name for name in names if not name.startswith("criu-")} == {"lock", "verdicts.json"}
 
@@ -82,12 +84,12 @@ def test_nothing_of_the_fetch_is_left_but_the_tree(fetched: Fetched) -> None:
 def test_a_second_fetch_does_nothing(fetched: Fetched) -> None:
     trees = {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")}
     said: list[str] = []
-    assert find.fetch(fetched.prefix, said.append) == fetched.criu
+    assert fetch.fetch(fetched.prefix, said.append) == fetched.criu
     assert said == []
     assert {path: path.stat().st_ctime_ns for path in fetched.prefix.glob("criu-*")} == trees
 
 
-def test_find_needs_no_process_once_it_knows(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_uses_the_probe_cache(fetched: Fetched, monkeypatch: pytest.MonkeyPatch) -> None:
     found = find.find(None, fetched.prefix)
     assert found is not None
 
@@ -98,7 +100,7 @@ def test_find_needs_no_process_once_it_knows(fetched: Fetched, monkeypatch: pyte
     assert find.find(None, fetched.prefix) == found
 
 
-def test_doctor_is_content_with_it(fetched: Fetched) -> None:
+def test_doctor_accepts_the_fetched_criu(fetched: Fetched) -> None:
     settings = config.load(flags={"state_dir": str(fetched.prefix.parent)}, environ={})
     found = {check.name: check for check in doctor.diagnose(settings)}
     assert found["criu"].level == "ok"
@@ -107,9 +109,7 @@ def test_doctor_is_content_with_it(fetched: Fetched) -> None:
 
 
 @pytest.mark.parametrize("moment", ["state/lists/*InRelease", "tree/usr"])
-def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
-    tmp_path: Path, moment: str, fetched: Fetched
-) -> None:
+def test_killed_fetch_leaves_no_criu_and_the_next_one_cleans_up(tmp_path: Path, moment: str, fetched: Fetched) -> None:
     prefix = tmp_path / "criu"
     child = subprocess.Popen(
         [sys.executable, "-c", FETCH, str(prefix)],
@@ -133,11 +133,11 @@ def test_killed_half_way_it_leaves_nothing_usable_and_the_next_one_cleans_up(
     # With a whole tree put there, the next fetch has nothing to do but sweep.
     (tree,) = fetched.prefix.glob("criu-*")
     shutil.copytree(tree, prefix / tree.name, symlinks=True)
-    assert find.fetch(prefix, lambda _: None).version == fetched.criu.version
+    assert fetch.fetch(prefix, lambda _: None).version == fetched.criu.version
     assert not list(prefix.glob("work-*"))
 
 
-def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
+def test_two_simultaneous_fetches_install_one_criu(tmp_path: Path, fetched: Fetched) -> None:
     (tree,) = fetched.prefix.glob("criu-*")
     prefix = tmp_path / "criu"
     prefix.mkdir()
@@ -145,7 +145,7 @@ def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
     results: list[find.Criu] = []
     with open(prefix / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=lambda: results.append(find.fetch(prefix, said.append)), daemon=True)
+        second = threading.Thread(target=lambda: results.append(fetch.fetch(prefix, said.append)), daemon=True)
         second.start()
         second.join(0.3)
         assert second.is_alive() and said == ["waiting for another fetch of CRIU to end"]
@@ -157,7 +157,7 @@ def test_two_at_once_make_one(tmp_path: Path, fetched: Fetched) -> None:
 
 @contextmanager
 def mirror(answers: dict[str, bytes], asked: list[str]) -> Iterator[str]:
-    """An HTTP proxy on loopback that stands for every mirror."""
+    """Run an HTTP proxy on loopback in place of every mirror."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

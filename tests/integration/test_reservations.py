@@ -1,4 +1,4 @@
-"""Address space that is reserved and larger than the machine's memory: parked and restored, with what is in it."""
+"""Park and restore reserved address space that is larger than the host's memory, with its content."""
 
 from __future__ import annotations
 

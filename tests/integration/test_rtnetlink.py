@@ -1,4 +1,4 @@
-"""Our requests to the kernel, judged by another implementation of netlink that reads what came of them."""
+"""Check our netlink requests with pyroute2, which reads back their effect."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces need root"
 
 @pytest.fixture
 def pids() -> Iterator[list[int]]:
-    """Two processes, each in a network namespace of its own."""
+    """Yield two processes, each in its own network namespace."""
     ours = os.readlink("/proc/self/ns/net")
     held = [subprocess.Popen(["unshare", "--net", "sleep", "60"]) for _ in range(2)]
     try:
@@ -47,7 +47,7 @@ def named(pid: int, name: str) -> dict[str, object]:
         }
 
 
-def test_a_cable_between_two_namespaces(pids: list[int]) -> None:
+def test_veth_pair_between_two_namespaces(pids: list[int]) -> None:
     first, second = pids
     with Netlink(first) as here, Netlink(second) as there:
         here.add_veth("cable", "eth0", second)
@@ -85,14 +85,14 @@ def test_a_cable_between_two_namespaces(pids: list[int]) -> None:
     assert named(second, "eth0")["routes"] == ["10.9.8.5"]
 
 
-def test_our_own_namespace_is_left_alone(pids: list[int]) -> None:
+def test_own_namespace_is_unchanged(pids: list[int]) -> None:
     before = os.readlink("/proc/thread-self/ns/net"), os.listdir("/sys/class/net")
     with Netlink(pids[0]) as here:
         here.add_veth("cable", "eth0", pids[1])
     assert (os.readlink("/proc/thread-self/ns/net"), os.listdir("/sys/class/net")) == before
 
 
-def test_the_kernel_s_own_reasons(pids: list[int]) -> None:
+def test_errors_have_the_kernels_reason(pids: list[int]) -> None:
     first, second = pids
     with Netlink(first) as here:
         here.add_veth("cable", "eth0", second)
@@ -115,7 +115,7 @@ def test_the_kernel_s_own_reasons(pids: list[int]) -> None:
         Netlink(2**22 + 1)
 
 
-def test_attributes_are_padded() -> None:
+def test_netlink_attributes_are_padded() -> None:
     for length in range(9):
         made = rtnetlink.attribute(3, b"x" * length)
         assert len(made) % 4 == 0 and int.from_bytes(made[:2], "little") == 4 + length

@@ -1,4 +1,5 @@
-"""Terminals across a checkpoint: foreground groups, /dev/tty, stopped jobs, controlling terminals of inner shells."""
+"""Check terminals across a checkpoint: foreground groups, /dev/tty, stopped jobs, controlling terminals of inner
+shells."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def test_git_log_in_bash_stays_in_the_foreground(host: Host) -> None:
 
 
 def stopped(program: Program) -> list[str]:
-    """The names of its processes that are stopped."""
+    """Return the names of its stopped processes."""
     found = []
     for pid in program.host.pids(program.session):
         try:
@@ -85,7 +86,8 @@ print("threaded", input())
 
 
 def test_jobs_stopped_by_the_terminal(host: Host) -> None:
-    """SIGTTIN, SIGTTOU and SIGTSTP: stopped as before, by the same signal as their shell says, and `fg` works."""
+    """Check SIGTTIN, SIGTTOU and SIGTSTP: jobs are stopped as before, by the same signal as their shell says, and `fg`
+    works."""
     (host.dir / "threaded.py").write_text(THREADED)
     with Program(host, "bash", "--norc") as bash:
         bash.type("PS1='> '; stty tostop; cat &\n")
@@ -196,7 +198,7 @@ TMUX, SCREEN, BASH = "tmux -f /dev/null new-session 'bash --norc'", "screen -c /
     ],
 )
 def test_shell_in_a_shell_keeps_job_control(host: Host, program: str, inner: str) -> None:
-    """`less` in an inner shell stays in the foreground; Ctrl-Z, fg and Ctrl-C work after each checkpoint."""
+    """Check that `less` in an inner shell stays in the foreground; Ctrl-Z, fg and Ctrl-C work after each checkpoint."""
     need(program.split()[0], inner.split()[0], "less")
     (host.dir / "lines").write_text("".join(f"{n} lines\n" for n in range(1, 4000)))
     with Program(host, "bash", "-c", f"exec {program}", options=("--env", "TERM=xterm")) as shell:
@@ -226,7 +228,7 @@ def test_shell_in_a_shell_keeps_job_control(host: Host, program: str, inner: str
 
 @pytest.mark.heavy
 def test_many_windows_of_tmux_each_with_a_shell_in_a_shell(host: Host) -> None:
-    """Also with gaps in the numbers of the terminals, and more of them than CRIU tries numbers (32)."""
+    """Check gaps in the numbers of the terminals, and more terminals than numbers that CRIU tries (32)."""
     need("tmux")
     windows = 36
     with Program(host, "bash", "-c", f"exec {TMUX}", options=("--env", "TERM=xterm")) as tmux:
@@ -329,7 +331,7 @@ def test_inner_terminal_that_is_open_as_dev_tty_only(host: Host) -> None:
 
 
 def test_restore_without_the_foreground_group(host: Host) -> None:
-    """The process group that had the terminal has ended, and no shell has taken the terminal back."""
+    """Restore a terminal whose foreground process group has ended, before a shell has taken the terminal."""
     script = """
 import os, signal, sys, time
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)

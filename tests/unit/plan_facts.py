@@ -1,18 +1,17 @@
-"""Facts of a move that nothing stands in the way of; each test changes one."""
+"""Provide the facts of a move without problems; each test changes one fact."""
 
 from __future__ import annotations
 
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import HostFacts, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostFacts, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process, Tree
-from cmdop_migrate.preflight.facts.session import HeldFile, SessionFacts
-from cmdop_migrate.preflight.move import Move
+from cmdop_migrate.preflight.facts.session import HeldFile, Move, SessionFacts
 
 MIB = 1 << 20
 LIBC = HeldFile("/lib/libc.so.6", 2 * MIB, 1, "ab", "cd", mapped=True)
 DATA = HeldFile("/srv/data.csv", 5 * MIB, 1, None, "ef", mapped=False)
 WEB = Port("tcp", "0.0.0.0", 8080)
-HELD = Standing("held", "host-a", "a-1", 7)
+HELD = LeaseFacts("held", "host-a", "a-1", 7)
 
 
 def a_host(name: str) -> HostFacts:

@@ -1,4 +1,4 @@
-"""Every rule of doctor as a row: one fact changed, one finding expected."""
+"""Check every rule of doctor as a row: one fact changed, one finding expected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def without(options: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in options.items() if name not in names}
 
 
-def test_a_good_machine_has_nothing_to_fix() -> None:
+def test_doctor_finds_nothing_on_a_good_host() -> None:
     found = doctor.run(GOOD)
     assert {check.level for check in found} == {"ok"}
     assert doctor.usable(found)
@@ -79,7 +79,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "machine", "level", "fatal", "says"), ROWS)
-def test_one_lack_is_one_finding(name: str, machine: Facts, level: str, fatal: bool, says: str) -> None:
+def test_each_missing_feature_is_one_finding(name: str, machine: Facts, level: str, fatal: bool, says: str) -> None:
     found = doctor.run(machine)
     check = next(check for check in found if check.name == name)
     assert (check.level, check.fatal) == (level, fatal)
@@ -88,7 +88,7 @@ def test_one_lack_is_one_finding(name: str, machine: Facts, level: str, fatal: b
     assert doctor.usable(found) is not fatal
 
 
-def test_the_longest_and_last_mount_above_a_path_is_its_own() -> None:
+def test_mount_of_a_path_is_the_longest_and_last_above_it() -> None:
     text = (
         "20 1 8:1 / / rw,relatime - ext4 /dev/a rw\n"
         "21 20 8:2 / /var rw - xfs /dev/b rw\n"
@@ -105,7 +105,7 @@ def test_the_longest_and_last_mount_above_a_path_is_its_own() -> None:
     assert kinds == {"/var/lib": "overlay", "/var two/x": "tmpfs", "/variety": "ext4"}
 
 
-def test_capabilities_are_read_by_bit() -> None:
+def test_capabilities_are_parsed_by_bit() -> None:
     assert facts_machine.parse_capabilities("CapEff:\t000001ffffffffff\n") == frozenset(facts_machine.CAPABILITIES)
     assert facts_machine.parse_capabilities("CapEff:\t000001fffeffffff\n") == frozenset(facts_machine.CAPABILITIES) - {
         "CAP_SYS_RESOURCE"

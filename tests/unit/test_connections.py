@@ -1,4 +1,4 @@
-"""Connections to the outside are found with one look at each network, whoever holds them."""
+"""Check that connections to the outside are found with one listing of each network namespace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_a_network_is_listed_once_however_many_processes_are_in_it(monkeypatch):
+def test_connections_of_a_network_namespace_are_listed_once(monkeypatch):
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     held = [

@@ -1,4 +1,4 @@
-"""Our RPC codec against known bytes and against the protobuf library as the oracle."""
+"""Check the RPC codec against known bytes, and against the protobuf library as the oracle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu import rpc
-from cmdop_migrate.criu.rpc import SCHEMA, Malformed, ReqType, decode, encode
+from cmdop_migrate.criu.protobuf import Malformed
+from cmdop_migrate.criu.rpc import SCHEMA, ReqType, decode, encode
 
 KNOWN = [
     ("req", {"type": ReqType.VERSION}, "080a"),
@@ -26,7 +27,7 @@ KNOWN = [
 
 
 def oracle() -> dict[str, Any]:
-    """The same schema, built for the real protobuf library."""
+    """Return the same schema, built for the real protobuf library."""
     types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="criu_oracle.proto", package="criu_oracle", syntax="proto2")
     for name, fields in SCHEMA.items():
@@ -64,47 +65,47 @@ def values(message: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("message", "fields", "wire"), KNOWN)
-def test_known_bytes_both_ways(message: str, fields: dict[str, Any], wire: str) -> None:
+def test_known_messages_encode_and_decode(message: str, fields: dict[str, Any], wire: str) -> None:
     assert encode(message, fields).hex() == wire
     assert decode(message, bytes.fromhex(wire)) == fields
 
 
 @given(values("req"))
-def test_protobuf_reads_what_we_write(fields: dict[str, Any]) -> None:
+def test_protobuf_library_reads_encoded_requests(fields: dict[str, Any]) -> None:
     data = encode("req", fields)
     assert ORACLE["req"].FromString(data).SerializeToString(deterministic=True) == data
     assert decode("req", data) == fields
 
 
 @given(values("resp"))
-def test_we_read_what_protobuf_writes(fields: dict[str, Any]) -> None:
+def test_decode_reads_messages_of_the_protobuf_library(fields: dict[str, Any]) -> None:
     assert decode("resp", ORACLE["resp"](**fields).SerializeToString()) == fields
 
 
-def test_a_field_number_is_never_used_twice() -> None:
+def test_field_numbers_are_unique() -> None:
     for fields in SCHEMA.values():
         numbers = [field.number for field in fields.values()]
         assert len(numbers) == len(set(numbers))
 
 
-def test_unknown_fields_of_every_wire_type_are_passed_over() -> None:
+def test_unknown_fields_of_every_wire_type_are_skipped() -> None:
     future = bytes.fromhex("f80705 fa07026162 f9070102030405060708 fd0701020304")
     assert decode("resp", encode("resp", {"type": 2, "success": True}) + future) == {"type": 2, "success": True}
 
 
-def test_a_misspelt_option_is_an_error_and_not_silence() -> None:
+def test_misspelt_option_raises_key_error() -> None:
     with pytest.raises(KeyError):
         encode("opts", {"orphan_pts": True})
 
 
 @pytest.mark.parametrize("wire", ["08", "5a05", "0b", "0880808080808080808080808001", "52ff01", "0a00", "f907"])
-def test_broken_bytes_are_malformed(wire: str) -> None:
+def test_broken_bytes_raise_malformed(wire: str) -> None:
     with pytest.raises(Malformed):
         decode("opts", bytes.fromhex(wire))
 
 
 @given(st.binary(max_size=64))
-def test_any_bytes_are_fields_or_malformed(data: bytes) -> None:
+def test_any_bytes_decode_or_raise_malformed(data: bytes) -> None:
     try:
         assert isinstance(rpc.decode("resp", data), dict)
     except Malformed:

@@ -1,4 +1,4 @@
-"""What is still to come, against a model that knows every page by itself."""
+"""Check the table of missing pages against a model that tracks every page separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ stretches = st.tuples(st.integers(0, SPACE - 1), st.integers(1, 12))
     st.lists(st.tuples(st.sampled_from(["cut", "move"]), stretches, st.integers(0, SPACE - 1)), max_size=12),
     stretches,
 )
-def test_it_is_the_model(
+def test_missing_pages_behave_as_the_model(
     edges: list[int], acts: list[tuple[str, tuple[int, int], int]], asked: tuple[int, int]
 ) -> None:
     pairs = list(zip(edges[::2], edges[1::2], strict=False))
@@ -59,6 +59,6 @@ def flat(pieces: list[tuple[int, int, int]]) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("pieces", [[(4, 4, 0)], [(0, 4, 0), (3, 5, 0)], [(4, 6, 0), (0, 2, 0)]])
-def test_what_is_out_of_order_is_refused(pieces: list[tuple[int, int, int]]) -> None:
+def test_stretches_out_of_order_are_refused(pieces: list[tuple[int, int, int]]) -> None:
     with pytest.raises(ValueError, match="out of order"):
         Missing(pieces)

@@ -1,4 +1,4 @@
-"""The page-server protocol with the test as CRIU, in both header forms, and the pagemap images."""
+"""Check the page-server protocol with the test as CRIU, in both header forms, and the pagemap images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cmdop_migrate.criu import page_server
 from cmdop_migrate.criu.image import pagemap
 from cmdop_migrate.criu.image.pagemap import Run, joined
 from cmdop_migrate.criu.page_server import LAZY, PAGE, PARENT, PRESENT, ProtocolError, Target
-from cmdop_migrate.criu.rpc import Malformed
+from cmdop_migrate.criu.protobuf import Malformed
 
 NEW, OLD = (4, 2), (4, 1)
 BASE = 0x7F0000001000
@@ -30,7 +30,7 @@ def header(version: tuple[int, int], cmd: int, flags: int = 0, nr: int = 0, vadd
 
 
 class Sink:
-    """Windows that end at 64 KiB boundaries, like the chunker's."""
+    """Provide windows that end at 64 KiB boundaries, like the chunker's."""
 
     def __init__(self) -> None:
         self.log: list[object] = []
@@ -89,7 +89,7 @@ def background(work: Callable[[], object]) -> tuple[threading.Thread, list[objec
 
 
 @pytest.mark.parametrize("version", [NEW, OLD])
-def test_receive_a_dump(pair: tuple[socket.socket, socket.socket], version: tuple[int, int]) -> None:
+def test_receive_reads_a_whole_dump(pair: tuple[socket.socket, socket.socket], version: tuple[int, int]) -> None:
     ours, criu = pair
     sink = Sink()
     thread, outcome = background(lambda: page_server.receive(ours, sink, version))
@@ -133,7 +133,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_broken_dump_is_refused_and_never_done(pair: tuple[socket.socket, socket.socket], name: str) -> None:
+def test_broken_dump_is_refused_and_never_finished(pair: tuple[socket.socket, socket.socket], name: str) -> None:
     ours, criu = pair
     sink = Sink()
     criu.sendall(BAD[name])
@@ -144,7 +144,7 @@ def test_a_broken_dump_is_refused_and_never_done(pair: tuple[socket.socket, sock
     assert ours.fileno() == -1
 
 
-def test_a_sink_that_fails_hangs_up_on_criu(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_failing_sink_closes_the_connection_to_criu(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, criu = pair
 
     class Full(Sink):
@@ -158,7 +158,7 @@ def test_a_sink_that_fails_hangs_up_on_criu(pair: tuple[socket.socket, socket.so
         criu.sendall(bytes(1 << 20))
 
 
-def test_runs_are_joined_and_kept_below_the_longest() -> None:
+def test_runs_are_joined_up_to_the_longest_length() -> None:
     runs = [Run(BASE, 2, 4), Run(BASE + 2 * PAGE, 3, 4), Run(BASE + 5 * PAGE, 1, 6), Run(BASE + 9 * PAGE, 9, 6)]
     assert list(joined(runs)) == [Run(BASE, 5, 4), *runs[2:]]
     assert [run.nr_pages for run in joined(runs, 4)] == [4, 1, 1, 4, 4, 1]
@@ -175,7 +175,7 @@ def test_runs_are_joined_and_kept_below_the_longest() -> None:
         [Run(BASE, 1, 0)],
     ],
 )
-def test_runs_that_cannot_be_are_refused(runs: list[Run]) -> None:
+def test_invalid_runs_are_refused(runs: list[Run]) -> None:
     with pytest.raises(ValueError, match="run"):
         list(joined(runs))
 
@@ -183,7 +183,7 @@ def test_runs_that_cannot_be_are_refused(runs: list[Run]) -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40), st.sampled_from([4, 6])), max_size=30), st.integers(1, 50)
 )
-def test_joining_keeps_every_page_and_its_flags(shape: list[tuple[int, int, int]], longest: int) -> None:
+def test_joining_runs_keeps_every_page_and_its_flags(shape: list[tuple[int, int, int]], longest: int) -> None:
     at, runs = BASE, []
     for gap, count, flags in shape:
         at += gap * PAGE
@@ -210,7 +210,9 @@ RUNS = [Run(BASE, 300, PRESENT | LAZY), Run(BASE + 400 * PAGE, 2, PRESENT), Run(
         (Target("shmem", 7), True, RUNS),  # shared memory is never lazy
     ],
 )
-def test_images_read_back(tmp_path: Path, target: Target, lazy: bool, eager: list[Run], most: int) -> None:
+def test_written_pagemaps_are_loaded_again(
+    tmp_path: Path, target: Target, lazy: bool, eager: list[Run], most: int
+) -> None:
     written = pagemap.write(tmp_path, target, 3, RUNS, Source(most), lazy=lazy)
     assert written == sum(run.nr_pages for run in eager)
     pages_id, entries = pagemap.load(tmp_path / pagemap.image_name(target))
@@ -226,14 +228,14 @@ def test_images_read_back(tmp_path: Path, target: Target, lazy: bool, eager: lis
     assert (tmp_path / "pages-3.img").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_entry_has_both_page_counts() -> None:
-    """The u32 for readers before 4.2, the u64 for those since."""
+def test_pagemap_entry_has_both_page_counts() -> None:
+    """Check the u32 for readers before CRIU 4.2, and the u64 for those since."""
     entry = pagemap._entry(Run(0x400000, 1, 4), 4)
     assert entry.hex() == "0880808002100120042801"
 
 
 @pytest.mark.parametrize("keep", [0, 5, 8, 10, 13])
-def test_a_cut_pagemap_is_malformed(tmp_path: Path, keep: int) -> None:
+def test_truncated_pagemap_is_malformed(tmp_path: Path, keep: int) -> None:
     pagemap.write(tmp_path, Target("process", 1), 1, RUNS, Source(), lazy=True)
     path = tmp_path / "pagemap-1.img"
     path.write_bytes(path.read_bytes()[:keep])

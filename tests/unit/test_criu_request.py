@@ -1,4 +1,4 @@
-"""Requests as a table: what a spec says, and nothing else, is in the message."""
+"""Check requests as a table: the message has the options of the spec, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which CRIU serves which kernel, and how what is known about one is remembered."""
+"""Check which CRIU works on which kernel, and the cache of probe results."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu.install import find
-from cmdop_migrate.criu.install.probe_cache import Verdict, Verdicts
+from cmdop_migrate.criu.install import fetch, find
+from cmdop_migrate.criu.install.probe_cache import ProbeCache, ProbeResult
 from cmdop_migrate.errors import Blocked
 
 RELEASE = os.uname().release
@@ -27,7 +27,7 @@ RELEASE = os.uname().release
         ("", None),
     ],
 )
-def test_versions_are_read_as_criu_and_packages_write_them(text: str, version: tuple[int, int, int] | None) -> None:
+def test_versions_of_criu_and_of_packages_are_parsed(text: str, version: tuple[int, int, int] | None) -> None:
     assert find.parse_version(text) == version
 
 
@@ -44,15 +44,13 @@ def test_versions_are_read_as_criu_and_packages_write_them(text: str, version: t
         ((3, 17, 1), "unreadable", True),
     ],
 )
-def test_before_4_2_no_criu_serves_kernels_from_6_16_on(
-    version: tuple[int, int, int], release: str, usable: bool
-) -> None:
+def test_criu_before_4_2_is_too_old_for_kernel_6_16(version: tuple[int, int, int], release: str, usable: bool) -> None:
     assert (find.too_old(version, release) is None) is usable
 
 
-def test_os_release_is_read_with_and_without_quotes() -> None:
+def test_os_release_is_parsed_with_and_without_quotes() -> None:
     text = "# comment\nNAME=\"Debian GNU/Linux\"\nID=debian\nVERSION_CODENAME=bookworm\nID_LIKE='a b'\n\n"
-    assert find.parse_os_release(text) == {
+    assert fetch.parse_os_release(text) == {
         "NAME": "Debian GNU/Linux",
         "ID": "debian",
         "VERSION_CODENAME": "bookworm",
@@ -60,8 +58,8 @@ def test_os_release_is_read_with_and_without_quotes() -> None:
     }
 
 
-def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
-    assert find.read_os_release(tmp_path / "none") == {}
+def test_missing_os_release_is_no_error(tmp_path: Path) -> None:
+    assert fetch.read_os_release(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -74,12 +72,12 @@ def test_a_machine_without_os_release_is_no_error(tmp_path: Path) -> None:
         ({}, "package criu"),
     ],
 )
-def test_elsewhere_the_hint_names_the_package(release: dict[str, str], says: str) -> None:
-    assert says in find.install_hint(release)
+def test_install_hint_names_the_package_of_the_distribution(release: dict[str, str], says: str) -> None:
+    assert says in fetch.install_hint(release)
 
 
 def fake(path: Path, version: str, check: int, counter: Path) -> Path:
-    """A program that answers as CRIU does, and counts how often it is asked."""
+    """Write a program that answers as CRIU does, and counts how often it is run."""
     path.write_text(
         f'#!/bin/sh\necho "$1" >> {counter}\n'
         f'case "$1" in --version) echo "Version: {version}";; check) echo "Error: no such luck"; exit {check};; esac\n'
@@ -88,7 +86,7 @@ def fake(path: Path, version: str, check: int, counter: Path) -> Path:
     return path
 
 
-def test_a_configured_criu_that_works_is_used_and_asked_once(tmp_path: Path) -> None:
+def test_working_configured_criu_is_used_and_probed_once(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     binary = fake(tmp_path / "criu", "4.9.1", 0, asked)
     first = find.find(str(binary), tmp_path / "prefix")
@@ -99,7 +97,7 @@ def test_a_configured_criu_that_works_is_used_and_asked_once(tmp_path: Path) -> 
     assert asked.read_text().split() == ["--version", "check"]
 
 
-def test_a_configured_criu_that_fails_is_refused_with_its_words_and_asked_again(tmp_path: Path) -> None:
+def test_failing_configured_criu_is_refused_with_its_error_and_probed_again(tmp_path: Path) -> None:
     asked = tmp_path / "asked"
     binary = fake(tmp_path / "criu", "4.9.1", 1, asked)
     for _ in range(2):
@@ -112,16 +110,16 @@ def test_a_configured_criu_that_fails_is_refused_with_its_words_and_asked_again(
     assert found is not None and found.version == (4, 9, 2)
 
 
-def test_a_configured_criu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_configured_criu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Blocked, match="No such file"):
         find.find(str(tmp_path / "none"), tmp_path / "prefix")
 
 
-def test_a_verdict_holds_for_one_kernel_and_one_file(tmp_path: Path) -> None:
+def test_probe_result_is_valid_for_one_kernel_and_one_file(tmp_path: Path) -> None:
     binary = tmp_path / "criu"
     binary.write_text("one")
-    verdicts = Verdicts(tmp_path)
-    verdict = Verdict((4, 2, 1), "")
+    verdicts = ProbeCache(tmp_path)
+    verdict = ProbeResult((4, 2, 1), "")
     verdicts.put("6.18.1", binary, verdict)
     assert verdicts.get("6.18.1", binary) == verdict
     assert verdicts.get("6.18.2", binary) is None
@@ -130,17 +128,17 @@ def test_a_verdict_holds_for_one_kernel_and_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"x": 1}', "\x00"])
-def test_a_damaged_cache_counts_as_none_and_is_replaced(tmp_path: Path, text: str) -> None:
+def test_damaged_probe_cache_is_ignored_and_replaced(tmp_path: Path, text: str) -> None:
     binary = tmp_path / "criu"
     binary.write_text("one")
     (tmp_path / "verdicts.json").write_text(text)
-    verdicts = Verdicts(tmp_path)
+    verdicts = ProbeCache(tmp_path)
     assert verdicts.get("6.18.1", binary) is None
-    verdicts.put("6.18.1", binary, Verdict((4, 2, 1), "bad"))
-    assert Verdicts(tmp_path).get("6.18.1", binary) == Verdict((4, 2, 1), "bad")
+    verdicts.put("6.18.1", binary, ProbeResult((4, 2, 1), "bad"))
+    assert ProbeCache(tmp_path).get("6.18.1", binary) == ProbeResult((4, 2, 1), "bad")
 
 
-def test_what_a_killed_fetch_left_is_never_a_candidate(tmp_path: Path) -> None:
+def test_remains_of_a_killed_fetch_are_never_used(tmp_path: Path) -> None:
     half = tmp_path / "work-abc" / "sid" / "tree" / "usr" / "sbin"
     half.mkdir(parents=True)
     fake(half / "criu", "9.9.9", 0, tmp_path / "asked")
@@ -149,7 +147,7 @@ def test_what_a_killed_fetch_left_is_never_a_candidate(tmp_path: Path) -> None:
     assert not (tmp_path / "asked").exists()
 
 
-def test_the_private_one_runs_by_its_own_loader(tmp_path: Path) -> None:
+def test_private_criu_runs_with_its_own_loader(tmp_path: Path) -> None:
     tree = tmp_path / "criu-4.2.1-1"
     libraries = tree / "usr/lib/some-linux-gnu"
     libraries.mkdir(parents=True)

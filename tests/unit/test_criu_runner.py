@@ -1,4 +1,4 @@
-"""The conversation with CRIU's worker, with the test as CRIU."""
+"""Check the conversation with CRIU's worker, with the test as CRIU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST = {"type": ReqType.RESTORE, "opts": {"images_dir_fd": 3}}
 
 
 class Peer:
-    """CRIU's end."""
+    """Play CRIU's end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock, self.answers = sock, list[bool]()
@@ -45,7 +45,7 @@ class Peer:
 
 @contextlib.contextmanager
 def criu(play: Callable[[Peer], None]) -> Iterator[tuple[socket.socket, Peer]]:
-    """Our end, and a thread that plays the other."""
+    """Yield our end, and a thread that plays the other."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
     peer = Peer(theirs)
@@ -89,7 +89,7 @@ def test_notifications_descriptors_and_phases() -> None:
     os.close(fd)
 
 
-def test_a_no_from_criu_is_a_result_and_its_descriptors_are_closed() -> None:
+def test_failure_reported_by_criu_is_a_result_and_descriptors_are_closed() -> None:
     def play(peer: Peer) -> None:
         peer.hear()
         peer.notify("orphan-pts-master", [0])
@@ -103,7 +103,7 @@ def test_a_no_from_criu_is_a_result_and_its_descriptors_are_closed() -> None:
 
 
 @pytest.mark.parametrize("how", [False, KeyboardInterrupt(), ValueError("token")])
-def test_a_refusal_is_told_to_criu_first_and_then_raised(how: bool | BaseException) -> None:
+def test_refusal_is_sent_to_criu_before_it_is_raised(how: bool | BaseException) -> None:
     def play(peer: Peer) -> None:
         peer.hear()
         assert peer.notify("pre-restore")
@@ -127,7 +127,7 @@ def test_a_refusal_is_told_to_criu_first_and_then_raised(how: bool | BaseExcepti
                 converse(ours, REQUEST, refuse, timeout=10)
 
 
-def test_a_refusal_at_pre_resume_kills_the_root_and_answers_nothing() -> None:
+def test_refusal_at_pre_resume_kills_the_root_without_an_answer() -> None:
     with subprocess.Popen(["sleep", "60"]) as root:
 
         def play(peer: Peer) -> None:
@@ -143,7 +143,7 @@ def test_a_refusal_at_pre_resume_kills_the_root_and_answers_nothing() -> None:
     assert peer.answers == [True, False], "the second is the hang-up"
 
 
-def test_time_out_counts_for_the_whole_conversation() -> None:
+def test_time_out_covers_the_whole_conversation() -> None:
     def play(peer: Peer) -> None:
         peer.hear()
         for _ in range(5):
@@ -155,7 +155,7 @@ def test_time_out_counts_for_the_whole_conversation() -> None:
         converse(ours, REQUEST, timeout=0.5)
 
 
-def test_the_time_that_we_take_is_not_its() -> None:
+def test_time_in_callbacks_does_not_count_for_the_time_out() -> None:
     def play(peer: Peer) -> None:
         peer.hear()
         peer.notify("pre-dump")
@@ -166,7 +166,7 @@ def test_the_time_that_we_take_is_not_its() -> None:
 
 
 @pytest.mark.parametrize("when", ["at once", "after a notification"])
-def test_a_worker_that_goes_away_is_hung_up(when: str) -> None:
+def test_worker_that_ends_without_answer_raises_hung_up(when: str) -> None:
     def play(peer: Peer) -> None:
         peer.hear()
         if when != "at once":
@@ -184,8 +184,10 @@ time.sleep(60)
 """
 
 
-def test_a_worker_deaf_to_sigterm_is_gone_after_a_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_CURE", 2.0)
+def test_worker_that_ignores_sigterm_is_killed_after_a_time_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_RELEASE_WITHIN", 2.0)
     mark, fake, cancelled = tmp_path / "pid", tmp_path / "criu", list[bool]()
     fake.write_text(WORKER.format(python=sys.executable, mark=str(mark)))
     fake.chmod(0o755)
@@ -197,7 +199,7 @@ def test_a_worker_deaf_to_sigterm_is_gone_after_a_time_out(tmp_path: Path, monke
     assert not Path(f"/proc/{mark.read_text()}").exists()
 
 
-def test_the_log_is_in_the_error_when_the_worker_dies(tmp_path: Path) -> None:
+def test_error_of_a_dead_worker_contains_the_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("(00.1) Error (criu/x.c:1): No space left on device\n")
     with pytest.raises(CriuFailed, match=r"dump of t: CRIU died \(exit status 3\): there is no space left") as caught:
         runner.run(["sh", "-c", "exit 3"], REQUEST, tmp_path / "log", what="dump of t", timeout=5)

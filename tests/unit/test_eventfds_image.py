@@ -1,4 +1,4 @@
-"""Counts of eventfds in CRIU's images."""
+"""Check the counts of eventfds in CRIU's images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 from cmdop_migrate.criu.image import eventfds
-from cmdop_migrate.criu.rpc import varint
+from cmdop_migrate.criu.protobuf import varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 
@@ -35,7 +35,7 @@ def lay_out(images: Path, *counts: int, descriptor: int = 0) -> None:
     write(images / "fdinfo-5.img", *table)
 
 
-def test_upper_half_of_a_count_is_added(tmp_path: Path) -> None:
+def test_upper_half_of_an_eventfd_count_is_added(tmp_path: Path) -> None:
     fd = os.eventfd(7, os.EFD_NONBLOCK)
     try:
         lay_out(tmp_path, (1 << 40) + 7, descriptor=fd)
@@ -50,7 +50,7 @@ def test_only_counts_above_32_bits_are_large(tmp_path: Path) -> None:
     assert eventfds.large(tmp_path) == {2: 1 << 32, 3: ((1 << 32) - 1) << 32}
 
 
-def test_damaged_image_does_not_end_a_restore(tmp_path: Path) -> None:
+def test_damaged_image_does_not_fail_a_restore(tmp_path: Path) -> None:
     lay_out(tmp_path, 1 << 40)
     (tmp_path / "fdinfo-5.img").write_bytes(HEAD + b"\xff\xff\xff\xff")
     eventfds.complete(tmp_path, [os.getpid()])

@@ -1,4 +1,4 @@
-"""On which mount a path of a session lies, and which mounts a restore cannot make."""
+"""Check on which mount a path lies, and which mounts a restore cannot create."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TABLE = """\
     ("path", "mount"),
     [("/", 1), ("/etc/x", 1), ("/proc/self", 2), ("/process", 1), ("/mnt/x", 5), ("/mnt/a b/x", 5), ("/bound/x", 7)],
 )
-def test_a_path_lies_on_the_mount_that_was_made_last_over_it(path: str, mount: int) -> None:
+def test_path_resolves_to_the_last_mount_over_it(path: str, mount: int) -> None:
     found = mount_table.parse(TABLE).at(path)
     assert found is not None and found.id == mount
 
 
-def test_mounts_that_a_restore_cannot_make_or_leaves_out() -> None:
+def test_mounts_that_a_restore_cannot_create_or_omits() -> None:
     cannot, lost = mount_table.unknown([mount_table.parse(TABLE)], ["/"])
     assert cannot == {"ramfs at /mnt/a b", "overlay at /own"}
     assert lost == {"tracefs at /sys/kernel/tracing"}
 
 
-def test_the_table_of_a_process_that_is_gone_is_empty() -> None:
+def test_mount_table_of_an_ended_process_is_empty() -> None:
     assert mount_table.read(0).mounts == {}

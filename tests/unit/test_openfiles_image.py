@@ -1,4 +1,4 @@
-"""CRIU's list of open files, less what must not be compared."""
+"""Check the removal of sizes and modes from CRIU's list of open files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu.image.files_image import executables, uncompared
-from cmdop_migrate.criu.rpc import Malformed, varint
+from cmdop_migrate.criu.protobuf import Malformed, varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 
@@ -34,7 +34,7 @@ def image(*entries: bytes) -> bytes:
 PIPE = field(1, 3) + field(2, 9) + field(8, b"\x08\x01")
 
 
-def test_size_and_mode_of_those_that_are_named() -> None:
+def test_size_and_mode_of_named_files_are_removed() -> None:
     log, other = b"/var/log/x", b"/var/log/xy"
     before = image(regular(log, size=21, mode=0o100644), PIPE, regular(other, size=300, mode=0o100600))
     after = image(regular(log, size=None, mode=None), PIPE, regular(other, size=300, mode=0o100600))
@@ -42,15 +42,15 @@ def test_size_and_mode_of_those_that_are_named() -> None:
     assert uncompared(before, set()) == uncompared(before, {b"/var/log"}) == before
 
 
-def test_those_that_might_be_run() -> None:
+def test_executable_files_are_found_by_their_mode() -> None:
     modes = {b"/bin/x": 0o100755, b"/var/log/x": 0o100644, b"/old": None, b"/home/x": 0o100700}
     listed = image(PIPE, *(regular(name, size=1, mode=mode) for name, mode in modes.items()))
     assert executables(listed) == {b"/bin/x", b"/home/x"}
 
 
 @given(st.binary(max_size=80), st.integers(0, 90))
-def test_what_is_damaged_is_refused_or_passed_on(data: bytes, cut: int) -> None:
-    """Never another exception, and never more than there was."""
+def test_damaged_image_is_malformed_or_unchanged(data: bytes, cut: int) -> None:
+    """Check that no other exception is raised, and the image does not grow."""
     whole = image(regular(b"/a", size=1, mode=2), data)
     for one in (whole[: len(HEAD) + cut], HEAD + data):
         try:
@@ -60,7 +60,7 @@ def test_what_is_damaged_is_refused_or_passed_on(data: bytes, cut: int) -> None:
             pass
 
 
-def test_cut_short() -> None:
+def test_truncated_image_is_malformed() -> None:
     whole = image(regular(b"/a", size=1, mode=2))
     for end in range(len(HEAD) + 1, len(whole)):
         with pytest.raises(Malformed):

@@ -1,4 +1,4 @@
-"""Every check of a plan: each finds what it is for, at every level it may say, and nothing where nothing is."""
+"""Check every rule of a plan: each finds its problem, at every level it may return, and nothing in a good move."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 
 from cmdop_migrate.preflight import plan
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostProblem, LeaseFacts, Port, Service
 from cmdop_migrate.preflight.facts.processes import Process
-from cmdop_migrate.preflight.facts.session import Measured, expect
-from cmdop_migrate.preflight.findings import Rule, Said, several
-from cmdop_migrate.preflight.move import Move
+from cmdop_migrate.preflight.facts.session import Move, PastCheckpoint, estimate
+from cmdop_migrate.preflight.findings import Hit, Rule, several
 from cmdop_migrate.preflight.rules.obstacles import CHECKS, KINDS, Obstacle
 from tests.unit.plan_facts import DATA, HELD, LIBC, MIB, WEB, a_move
 
@@ -80,7 +79,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("version", "block", "protocol 2", target(protocol=2)),
     ("state", "block", "frozen", session(state="frozen")),
     ("lease", "block", "no route", source(lease=Service("s3://bucket/l", "no route"), standing=None)),
-    ("lease", "block", "knows nothing", source(standing=None)),
+    ("lease", "block", "has no record", source(standing=None)),
     ("lease", "block", "host-c", source(standing=replace(HELD, host="host-c", instance="c-1", token=8))),
     ("lease_there", "block", "no route", target(lease=Service("s3://bucket/l", "no route"))),
     ("lease_there", "block", "another lease store", target(lease=there("m"))),
@@ -93,9 +92,9 @@ PLANTED: list[tuple[str, str, str, Change]] = [
     ("relay", "warn", "no relay", source(relay=Service("wss://r"))),
     ("relay", "warn", "refused", both(source(relay=Service("wss://r")), target(relay=Service("wss://r", "refused")))),
     ("relay", "warn", "wss://q", both(source(relay=Service("wss://r")), target(relay=Service("wss://q")))),
-    ("host_ready", "block", "tini", target(needs=(Need("tini-static", "no tini", "Install it.", True),))),
-    ("host_ready", "block", "no veth", target(needs=(Need("veth", "no veth", "Boot one.", False),))),
-    ("host_ready", "warn", "no nat", target(needs=(Need("nat", "no nat", "Install it.", False),))),
+    ("host_ready", "block", "tini", target(needs=(HostProblem("tini-static", "no tini", "Install it.", True),))),
+    ("host_ready", "block", "no veth", target(needs=(HostProblem("veth", "no veth", "Boot one.", False),))),
+    ("host_ready", "warn", "no nat", target(needs=(HostProblem("nat", "no nat", "Install it.", False),))),
     (
         "limits_there",
         "warn",
@@ -105,7 +104,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
             source(users={0: "root", 1000: "amy"}),
             target(
                 users={0: "root", 1000: "amy"},
-                needs=(Need("capabilities", "lacks CAP_SYS_RESOURCE", "Give it.", False),),
+                needs=(HostProblem("capabilities", "lacks CAP_SYS_RESOURCE", "Give it.", False),),
             ),
         ),
     ),
@@ -148,7 +147,7 @@ PLANTED: list[tuple[str, str, str, Change]] = [
         "amy here and bob",
         both(process(uid=1000), source(users={0: "root", 1000: "amy"}), target(users={0: "root", 1000: "bob"})),
     ),
-    ("uids", "block", "nobody's here and bob", both(process(uid=1000), target(users={0: "root", 1000: "bob"}))),
+    ("uids", "block", "unused here and bob", both(process(uid=1000), target(users={0: "root", 1000: "bob"}))),
     ("uids", "warn", "1000 (amy)", both(process(uid=1000), source(users={0: "root", 1000: "amy"}))),
     ("directories", "block", "shared directory /data", target(directories=frozenset(("/", "/home")))),
     ("directories", "warn", "/home", target(directories=frozenset(("/", "/data")))),
@@ -166,12 +165,12 @@ PLANTED: list[tuple[str, str, str, Change]] = [
 ]
 
 
-def test_nothing_stands_in_the_way_of_a_good_move() -> None:
+def test_good_move_has_no_findings() -> None:
     assert [one.check for one in plan.find(a_move())] == ["expected"]
 
 
 @pytest.mark.parametrize(("check", "level", "names", "change"), PLANTED, ids=[f"{one[0]}-{one[2]}" for one in PLANTED])
-def test_what_is_planted_is_found_and_nothing_else(check: str, level: str, names: str, change: Change) -> None:
+def test_planted_problem_is_the_only_finding(check: str, level: str, names: str, change: Change) -> None:
     found = plan.find(change(a_move()))
     others = [one for one in found if one.check not in (check, "expected")]
     assert others == []
@@ -180,26 +179,26 @@ def test_what_is_planted_is_found_and_nothing_else(check: str, level: str, names
     assert names in said[0].message and said[0].fix
 
 
-def test_every_check_is_planted_at_every_level_it_may_say() -> None:
+def test_every_check_is_tested_at_every_level() -> None:
     stated = {(one.name, level) for one in plan.checks() for level in one.levels}
     assert {(check, level) for check, level, _, _ in PLANTED} == stated
     assert len({one.name for one in plan.checks()}) == len(plan.checks())
 
 
-def test_what_no_single_process_has_is_told_of_the_session() -> None:
+def test_obstacle_without_a_process_names_the_session() -> None:
     tree = replace(a_move().session.tree, obstacles=(Obstacle("mount", "ramfs at /mnt"),))
     (found,) = [one for one in plan.find(session(tree=tree)(a_move())) if one.level == "block"]
     assert found.message == "session 'work' has a file system mounted that CRIU cannot restore: ramfs at /mnt"
     assert {kind.check for kind in KINDS.values()} == {name for name, _, _ in CHECKS}
 
 
-def test_the_worst_comes_first() -> None:
+def test_findings_are_sorted_worst_first() -> None:
     move = both(process(io_uring=True, semaphore=True), target(kernel="5.10"))(a_move())
     assert [one.level for one in plan.find(move)] == ["block", "block", "warn", "info"]
 
 
-def test_on_its_own_host_a_session_is_not_in_its_own_way() -> None:
-    """Its ports are taken by itself, and its memory is freed before it is needed again."""
+def test_session_restored_on_its_own_host_does_not_block_itself() -> None:
+    """Check a move to the same host: its ports are its own, and its memory is freed before it is needed again."""
     move = session(ports=(WEB,), private_net=False)(a_move())
     move = replace(
         move, source=replace(move.source, listening=(WEB,), memory_available=MIB, key=None, keys=frozenset())
@@ -217,12 +216,12 @@ def test_on_its_own_host_a_session_is_not_in_its_own_way() -> None:
         (Port("tcp", "0.0.0.0", 80), Port("tcp", "0.0.0.0", 81), False),
     ],
 )
-def test_ports_clash_where_the_kernel_would_refuse_them(here: Port, there: Port, clash: bool) -> None:
+def test_ports_clash_as_in_the_kernel(here: Port, there: Port, clash: bool) -> None:
     move = both(session(ports=(here,)), target(listening=(there,)))(a_move())
     assert ("ports" in [one.check for one in plan.find(move)]) is clash
 
 
-def test_a_newer_and_richer_host_is_welcome() -> None:
+def test_newer_host_with_more_features_has_no_findings() -> None:
     flags = frozenset(("sse2", "avx", "avx2", "smep", "avx512f"))
     richer = both(cpu(flags=flags, xfeatures=0x2E7), target(kernel="7.0", criu="5.0"))(a_move())
     assert [one.check for one in plan.find(richer)] == ["expected"]
@@ -230,37 +229,40 @@ def test_a_newer_and_richer_host_is_welcome() -> None:
     assert [one.check for one in plan.find(poorer)] == ["expected"]
 
 
-def test_every_flag_of_another_architecture_counts() -> None:
+def test_every_cpu_flag_counts_on_arm() -> None:
     arm = Cpu("aarch64", 4096, frozenset(("fp", "sve")))
     move = both(source(cpu=arm), target(cpu=replace(arm, flags=frozenset(("fp",)))))(a_move())
     assert "sve" in next(one.message for one in plan.find(move) if one.check == "cpu")
 
 
-def test_a_lease_of_before_the_last_boot_is_not_held() -> None:
-    move = source(standing=Standing("held", "host-a", "a-0", 7))(a_move())
+def test_lease_of_an_earlier_boot_is_not_held() -> None:
+    move = source(standing=LeaseFacts("held", "host-a", "a-0", 7))(a_move())
     assert [one.check for one in plan.find(move)] == ["lease", "expected"]
 
 
-def test_what_a_checkpoint_will_cost_is_told_from_those_before() -> None:
-    small, large = Measured("x", 10 * MIB, 0, MIB, 0.2, 0.1), Measured("y", 1000 * MIB, 0, 300 * MIB, 1.0, 4.0)
-    assert expect(900 * MIB, 0, (), "s") is None
-    nearest = expect(2000 * MIB, 0, (small, large), "s")
+def test_checkpoint_cost_is_estimated_from_earlier_ones() -> None:
+    small, large = (
+        PastCheckpoint("x", 10 * MIB, 0, MIB, 0.2, 0.1),
+        PastCheckpoint("y", 1000 * MIB, 0, 300 * MIB, 1.0, 4.0),
+    )
+    assert estimate(900 * MIB, 0, (), "s") is None
+    nearest = estimate(2000 * MIB, 0, (small, large), "s")
     assert nearest is not None and (nearest.frozen_s, nearest.new, nearest.own) == (2.0, 600 * MIB, False)
-    fixed = expect(MIB, 0, (small, large), "s")  # a part of the time is there however small it is
+    fixed = estimate(MIB, 0, (small, large), "s")  # a part of the time is there however small it is
     assert fixed is not None and fixed.frozen_s == 0.2
-    own = expect(10 * MIB, 0, (small, large), "y")
+    own = estimate(10 * MIB, 0, (small, large), "y")
     assert own is not None and (own.frozen_s, own.own) == (1.0, True)
-    assert expect(0, 0, (Measured("z", 0, 0, 0, 0.1, 0.0),), "z") is not None
+    assert estimate(0, 0, (PastCheckpoint("z", 0, 0, 0, 0.1, 0.0),), "z") is not None
     move = session(measured=(large,))(a_move())
     assert "frozen about 1.00 s" in plan.find(move)[-1].message
 
 
-def test_a_rule_may_say_only_what_the_page_tells_of_it() -> None:
-    rule: Rule[int] = Rule("odd", ("warn",), "…", "…", lambda _: [Said("block", "no")])
+def test_rule_may_return_documented_levels_only() -> None:
+    rule: Rule[int] = Rule("odd", ("warn",), "…", "…", lambda _: [Hit("block", "no")])
     with pytest.raises(AssertionError, match="odd"):
         list(rule.run(1))
 
 
-def test_long_lists_are_cut() -> None:
+def test_long_lists_are_shortened() -> None:
     assert several(["a", "b", "a"]) == "a, b"
     assert several(str(one) for one in range(8)) == "0, 1, 2, 3, 4 and 3 more"

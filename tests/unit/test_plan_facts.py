@@ -1,4 +1,4 @@
-"""Facts cross between hosts as JSON and come out as they went in; what is no such JSON is refused."""
+"""Check that facts round-trip between hosts as JSON, and that invalid JSON is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cmdop_migrate.preflight.facts import cpu, processes
 from cmdop_migrate.preflight.facts.cpu import Cpu
-from cmdop_migrate.preflight.facts.host import Ask, HostFacts, Need, Port, Service, Standing
+from cmdop_migrate.preflight.facts.host import HostFacts, HostProblem, HostQuery, LeaseFacts, Port, Service
 from tests.unit.plan_facts import a_host, a_session
 
 COUNT = st.integers(0, 1 << 63)
@@ -26,7 +26,7 @@ SERVICE = st.builds(Service, TEXT, TEXT, st.none() | TEXT)
 CPU = st.builds(Cpu, TEXT, COUNT, TEXTS, st.none() | COUNT, st.none() | COUNT)
 FILE = st.tuples(TEXT, COUNT, st.integers(), st.none() | TEXT, st.none() | TEXT)
 ASKS = st.builds(
-    Ask,
+    HostQuery,
     session=TEXT,
     name=TEXT,
     files=st.lists(FILE, max_size=3).map(tuple),
@@ -49,7 +49,7 @@ HOSTS = st.builds(
     disk_free=COUNT,
     store=SERVICE,
     lease=SERVICE,
-    needs=st.lists(st.builds(Need, TEXT, TEXT, TEXT, st.booleans()), max_size=3).map(tuple),
+    needs=st.lists(st.builds(HostProblem, TEXT, TEXT, TEXT, st.booleans()), max_size=3).map(tuple),
     wanting=st.dictionaries(TEXT, st.sampled_from(("missing", "different")), max_size=3),
     users=st.dictionaries(COUNT, TEXT, max_size=3),
     listening=st.lists(PORT, max_size=3).map(tuple),
@@ -57,7 +57,7 @@ HOSTS = st.builds(
     directories=TEXTS,
     keys=TEXTS,
     key=st.none() | TEXT,
-    standing=st.none() | st.builds(Standing, TEXT, TEXT, TEXT, COUNT),
+    standing=st.none() | st.builds(LeaseFacts, TEXT, TEXT, TEXT, COUNT),
     relay=st.none() | SERVICE,
     name_taken=st.booleans(),
 )
@@ -65,24 +65,24 @@ HOSTS = st.builds(
 
 @given(HOSTS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_host_facts_come_back_as_they_went(facts: HostFacts) -> None:
+def test_host_facts_round_trip_through_json(facts: HostFacts) -> None:
     assert HostFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 @given(ASKS)
 @settings(max_examples=60)
-def test_a_question_comes_back_as_it_went(ask: Ask) -> None:
-    assert Ask.from_json(json.loads(json.dumps(ask.to_json()))) == ask
+def test_host_query_round_trips_through_json(ask: HostQuery) -> None:
+    assert HostQuery.from_json(json.loads(json.dumps(ask.to_json()))) == ask
 
 
-def test_a_path_that_is_no_text_crosses_too() -> None:
-    ask = Ask("s", "n", directories=(os.fsdecode(b"/\xff"),))
-    assert Ask.from_json(json.loads(json.dumps(ask.to_json()))) == ask
+def test_path_that_is_not_utf8_round_trips() -> None:
+    ask = HostQuery("s", "n", directories=(os.fsdecode(b"/\xff"),))
+    assert HostQuery.from_json(json.loads(json.dumps(ask.to_json()))) == ask
 
 
 @pytest.mark.parametrize("name", [one.name for one in fields(HostFacts)])
 @pytest.mark.parametrize("value", [object, -1, [[]], {"a": -1}], ids=["absent", "negative", "nested", "object"])
-def test_what_is_no_answer_is_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_host_facts_raise_value_error(name: str, value: Any) -> None:
     data = a_host("a").to_json()
     if value is object:
         del data[name]
@@ -96,29 +96,29 @@ def test_what_is_no_answer_is_refused_by_name(name: str, value: Any) -> None:
     "data",
     [None, [], "x", {}, {"format": 2}, {"format": 1}, {"format": 1, "session": "a", "name": "b", "files": [[1]]}],
 )
-def test_what_is_no_question_is_refused(data: Any) -> None:
+def test_invalid_host_query_raises_value_error(data: Any) -> None:
     with pytest.raises(ValueError):
-        Ask.from_json(data)
+        HostQuery.from_json(data)
 
 
-def test_a_session_asks_for_all_it_depends_on() -> None:
+def test_session_queries_all_its_dependencies() -> None:
     ask = a_session().ask()
     assert [row[0] for row in ask.files] == ["/lib/libc.so.6", "/srv/data.csv"]
     assert ask.uids == (0,) and ask.directories == ("/", "/home", "/data")
 
 
-def test_flags_are_those_every_processor_has() -> None:
+def test_cpu_flags_are_those_of_every_processor() -> None:
     text = "processor : 0\nflags\t\t: fpu sse avx2\n\nprocessor : 1\nflags\t\t: fpu sse\n"
     assert cpu.parse_flags(text) == {"fpu", "sse"}
     assert cpu.parse_flags("Features\t: fp asimd\n") == {"fp", "asimd"}
     assert cpu.parse_flags("nothing") == frozenset()
 
 
-def test_the_auxiliary_vector_is_read_to_its_last_whole_pair() -> None:
+def test_truncated_auxiliary_vector_is_read_to_its_last_whole_pair() -> None:
     assert cpu.parse_auxv(struct.pack("@LLLL", 51, 3632, 0, 0) + b"\1") == {51: 3632, 0: 0}
 
 
-def test_this_processor_is_read() -> None:
+def test_read_facts_of_this_processor() -> None:
     here = cpu.read()
     assert here.machine == os.uname().machine and here.page_size >= 4096
     if here.machine == "x86_64":
@@ -142,7 +142,7 @@ def test_this_processor_is_read() -> None:
         (stat.S_IFREG, 0, False),
     ],
 )
-def test_devices_that_cannot_move(mode: int, number: int, odd: bool) -> None:
+def test_devices_that_criu_cannot_open_again(mode: int, number: int, odd: bool) -> None:
     assert processes.is_odd_device(mode, number) is odd
 
 
@@ -150,11 +150,11 @@ def test_devices_that_cannot_move(mode: int, number: int, odd: bool) -> None:
     ("link", "deleted"),
     [("/tmp/x (deleted)", True), ("/memfd:x (deleted)", False), ("/tmp/x", False), ("/SYSV0 (deleted)", False)],
 )
-def test_memory_without_a_name_is_no_deleted_file(link: str, deleted: bool) -> None:
+def test_nameless_memory_is_not_a_deleted_file(link: str, deleted: bool) -> None:
     assert processes.is_deleted_file(link) is deleted
 
 
-def test_this_process_is_read() -> None:
+def test_read_facts_of_this_process() -> None:
     (own,) = processes.read([os.getpid()], os.getpid())
     assert own.pid == os.getpid() and own.uid == os.getuid() and not own.inner_namespace and not own.io_uring
     assert processes.read([1 << 22], None) == ()

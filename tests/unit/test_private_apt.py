@@ -1,4 +1,4 @@
-"""What a private apt takes from the machine's settings, and what it must not."""
+"""Check what the private apt takes from the host's settings, and what it must not."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def target(**changed: str) -> dict[str, str]:
     } | changed
 
 
-def test_the_keyring_is_the_one_of_the_same_entry() -> None:
+def test_keyring_is_that_of_the_same_sources_entry() -> None:
     assert apt.signed_by(DEB822, True, "http://mirror.example/debian", "bookworm") == KEYRING
     assert apt.signed_by(DEB822, True, "http://mirror.example/debian", "trixie") is None
 
 
-def test_a_key_written_into_the_sources_is_taken_whole() -> None:
+def test_inline_key_in_sources_is_kept_whole() -> None:
     key = apt.signed_by(DEB822, True, "http://mirror.example/other", "bookworm")
     assert key == "\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc"
     source = apt.source_text(apt.Archive("debian", "http://m.example", "bookworm", ("main",), key), "sid", "amd64")
@@ -61,11 +61,11 @@ def test_a_key_written_into_the_sources_is_taken_whole() -> None:
         (f"# deb [signed-by={KEYRING}] http://m.example/debian bookworm main", None),
     ],
 )
-def test_one_line_sources_are_read_too(line: str, key: str | None) -> None:
+def test_keyring_of_one_line_sources(line: str, key: str | None) -> None:
     assert apt.signed_by(line, False, "http://m.example/debian", "bookworm") == key
 
 
-def test_only_the_distributions_own_base_suite_counts() -> None:
+def test_only_base_suites_of_the_distribution_are_used() -> None:
     targets = [
         target(release="bookworm-security", **{"repo-uri": "http://mirror.example/security/"}),
         target(origin="Some Vendor", **{"repo-uri": "http://vendor.example/"}),
@@ -83,7 +83,7 @@ def test_only_the_distributions_own_base_suite_counts() -> None:
     ]
 
 
-def test_an_archive_never_updated_is_known_by_its_suite() -> None:
+def test_archive_without_origin_is_known_by_its_suite() -> None:
     (found,) = apt.base_archives([target(origin="", release="noble")])
     assert found[0].family == "ubuntu"
 
@@ -98,11 +98,11 @@ def test_an_archive_never_updated_is_known_by_its_suite() -> None:
         ("sid", ("sid",)),
     ],
 )
-def test_suites_go_from_old_to_new_and_never_back(release: str, suites: tuple[str, ...]) -> None:
+def test_suites_are_tried_from_old_to_new(release: str, suites: tuple[str, ...]) -> None:
     assert apt.Archive("debian", "http://m.example", release, ("main",), None).suites == suites
 
 
-def test_proxy_and_credentials_stay_the_systems_and_trust_is_never_loosened() -> None:
+def test_apt_conf_keeps_proxy_and_credentials_and_demands_signatures() -> None:
     text = apt.conf_text(Path("/some/work"), sandboxed=True)
     assert "Proxy" not in text and "netrc" not in text and "Etc::parts" not in text and "trusted" not in text
     assert 'APT::Get::AllowUnauthenticated "false";' in text

@@ -1,4 +1,4 @@
-"""Names of /proc/PID directories in CRIU's list of open files."""
+"""Check the names of /proc/PID directories in CRIU's list of open files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu.image.proc_directories import corrected
-from cmdop_migrate.criu.rpc import Malformed, varint
+from cmdop_migrate.criu.protobuf import Malformed, varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 DIRECTORY, FILE = 0o40555, 0o100444
@@ -39,13 +39,13 @@ def image(*files: tuple[bytes, int]) -> bytes:
         (b"/home/proc/8/x", DIRECTORY, {b"/proc/8"}, b"/home/proc/8/x"),
     ],
 )
-def test_directory_has_its_own_name_again(name: bytes, mode: int, links: set[bytes], wanted: bytes) -> None:
+def test_proc_directory_gets_its_own_name(name: bytes, mode: int, links: set[bytes], wanted: bytes) -> None:
     other = (b"/etc/passwd", FILE)
     assert corrected(image(other, (name, mode)), links) == image(other, (wanted, mode))
 
 
 @given(st.binary(max_size=80))
-def test_damaged_image_is_refused_or_passed_on(data: bytes) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes) -> None:
     try:
         corrected(image((b"/proc/8/x", DIRECTORY)) + data, {b"/proc/8"})
     except Malformed:

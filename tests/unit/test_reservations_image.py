@@ -1,4 +1,4 @@
-"""CRIU's list of a process's mappings: which of them are mapped again without being counted as memory."""
+"""Check which mappings of a process get MAP_NORESERVE in CRIU's images."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cmdop_migrate.criu.image.raw import HEAD, bytes_field, fields, number_field, records
 from cmdop_migrate.criu.image.reservations import LARGE, unreserved
-from cmdop_migrate.criu.rpc import Malformed, read_varint
+from cmdop_migrate.criu.protobuf import HEAD, Malformed, Message, bytes_field, fields, number_field, records
 
 MOST = 16 << 30
 NONE, READ, WRITE = 0, 1, 3
@@ -34,8 +33,7 @@ def image(*mappings: bytes) -> bytes:
 
 def flags(data: bytes) -> list[int]:
     (message,) = records(data)
-    mappings = [content for number, _, content in fields(message) if number == 14]
-    return [read_varint(content, 0)[0] for one in mappings for number, _, content in fields(one) if number == 6]
+    return [Message.parse(field.value).number(6) for field in fields(message) if isinstance(field.value, bytes)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +53,7 @@ def flags(data: bytes) -> list[int]:
         (vma(8192, READ, PRIVATE, VDSO), False),
     ],
 )
-def test_only_private_reservations_and_what_memory_cannot_hold_are_changed(mapping: bytes, added: bool) -> None:
+def test_noreserve_is_added_to_large_private_reservations_only(mapping: bytes, added: bool) -> None:
     before = image(vma(8192, WRITE), mapping, vma(4096, NONE))
     after = unreserved(before, MOST)
     assert [one ^ two for one, two in zip(flags(before), flags(after), strict=True)] == [0, NORESERVE * added, 0]
@@ -63,13 +61,13 @@ def test_only_private_reservations_and_what_memory_cannot_hold_are_changed(mappi
     assert added or after == before
 
 
-def test_nothing_but_the_flags_is_changed() -> None:
+def test_only_the_flags_of_a_mapping_change() -> None:
     before = image(vma(LARGE, NONE), vma(8192, WRITE))
     assert unreserved(before, MOST) == image(vma(LARGE, NONE, PRIVATE | NORESERVE), vma(8192, WRITE))
 
 
 @given(st.binary(max_size=60), st.integers(0, 80))
-def test_a_damaged_image_is_refused_or_passed_on(data: bytes, cut: int) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes, cut: int) -> None:
     for one in (image(vma(LARGE, NONE))[: HEAD + cut], image(data), image()[:HEAD] + data):
         try:
             unreserved(one, MOST)

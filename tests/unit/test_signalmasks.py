@@ -1,13 +1,13 @@
-"""Edit the masks of blocked signals in CRIU's core images, and registers of interrupted threads."""
+"""Check the masks of blocked signals in CRIU's core images, and the registers of interrupted threads."""
 
 from __future__ import annotations
 
 import struct
 from pathlib import Path
 
-from cmdop_migrate.criu.guard import ptrace
+from cmdop_migrate.criu import ptrace
 from cmdop_migrate.criu.image import signal_masks
-from cmdop_migrate.criu.rpc import varint
+from cmdop_migrate.criu.protobuf import varint
 
 TRAP, USR1 = 1 << 4, 1 << 9
 
@@ -24,12 +24,12 @@ def image(leader: int, thread: int) -> bytes:
     return b"12345678" + struct.pack("<I", len(message)) + message
 
 
-def test_trap_is_unblocked_and_nothing_else_changes() -> None:
+def test_sigtrap_is_unblocked_and_nothing_else_changes() -> None:
     assert signal_masks.without_trap(image(TRAP | USR1, TRAP)) == image(USR1, 0)
     assert signal_masks.without_trap(image(2**64 - 1, USR1)) == image(2**64 - 1 - TRAP, USR1)
 
 
-def test_threads_that_blocked_trap_themselves_keep_it(tmp_path: Path) -> None:
+def test_threads_that_blocked_sigtrap_themselves_keep_it_blocked(tmp_path: Path) -> None:
     for thread in (1, 7):
         (tmp_path / f"core-{thread}.img").write_bytes(image(TRAP, TRAP))
     signal_masks.unblock_trap(tmp_path, {7})
@@ -37,7 +37,7 @@ def test_threads_that_blocked_trap_themselves_keep_it(tmp_path: Path) -> None:
     assert (tmp_path / "core-7.img").read_bytes() == image(TRAP, TRAP)
 
 
-def test_interrupted_calls_are_made_again() -> None:
+def test_interrupted_system_calls_are_restarted() -> None:
     def words(rax: int, orig: int, rip: int = 0x1000) -> bytes:
         held = [0] * 27
         held[10], held[15], held[16] = rax % 2**64, orig % 2**64, rip

@@ -1,4 +1,4 @@
-"""Timers in CRIU's list of open files: which are changed, and how."""
+"""Check which timers in CRIU's list of open files are changed, and how."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cmdop_migrate.criu.image.timerfds import corrected
-from cmdop_migrate.criu.rpc import Malformed, varint
+from cmdop_migrate.criu.protobuf import Malformed, varint
 
 HEAD = b"\x19\x43\x56\x54\x38\x31\x30\x56"
 REALTIME, MONOTONIC = 0, 1
@@ -45,12 +45,14 @@ def image(*entries: bytes) -> bytes:
         ((REALTIME, 0, 5, 0), (REALTIME, 0, 5, 0)),
     ],
 )
-def test_timer_never_fires_early(before: tuple[int, int, int, int], after: tuple[int, int, int, int]) -> None:
+def test_restored_timerfd_never_expires_early(
+    before: tuple[int, int, int, int], after: tuple[int, int, int, int]
+) -> None:
     assert corrected(image(PIPE, timer(*before), PIPE)) == image(PIPE, timer(*after), PIPE)
 
 
 @given(st.binary(max_size=80))
-def test_damaged_image_is_refused_or_passed_on(data: bytes) -> None:
+def test_damaged_image_is_malformed_or_unchanged(data: bytes) -> None:
     try:
         corrected(image(timer(1, 1, 0, 0), field(12, data), data))
     except Malformed:

@@ -1,4 +1,4 @@
-"""What the kernel tells of unix sockets: who is connected, who waits, what was not read."""
+"""Check the diagnosis of unix sockets: peers, backlogs and unread bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def inode(sock: socket.socket) -> int:
     return os.fstat(sock.fileno()).st_ino
 
 
-def test_peers_backlogs_and_unread_bytes(tmp_path: Path) -> None:
+def test_unix_sockets_have_peers_backlogs_and_unread_bytes(tmp_path: Path) -> None:
     listener, client, late = (socket.socket(socket.AF_UNIX) for _ in range(3))
     one, two = socket.socketpair()
     with listener, client, late, one, two:
@@ -34,7 +34,7 @@ def test_peers_backlogs_and_unread_bytes(tmp_path: Path) -> None:
         assert set(unix_sockets.read(os.getpid())[inode(listener)].waiting) == {0, inode(late)}
 
 
-def test_a_connection_whose_other_end_is_closed_does_not_dangle() -> None:
+def test_unix_connection_with_closed_peer_is_not_dangling() -> None:
     one, two = socket.socketpair()
     with one:
         two.close()

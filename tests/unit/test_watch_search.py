@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.criu.image import watched_paths
-from cmdop_migrate.criu.image.raw import fields, records
+from cmdop_migrate.criu.protobuf import fields, records
 from cmdop_migrate.session import inotify_watches
 
 
@@ -72,9 +72,9 @@ def test_criu_is_told_device_inode_and_path(tmp_path: Path) -> None:
     watched_paths.write(tmp_path, {(0x2D, 7): "/srv/ä", (0x800001, 1 << 40): "/a"})
     data = (tmp_path / watched_paths.NAME).read_bytes()
     assert struct.unpack_from("<II", data) == (0x55105940, 0x57004059)
-    assert [[content for _, _, content in fields(one)] for one in records(data)] == [
-        [b"\x2d", b"\x07", "/srv/ä".encode()],
-        [b"\x81\x80\x80\x04", b"\x80\x80\x80\x80\x80\x20", b"/a"],
+    assert [[field.encoded[1:] for field in fields(entry)] for entry in records(data)] == [
+        [b"\x2d", b"\x07", b"\x07" + "/srv/ä".encode()],
+        [b"\x81\x80\x80\x04", b"\x80\x80\x80\x80\x80\x20", b"\x02/a"],
     ]
     watched_paths.remove(tmp_path)
     assert not list(tmp_path.iterdir())

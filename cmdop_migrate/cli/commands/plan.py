@@ -15,7 +15,7 @@ from cmdop_migrate.cli.app import App, command
 from cmdop_migrate.errors import Blocked, ImageRefused, Usage
 from cmdop_migrate.migration import gather_facts
 from cmdop_migrate.migration import plan as flow
-from cmdop_migrate.preflight.facts.host import Ask
+from cmdop_migrate.preflight.facts.host import HostQuery
 from cmdop_migrate.preflight.findings import Finding
 
 MAX_ASK = 64 << 20
@@ -92,7 +92,7 @@ def facts(app: App, asked: BinaryIO) -> None:
     """
     data = asked.read(MAX_ASK)
     try:
-        ask = Ask.from_json(json.loads(data))
+        ask = HostQuery.from_json(json.loads(data))
         found = gather_facts.gather_host(app.this_host(keeping=False), ask)
     except (ValueError, ImageRefused) as error:
         raise Usage(f"not a question about a host: {error}", "It is asked by: cmdop-migrate plan --to HOST") from error

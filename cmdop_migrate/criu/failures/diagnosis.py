@@ -1,8 +1,7 @@
-"""CRIU's log -> what went wrong and what to do, with the end of the log always beside it.
+"""Translate CRIU's log into a cause and a fix, always with the end of the log.
 
-CRIU reports a failure from the inside out: the first error that is not one of
-the harmless ones is the cause, what follows are its consequences. The
-messages are CRIU's own, most of them provoked for real (tests/golden/criu-logs).
+CRIU reports a failure from the inside out: the first error that is not harmless is the cause, the errors after it are
+consequences. Most of the known messages were provoked with a real CRIU (tests/golden/criu-logs).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _READ_LAST = 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`rule` names the known failure, or is empty when the log holds nothing known."""
+    """Describe what a log says. `rule` names the known failure, and is empty when no rule fits."""
 
     rule: str
     cause: str
@@ -29,15 +28,15 @@ class Diagnosis:
     passing: bool = False
 
 
-# Printed on healthy runs too.
+# Errors that CRIU prints in successful runs too.
 _HARMLESS = re.compile(
-    r"""RLIMIT_NOFILE\ for\ self            # no CAP_SYS_RESOURCE here; the limit there is will do
-    | [Aa]ddress\ already\ assigned         # lo has its addresses before CRIU gives them back
+    r"""RLIMIT_NOFILE\ for\ self            # no CAP_SYS_RESOURCE here; the present limit suffices
+    | [Aa]ddress\ already\ assigned         # lo has its addresses before CRIU restores them
     | execvp\("ip6?tables | ip6?tables(-legacy)?-save | ip6?tables(-legacy)?-restore
-    | TCP_CORK | TCP_NODELAY                # our page server is no TCP socket
-    | cgroupd:\ recv\ req\ error            # how CRIU's own helper ends
-    | criu/util\.c:\d+\):\ exited,\ status= # a helper's probe said no
-    | Can't\ send\ response                 # we hung up first
+    | TCP_CORK | TCP_NODELAY                # our page server is not a TCP socket
+    | cgroupd:\ recv\ req\ error            # CRIU's own helper ends with this
+    | criu/util\.c:\d+\):\ exited,\ status= # a helper's probe failed
+    | Can't\ send\ response                 # we closed the connection first
     | (Dumping|Restoring)\ FAILED""",
     re.VERBOSE,
 )
@@ -46,7 +45,7 @@ _PLACE = re.compile(r"^\(?[\d.]*\)?\s*(?:pie: )?(?:\d+: )?(?:Error|Warn)\s*(?:\(
 
 
 def explain(log_text: str) -> Diagnosis:
-    """Translate the first error that is not harmless: those after it are its consequences."""
+    """Return the diagnosis of the first error that is not harmless: those after it are its consequences."""
     lines = log_text.splitlines()
     errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
     for rule in RULES if errors else ():
@@ -55,28 +54,28 @@ def explain(log_text: str) -> Diagnosis:
             cause = rule.cause.format(*groups).replace(" ()", "")
             return Diagnosis(rule.name, cause, rule.fix, _tail(lines, errors[0]), rule.passing)
     if errors:
-        cause = "CRIU says: " + _PLACE.sub("", errors[0]).strip()
+        cause = "CRIU reports: " + _PLACE.sub("", errors[0]).strip()
         return Diagnosis("", cause, "See the end of its log.", _tail(lines, errors[0]))
     fix = "See the end of its log, and run `cmdop-migrate doctor`."
     return Diagnosis("", "CRIU's log names no error", fix, _tail(lines, None))
 
 
 def _tail(lines: list[str], culprit: str | None) -> str:
-    """The last lines, and before them the one that names the cause where it is not among them."""
+    """Return the last lines, preceded by the line that names the cause if it is not among them."""
     last = lines[-TAIL_LINES:]
     return "\n".join(last if culprit is None or culprit in last else [culprit, "…", *last])
 
 
 def failure(what: str, log_path: Path, errmsg: str = "") -> CriuFailed:
-    """The error to raise, from the log CRIU left; `errmsg` is what it answered, for when there is no log."""
+    """Return the error to raise, made from CRIU's log; `errmsg`, CRIU's answer, is used when there is no log."""
     try:
         with log_path.open("rb") as file:
             file.seek(max(0, log_path.stat().st_size - _READ_LAST))
             text = file.read().decode(errors="replace")
     except FileNotFoundError:
         text = errmsg
-    found = explain(text)
-    message = f"{what}: {found.cause}\n{found.tail}".rstrip()
-    error = CriuFailed(message, f"{found.fix} The whole log: {log_path}")
-    error.passing = found.passing
+    diagnosis = explain(text)
+    message = f"{what}: {diagnosis.cause}\n{diagnosis.tail}".rstrip()
+    error = CriuFailed(message, f"{diagnosis.fix} The whole log: {log_path}")
+    error.passing = diagnosis.passing
     return error

@@ -1,4 +1,4 @@
-"""Failures of this machine, and of a dump: the kernel, the process tree, descriptors and memory."""
+"""List the known failures of this host and of a dump: the kernel, the process tree, descriptors and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DUMP_RULES: tuple[Rule, ...] = (
         "the loopback interface is down where CRIU runs",
         "Run `ip link set lo up` in this host's network namespace.",
     ),
-    rule("kerndat", r"kerndat_(\w+) failed", "this kernel lacks what CRIU needs ({0})", NEWER),
+    rule("kerndat", r"kerndat_(\w+) failed", "this kernel lacks a feature that CRIU needs ({0})", NEWER),
     rule(
         "privilege",
         r"CRIU needs (?:to have )?.*CAP_|needs to run as root|CAP_\w+ .*(?:missing|required)",
@@ -37,7 +37,7 @@ DUMP_RULES: tuple[Rule, ...] = (
         "pending_trap",
         r"Can't dump the (\d+) thread with a pending SIGTRAP",
         "process {0} has a SIGTRAP pending, which CRIU cannot dump",
-        "Let it take the signal, or end it, and try again.",
+        "Let it handle the signal, or end it, and try again.",
     ),
     rule(
         "outside_cgroup",
@@ -48,7 +48,7 @@ DUMP_RULES: tuple[Rule, ...] = (
     rule(
         "traced",
         r"Unable to interrupt task: (\d+) \(Operation not permitted\)",
-        "process {0} is being traced by another program (gdb, strace) or is gone",
+        "process {0} is being traced by another program (gdb, strace) or has ended",
         "Detach the debugger and try again.",
         passing=True,
     ),
@@ -96,25 +96,25 @@ DUMP_RULES: tuple[Rule, ...] = (
     rule(
         "kept_namespace",
         r"No NS ID with kid (\d+)",
-        "a process keeps a namespace open in which no process of the session is",
+        "a process keeps a namespace open that contains no process of the session",
         CLOSE,
     ),
     rule(
         "compat",
         r"Can't dump task \d+ running in (?:unsupported|compat)|compat.*not supported",
-        "a 32-bit process is in the session and this CRIU cannot dump those",
+        "a 32-bit process is in the session, which this CRIU cannot dump",
         "End the 32-bit program before the checkpoint.",
     ),
     rule(
         "seccomp",
         r"[Ss]eccomp.*(?:not supported|unsupported|[Cc]an't|Failed)",
-        "a process has a seccomp filter CRIU cannot carry",
+        "a process has a seccomp filter that CRIU cannot dump",
         "End that program (often a sandboxed browser) before the checkpoint.",
     ),
     # Descriptors and memory
     rule(
         "io_uring",
-        r"\[io_uring\]|parasite\.c:\d+\): send_fds failed \(-22\)",  # the kernel does not let it be passed on
+        r"\[io_uring\]|parasite\.c:\d+\): send_fds failed \(-22\)",  # the kernel does not let it be sent over a socket
         "a process uses io_uring, which CRIU cannot dump",
         "Switch it off in that program (node: UV_USE_IO_URING=0; others have a setting) and restart it.",
     ),
@@ -141,13 +141,13 @@ DUMP_RULES: tuple[Rule, ...] = (
     rule(
         "ghost_limit",
         r"Can't dump ghost file (\S+) of (\d+) size",
-        "{0} is deleted but still open, and at {1} bytes larger than may be carried",
+        "{0} is deleted but still open, and with {1} bytes larger than the limit for such files",
         "Let the program close it, or raise the limit for deleted files.",
     ),
     rule(
         "link_remap",
         r"(?:Can't|can't) (?:create )?link.?remap|linkat.*(?:failed|Can't)",
-        "an open file was renamed away or unlinked, and CRIU cannot give it a name to carry it under",
+        "an open file was renamed or unlinked, and CRIU cannot create a link to it",
         CLOSE,
     ),
     rule(
@@ -172,7 +172,7 @@ DUMP_RULES: tuple[Rule, ...] = (
         "tcp",
         r"Connected TCP socket, consider using --tcp-established",
         "a TCP connection is open that was not expected",
-        "Report this: TCP connections are to be handled before the dump.",
+        "Report this: TCP connections should have been handled before the dump.",
     ),
     rule(
         "unix_waiting",
@@ -191,8 +191,8 @@ DUMP_RULES: tuple[Rule, ...] = (
     rule(
         "netlink_news",
         r"netlink: The socket has data to read",
-        "a program has not read what its netlink socket received",
-        "Try again when it has read it.",
+        "a program has not read the messages that its netlink socket received",
+        "Try again when it has read them.",
         passing=True,
     ),
     rule(
@@ -208,19 +208,24 @@ DUMP_RULES: tuple[Rule, ...] = (
         "a socket has a BPF program attached, which CRIU cannot dump",
         CLOSE,
     ),
-    rule("epoll", r"Dump eventpoll \(pid: (\d+)\) failed", "process {0} watches a file by epoll that it closed", CLOSE),
+    rule(
+        "epoll",
+        r"Dump eventpoll \(pid: (\d+)\) failed",
+        "process {0} watches a file with epoll that it has closed",
+        CLOSE,
+    ),
     rule(
         "hidden_file",
         r"Open files on overmounted mounts are not supported yet;.*path=(\S+)"
         r"|Can't lookup mount=\d+ for fd=\S+ path=(\S+)"
         r"|Unaccessible path opened",
         "a process has a file open that is hidden by a mount or on an unmounted file system ({0}{1})",
-        "Unmount what is over it, or close it, and try again.",
+        "Unmount the file system that hides it, or close the file, and try again.",
     ),
     rule(
         "sched_policy",
         r"Inconsistent sched params received",
-        "a process is scheduled by a policy that CRIU cannot restore",
+        "a process has a scheduling policy that CRIU cannot restore",
         "Give it another policy before the checkpoint (chrt).",
     ),
     rule(
@@ -229,7 +234,7 @@ DUMP_RULES: tuple[Rule, ...] = (
         "a program was executed from a memfd, which CRIU cannot restore",
         "End that program before the checkpoint.",
     ),
-    rule("tcp_inflight", r"In-flight connection", "a TCP connection was just being made", "Try again.", passing=True),
+    rule("tcp_inflight", r"In-flight connection", "a TCP connection was being established", "Try again.", passing=True),
     rule(
         "socket_kind",
         r"Unknown socket collected \(family (\d+)\)|[Uu]nsupported (?:socket|protocol|proto) ?(\S*)",
@@ -239,19 +244,19 @@ DUMP_RULES: tuple[Rule, ...] = (
     rule(
         "file_lock",
         r"(?:Some file locks are hold|file.?lock).*(?:--file-locks|[Cc]an't|unsupported|[Ff]ailed)",
-        "a file lock could not be carried",
+        "a file lock could not be dumped",
         "Let the program release the lock (leases are not supported), and try again.",
     ),
     rule(
         "tty",
         r"tty: (?:Found dangling tty|Don't have tty to inherit|No task found with sid|ctty inheritance detected)",
-        "a process has a terminal open of which CRIU did not find the other end in the session",
+        "a process has a terminal open whose other end CRIU did not find in the session",
         "End that process, or let it close the terminal, and try again.",
     ),
     rule(
         "tty_index",
         r"tty: (?:Unable to open|Can't open) .*(?:ptmx|index)",
-        "a terminal of the session could not be made again",
+        "a terminal of the session could not be restored",
         "Check that devpts can be mounted on this host.",
     ),
 )

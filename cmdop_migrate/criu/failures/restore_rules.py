@@ -1,4 +1,5 @@
-"""Failures of a restore, and of both: files, mounts, network, the machine, images and pages."""
+"""List the known failures of a restore, and of both dump and restore: files, mounts, network, the host, images and
+pages."""
 
 from __future__ import annotations
 
@@ -9,19 +10,19 @@ RESTORE_RULES: tuple[Rule, ...] = (
     rule(
         "build_id",
         r"File (\S+) has bad build-ID",
-        "/{0} is another build here than where the session was dumped",
+        "/{0} is a different build here than on the host where the session was dumped",
         SAME_FILES,
     ),
     rule(
         "file_size",
         r"File (\S+) has bad size (\d+) \(expect (\d+)\)",
-        "/{0} is {1} bytes here and was {2} when the session was dumped",
+        "/{0} has {1} bytes here and had {2} when the session was dumped",
         SAME_FILES,
     ),
     rule(
         "file_mode",
         r"File (\S+) has bad mode (\d+) \(expect (\d+)\)",
-        "/{0} has mode {1} here and had {2}",
+        "/{0} has mode {1} here and had {2} when the session was dumped",
         SAME_FILES,
     ),
     rule(
@@ -32,57 +33,57 @@ RESTORE_RULES: tuple[Rule, ...] = (
     rule(
         "mount_root",
         r"mnt: \d+:\.?(\S+) doesn't have a proper root mount",
-        "{0} is a mount of the host that the session was not given as shared",
+        "{0} is a mount of the host that is not among the session's shares",
         "Unmount it inside the session, or start sessions with `--share` for it.",
     ),
     rule(
         "mount_mapping",
         r"No mapping for (\S+) mountpoint|Failed to open_tree (\S+):",
-        "a folder the session shares with its host is not there ({0}{1})",
+        "a folder that the session shares with its host does not exist ({0}{1})",
         "Create it on this host, then restore again.",
     ),
     rule(
         "mount_fs",
         r"mnt: (?:FS mnt|Unsupported|Mount) .*(?:unsupported|dev .* unsupported id|is not supported)|failed to dump fs",
-        "a kind of filesystem is mounted in the session that CRIU cannot carry",
+        "a filesystem is mounted in the session that CRIU cannot dump",
         "Unmount it inside the session.",
     ),
     rule(
         "mount",
         r"mnt(?:-v2)?: Can't (?:mount|bind-mount|remount)(?: at)? ?(\S*)",
-        "a mount of the session could not be made again ({0})",
+        "a mount of the session could not be restored ({0})",
         "See the log; the filesystem may be missing on this host.",
     ),
     rule(
         "link_taken",
         r"Can't restore link: -17|reported by netlink: File exists",
-        "a network interface of that name exists already",
+        "a network interface of the same name exists already",
         "Remove the left-over interface (`ip link del NAME`), then restore again.",
     ),
     rule(
         "link",
         r"net: Can't restore link: (-\d+)",
-        "a network interface could not be made again ({0})",
+        "a network interface could not be restored ({0})",
         "Run `cmdop-migrate doctor`.",
     ),
     rule(
         "address",
         r"Can't bind.*(?:Cannot assign requested address|Address already in use)",
-        "a socket's address is not free or not there on this host",
+        "the address of a socket is in use or does not exist on this host",
         "With --net host, free the port on this host first; or run sessions in a private network.",
     ),
     # The machine
     rule(
         "pid_taken",
         r"Can't fork for (\d+): File exists|Pid (\d+) do not match expected",
-        "pid {0}{1} of the session is taken by another process",
+        "pid {0}{1} of the session is used by another process",
         "End the process that has it, or restore on another host.",
     ),
     rule(
         "cpu",
         r"cpu: .*(?:not supported on host|do not match|does not match)|instruction capabilities do not match",
         "this CPU lacks features the session may already use",
-        "Restore on a host whose CPU has at least those of the first.",
+        "Restore on a host whose CPU has at least the features of the first host.",
     ),
     rule(
         "no_space",
@@ -105,15 +106,15 @@ RESTORE_RULES: tuple[Rule, ...] = (
     rule(
         "apparmor",
         r"(?:apparmor|lsm|selinux).*(?:[Cc]an't|[Ff]ailed|not found|mismatch)",
-        "a security profile (AppArmor, SELinux) the session ran under is missing or refuses",
+        "the security profile (AppArmor, SELinux) of the session is missing, or refuses",
         "Load the same profile on this host.",
     ),
     # Images and pages
     rule(
         "page_server",
         r"Can't write pages to socket|The page server doesn't answer|Can't send PSI",
-        "the receiver of the memory pages gave up before CRIU had sent them all",
-        "Look above for what made it give up; then try again.",
+        "the receiver of the memory pages failed before CRIU had sent all of them",
+        "See above why it failed; then try again.",
     ),
     rule(
         "lazy_socket",
@@ -124,13 +125,13 @@ RESTORE_RULES: tuple[Rule, ...] = (
     rule(
         "lazy_lost",
         r"Remote side closed connection|Error reading data from page server",
-        "the source of the memory pages went away before all were in place",
+        "the source of the memory pages ended before all pages were in place",
         "The checkpoint is intact: restore it again.",
     ),
     rule(
         "uffd",
         r"(?:Lazy pages are not available|Unable to open an userfaultfd)",
-        "this kernel does not let us fill memory on demand (userfaultfd)",
+        "this kernel does not allow filling memory on demand (userfaultfd)",
         "Restore without --lazy.",
     ),
     rule(
@@ -151,7 +152,7 @@ RESTORE_RULES: tuple[Rule, ...] = (
     rule(
         "permission",
         r"(?:Permission denied|Operation not permitted)",
-        "this machine does not let CRIU do it",
+        "this host does not permit an operation of CRIU",
         "Run `cmdop-migrate doctor`; in a container, give it more capabilities.",
     ),
 )

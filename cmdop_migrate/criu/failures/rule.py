@@ -1,4 +1,4 @@
-"""One known failure of CRIU: how its log words it, what it means, what to do."""
+"""Define one known failure of CRIU: its pattern in the log, its cause and its fix."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ SAME_FILES = (
 )
 NEWER = "Run `cmdop-migrate doctor --fix`, which fetches a CRIU that works on this kernel."
 VERIFY = "Run `cmdop-migrate checkpoints verify`, and restore again from the store."
-CLOSE = "End the program that has it open, or let it close it, and try again."
+CLOSE = "End the program that has it open, or close it there, and try again."
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`passing`: it usually goes away by itself, so to try again in a moment may help."""
+    """Describe one known failure. `passing`: it usually ends by itself, so that trying again later may help."""
 
     name: str
     pattern: re.Pattern[str]
-    cause: str  # {0}, {1}: what the pattern's groups caught
+    cause: str  # {0}, {1}: the groups of the pattern
     fix: str
     passing: bool = False
 
 
 def rule(name: str, pattern: str, cause: str, fix: str, passing: bool = False) -> Rule:
-    """Make a rule from the pattern's text."""
+    """Return a rule, with its pattern compiled."""
     return Rule(name, re.compile(pattern), cause, fix, passing)

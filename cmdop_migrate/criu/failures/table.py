@@ -1,4 +1,4 @@
-"""The failures people meet, by the words CRIU's log has for them. Tables and nothing else; `logs` reads them.
+"""Join the tables of known failures, which `diagnosis` reads.
 
 Order matters: of two rules that fit one line, the first counts.
 """

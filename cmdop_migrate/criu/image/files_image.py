@@ -1,64 +1,61 @@
-"""The files that a session had open, as CRIU lists them (files.img): what it must not hold against one that changed.
+"""Edit CRIU's list of the files that a session had open (files.img).
 
-CRIU refuses to open a file that is longer than it was. For one that others write to, a log, that means for ever.
-An image is two magic numbers, then records, each a u32 length and a protobuf message: of a regular file
-(3), its name (6), its size (8) and its mode (10). What is left out is not compared.
+CRIU refuses to open a file whose size or mode differs from the image. A log file that another program writes to would
+keep its session from ever being restored. A size and a mode that are not in the image are not compared.
+
+A regular file is field 3 of a record, with its path (6), its size (8) and its mode (10).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
-from cmdop_migrate.criu.image.raw import bytes_field, fields, records, with_records
-from cmdop_migrate.criu.rpc import read_varint
+from cmdop_migrate.criu.protobuf import ImageFile, Message, edit_file, edited, records
 
 NAME = "files.img"
 _REGULAR, _PATH, _SIZE, _MODE = 3, 6, 8, 10
 _REMAPS, _REMAP_TYPE, _LINKED = "remap-fpath.img", 3, 0
 
 
-def open_as_found(images: Path, paths: Collection[str]) -> None:
-    """The files at `paths`, as the session calls them, whatever they are now. Raises Malformed."""
-    image = images / NAME
-    image.write_bytes(uncompared(image.read_bytes(), {os.fsencode(path) for path in paths}))
+def skip_comparison(images: Path, paths: Collection[str]) -> None:
+    """Have CRIU open the files at `paths`, as the session names them, also if their size or mode has changed.
+    Raise Malformed."""
+    encoded = {os.fsencode(path) for path in paths}
+    edit_file(images / NAME, lambda image: uncompared(image, encoded))
 
 
 def uncompared(image: bytes, paths: Collection[bytes]) -> bytes:
-    return with_records(image, (b"".join(_entry(message, paths)) for message in records(image)))
+    """Return the list of open files without size and mode of the files at `paths`. Raise Malformed."""
+
+    def edit(entry: Message) -> None:
+        regular = entry.inner(_REGULAR)
+        if regular is not None and regular.content(_PATH) in paths:
+            regular.remove(_SIZE, _MODE)
+            entry.set(_REGULAR, regular)
+
+    return edited(image, edit)
 
 
 def executables(image: bytes) -> set[bytes]:
-    """Those that might be run, by their mode. Raises Malformed."""
-    found = set()
-    for message in records(image):
-        for number, _, value in fields(message):
-            held = {one: content for one, _, content in fields(value)} if number == _REGULAR else {}
-            if _PATH in held and _MODE in held and read_varint(held[_MODE], 0)[0] & 0o111:
-                found.add(held[_PATH])
-    return found
+    """Return the paths of open files that are executable by their mode. Raise Malformed."""
+    paths = set()
+    for encoded in records(image):
+        regular = Message.parse(encoded).inner(_REGULAR)
+        path = regular.content(_PATH) if regular is not None else None
+        if regular is not None and path is not None and regular.number(_MODE) & 0o111:
+            paths.add(path)
+    return paths
 
 
 def has_link_remaps(images: Path) -> bool:
     """Tell whether a dump made temporary hard links (`link_remap.N`) beside files that were unlinked while open.
 
-    CRIU makes one where another hard link keeps the file alive, and removes it when it lets the tree go on: the link
-    is there only until `post-dump` is answered. Raises Malformed."""
+    CRIU creates one where another hard link keeps the file alive, and removes it when it resumes the tree: the link
+    exists only until `post-dump` is answered. Raise Malformed."""
     try:
-        image = (images / _REMAPS).read_bytes()
+        remaps = ImageFile(images / _REMAPS).records
     except FileNotFoundError:
         return False
-    for message in records(image):
-        kind = {number: read_varint(value, 0)[0] for number, _, value in fields(message)}.get(_REMAP_TYPE, _LINKED)
-        if kind == _LINKED:
-            return True
-    return False
-
-
-def _entry(message: bytes, paths: Collection[bytes]) -> Iterator[bytes]:
-    for number, field, value in fields(message):
-        if number == _REGULAR and any(one == _PATH and held in paths for one, _, held in fields(value)):
-            kept = b"".join(inner for one, inner, _ in fields(value) if one not in (_SIZE, _MODE))
-            field = bytes_field(_REGULAR, kept)
-        yield field
+    return any(remap.number(_REMAP_TYPE, _LINKED) == _LINKED for remap in remaps)

@@ -1,12 +1,11 @@
-"""The pagemap and pages images, which are ours to write when we were the page server.
+"""Write and read the pagemap and pages images of memory that our page server received.
 
-Lazy: runs that CRIU marked LAZY are only announced, and `criu lazy-pages` asks
-for them; the few others (and all shared memory) stand in pages-N.img. Eager:
-everything stands in pages-N.img, for machines without userfaultfd.
+In a lazy restore, runs that CRIU marked LAZY are announced only, and our pager supplies them (criu/lazy/); the few
+other runs and all shared memory are in pages-N.img. In an eager restore everything is in pages-N.img, for hosts
+without userfaultfd.
 
-An image is two magic numbers, then records, each a u32 length and a protobuf
-message: one head (1 = number of the pages file), then entries in rising order
-(1 = address, 2 = pages as u32 for old readers, 4 = flags, 5 = pages as u64).
+The records of a pagemap are one head (1 = number of the pages file), then entries in rising order (1 = address,
+2 = pages as u32 for old readers, 4 = flags, 5 = pages as u64).
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from cmdop_migrate.criu.page_server import LAZY, PAGE, PARENT, PRESENT, PageSource, Target, read
-from cmdop_migrate.criu.rpc import Malformed, read_varint, varint
+from cmdop_migrate.criu.protobuf import HEAD, Malformed, number_field, numbers, record, records
 
 _COMMON, _PAGEMAP = 0x54564319, 0x56084025
-# The daemon keeps one buffer as long as the longest entry, in an int: joined runs must stay far below 2 GiB.
+_MAGIC = struct.pack("<II", _COMMON, _PAGEMAP)
+# CRIU counts the bytes of an entry in an int: joined runs must stay far below 2 GiB.
 LONGEST = (64 << 20) // PAGE
 _STEP = (1 << 20) // PAGE
 
@@ -45,8 +45,8 @@ def image_name(target: Target) -> str:
 
 
 def joined(runs: Iterable[Run], longest: int = LONGEST) -> Iterator[Run]:
-    """The same pages in as few runs as may be, none above `longest` pages. Refuses runs that overlap or go back, and
-    runs that lie in a parent image: there is none."""
+    """Join adjacent runs with the same flags and yield them, none longer than `longest` pages. Raise ValueError for
+    runs that overlap or are out of order, and for runs in a parent image: our images have no parent."""
     last: Run | None = None
     reached = 0
     for run in runs:
@@ -68,13 +68,13 @@ def joined(runs: Iterable[Run], longest: int = LONGEST) -> Iterator[Run]:
 
 
 def write(images: Path, target: Target, pages_id: int, runs: Iterable[Run], source: PageSource, *, lazy: bool) -> int:
-    """Write one target's two images; -> pages laid out. The pages are streamed, never held."""
+    """Write one target's two images and return the number of pages in pages-N.img. The pages are streamed."""
     eager = 0
     with _create(images / image_name(target)) as entries, _create(images / f"pages-{pages_id}.img") as pages:
-        entries.write(struct.pack("<II", _COMMON, _PAGEMAP) + _record(b"\x08" + varint(pages_id)))
+        entries.write(_MAGIC + record(number_field(1, pages_id)))
         for run in joined(runs):
             later = lazy and target.kind == "process" and bool(run.flags & LAZY)
-            entries.write(_record(_entry(run, LAZY if later else PRESENT)))
+            entries.write(record(_entry(run, LAZY if later else PRESENT)))
             if later:
                 continue
             eager += run.nr_pages
@@ -87,42 +87,19 @@ def write(images: Path, target: Target, pages_id: int, runs: Iterable[Run], sour
 
 
 def load(path: Path) -> tuple[int, list[Run]]:
-    """-> (number of the pages file, runs). Raises Malformed."""
+    """Return the number of the pages file, and the runs. Raise Malformed."""
     data = path.read_bytes()
-    if data[:8] != struct.pack("<II", _COMMON, _PAGEMAP):
+    if data[:HEAD] != _MAGIC:
         raise Malformed(f"{path.name} is not a pagemap")
-    records, at = [], 8
-    while at < len(data):
-        if at + 4 > len(data):
-            raise Malformed(f"{path.name} is cut short")
-        (size,) = struct.unpack_from("<I", data, at)
-        records.append(_numbers(data[at + 4 : at + 4 + size]))
-        at += 4 + size
-    if at != len(data) or not records:
+    entries = [numbers(encoded) for encoded in records(data)]
+    if not entries:
         raise Malformed(f"{path.name} is cut short")
-    return records[0][1], [Run(r[1], r.get(5, r.get(2, 0)), r.get(4, PRESENT)) for r in records[1:]]
+    return entries[0][1], [Run(r[1], r.get(5, r.get(2, 0)), r.get(4, PRESENT)) for r in entries[1:]]
 
 
 def _entry(run: Run, flags: int) -> bytes:
     short = run.nr_pages & 0xFFFFFFFF
-    return b"".join(
-        (b"\x08", varint(run.vaddr), b"\x10", varint(short), b"\x20", varint(flags), b"\x28", varint(run.nr_pages))
-    )
-
-
-def _record(message: bytes) -> bytes:
-    return struct.pack("<I", len(message)) + message
-
-
-def _numbers(message: bytes) -> dict[int, int]:
-    """A message that holds varints only."""
-    result, at = {}, 0
-    while at < len(message):
-        tag, at = read_varint(message, at)
-        if tag & 7:
-            raise Malformed(f"wire type {tag & 7} in a pagemap")
-        result[tag >> 3], at = read_varint(message, at)
-    return result
+    return number_field(1, run.vaddr) + number_field(2, short) + number_field(4, flags) + number_field(5, run.nr_pages)
 
 
 def _create(path: Path) -> BinaryIO:

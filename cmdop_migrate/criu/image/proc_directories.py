@@ -1,8 +1,9 @@
 """Correct the names of open /proc/PID directories in CRIU's list of open files (files.img).
 
-To see whether a process of /proc is dead, CRIU cuts the path behind the number and then writes a "/" there. A path
-that ends with the number loses its end by that: what follows is whatever was in memory, and the restore does not find
-the file (files-reg.c, check_path_remap). The true names are read from the processes while they are frozen.
+To check whether a process of /proc is dead, CRIU cuts the path behind the number and then writes a "/" there. A path
+that ends with the number loses its terminator by that: it continues with the bytes that follow in memory, and the
+restore does not find the file (files-reg.c, check_path_remap). The true names are read from the processes while they
+are frozen.
 
 A regular file is field 3 of a record; its name is field 6, its mode field 10.
 """
@@ -16,8 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from cmdop_migrate.criu.image.files_image import NAME
-from cmdop_migrate.criu.image.raw import bytes_field, fields, records, with_records
-from cmdop_migrate.criu.rpc import read_varint
+from cmdop_migrate.criu.protobuf import Message, edit_file, edited
 
 _REGULAR, _PATH, _MODE = 3, 6, 10
 _BELOW = re.compile(rb"(/proc/\d+)/", re.DOTALL)
@@ -25,48 +25,37 @@ _DIRECTORY = re.compile(rb"/proc/\d+$")
 
 
 def correct_directories(images: Path, pids: Iterable[int]) -> None:
-    """Rewrite the names in a dump that is complete, of these processes, which are frozen. Raises Malformed."""
+    """Rewrite the names in a complete dump of these processes, which are still frozen. Raise Malformed."""
     links = set(_links(pids))
-    if not any(map(_DIRECTORY.match, links)):
-        return
-    image = images / NAME
-    image.write_bytes(corrected(image.read_bytes(), links))
+    if any(map(_DIRECTORY.match, links)):
+        edit_file(images / NAME, lambda image: corrected(image, links))
 
 
 def corrected(image: bytes, links: Collection[bytes]) -> bytes:
-    """Return the list of open files in which each /proc/PID directory that is in `links` has its name again."""
-    return with_records(image, (b"".join(_entry(message, links)) for message in records(image)))
+    """Return the list of open files in which each /proc/PID directory that is in `links` has its own name.
+    Raise Malformed."""
 
+    def edit(entry: Message) -> None:
+        regular = entry.inner(_REGULAR)
+        path = regular.content(_PATH) if regular is not None else None
+        if regular is None or path is None or path in links or not stat.S_ISDIR(regular.number(_MODE)):
+            return
+        match = _BELOW.match(path)
+        if match is not None and match[1] in links:
+            regular.set(_PATH, match[1])
+            entry.set(_REGULAR, regular)
 
-def _entry(message: bytes, links: Collection[bytes]) -> Iterator[bytes]:
-    for number, field, value in fields(message):
-        if number == _REGULAR:
-            file = b"".join(_file(value, links))
-            yield bytes_field(_REGULAR, file)
-        else:
-            yield field
-
-
-def _file(message: bytes, links: Collection[bytes]) -> Iterator[bytes]:
-    held = {number: value for number, _, value in fields(message)}
-    found = _BELOW.match(held.get(_PATH, b""))
-    is_directory = _MODE in held and stat.S_ISDIR(read_varint(held[_MODE], 0)[0])
-    is_wrong = found is not None and is_directory and found[1] in links and held[_PATH] not in links
-    for number, field, _ in fields(message):
-        if is_wrong and found is not None and number == _PATH:
-            yield bytes_field(_PATH, found[1])
-        else:
-            yield field
+    return edited(image, edit)
 
 
 def _links(pids: Iterable[int]) -> Iterator[bytes]:
-    """Yield what the descriptors and working directories of these processes are, as the processes see it."""
+    """Yield the paths below /proc of the descriptors and working directories of these processes, as they see them."""
     for pid in pids:
         base = f"/proc/{pid}".encode()
         try:
             names = [b"cwd", *(b"fd/" + name for name in os.listdir(base + b"/fd"))]
         except OSError:
-            continue  # a zombie has none
+            continue  # a zombie has no descriptors
         for name in names:
             try:
                 link = os.readlink(base + b"/" + name)

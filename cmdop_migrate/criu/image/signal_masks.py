@@ -1,4 +1,4 @@
-"""Change which signals the threads of a dumped session block (core-N.img).
+"""Change the sets of blocked signals of a dumped session's threads (core-N.img).
 
 In the one message of such an image: the process (3) with its leader's mask (5), and the thread (5) with its own (6);
 bit N - 1 of a mask is signal N.
@@ -10,31 +10,27 @@ import signal
 from collections.abc import Collection
 from pathlib import Path
 
-from cmdop_migrate.criu.image.raw import bytes_field, fields, number_field, records, with_records
-from cmdop_migrate.criu.rpc import read_varint
+from cmdop_migrate.criu.protobuf import Message, edit_file, edited
 
 _MASKS = {3: 5, 5: 6}  # field of the message: field of the mask in it
 _TRAP = 1 << (signal.SIGTRAP - 1)
 
 
 def unblock_trap(images: Path, but_for: Collection[int]) -> None:
-    """Unblock SIGTRAP for every thread but those in `but_for`, numbered as in the session. Raises Malformed."""
+    """Unblock SIGTRAP for every thread except those in `but_for`, numbered as in the session. Raise Malformed."""
     for path in images.glob("core-*.img"):
         if int(path.stem.partition("-")[2]) not in but_for:
-            path.write_bytes(without_trap(path.read_bytes()))
+            edit_file(path, without_trap)
 
 
 def without_trap(image: bytes) -> bytes:
-    """Return a core image with SIGTRAP unblocked. Raises Malformed."""
-    return with_records(image, (b"".join(_field(*one) for one in fields(message)) for message in records(image)))
+    """Return a core image with SIGTRAP unblocked. Raise Malformed."""
+    return edited(image, _unblock)
 
 
-def _field(number: int, field: bytes, value: bytes) -> bytes:
-    if number not in _MASKS:
-        return field
-    kept = bytearray()
-    for inner, encoded, content in fields(value):
-        if inner == _MASKS[number]:
-            encoded = number_field(inner, read_varint(content, 0)[0] & ~_TRAP)
-        kept += encoded
-    return bytes_field(number, bytes(kept))
+def _unblock(core: Message) -> None:
+    for outer, mask in _MASKS.items():
+        inner = core.inner(outer)
+        if inner is not None and inner.has(mask):
+            inner.set(mask, inner.number(mask) & ~_TRAP)
+            core.set(outer, inner)

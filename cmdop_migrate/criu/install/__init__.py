@@ -1,0 +1,2 @@
+"""Provide a CRIU that works on this kernel: find one (every command), or fetch one into a private prefix (set-up,
+`doctor --fix`)."""

@@ -1,8 +1,7 @@
-"""A private apt: packages of a newer suite, from the mirror this machine already trusts, leaving the machine as it is.
+"""Download packages of a newer suite from the mirror that this host already trusts, without changing the host.
 
-Mirror, components and keyring come from apt's own settings, and so do proxy
-and mirror credentials (Dir::Etc stays). Only sources, preferences, lists,
-cache and package status are ours, in one directory that is thrown away.
+Mirror, components and keyring come from apt's own settings, and so do proxy and mirror credentials (Dir::Etc stays).
+Only sources, preferences, lists, cache and package status are private, in one directory that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ from pathlib import Path
 
 from cmdop_migrate.errors import Blocked, Unreachable
 
-# Suites in order of age. The oldest whose CRIU works is taken: the least new code for the machine.
+# Suites in order of age. The oldest whose CRIU works is used: that is the least new code for the host.
 SERIES: Mapping[str, tuple[str, ...]] = {
     "debian": ("trixie", "forky", "sid"),
     "ubuntu": ("noble", "oracular", "plucky", "questing", "resolute"),
 }
-# What sources may call a base suite; anything else (-updates, -security, third parties) is not the archive itself.
+# Other names of base suites in sources. Suites with other names (-updates, -security, third parties) are not the
+# archive itself.
 _OLDER = {
     "debian": ("oldoldstable", "oldstable", "stable", "testing", "unstable", "bullseye", "bookworm"),
     "ubuntu": ("focal", "jammy"),
@@ -32,7 +32,7 @@ _UPDATE_TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Archive:
-    """One archive apt is set up with: where it is, what of it is used, and whose signature counts."""
+    """Describe one archive in apt's sources: its address, the components used, and the key that must have signed it."""
 
     family: str
     uri: str
@@ -42,31 +42,31 @@ class Archive:
 
     @property
     def suites(self) -> tuple[str, ...]:
-        """The suites to try, oldest first: never one older than what the machine runs."""
+        """Return the suites to try, oldest first, none older than the suite that the host runs."""
         known = SERIES[self.family]
         return known[known.index(self.release) :] if self.release in known else known
 
 
 def paragraphs(text: str) -> list[dict[str, str]]:
-    """Deb822 text as one dict a paragraph, keys in lower case, continuation lines kept as written."""
-    found: list[dict[str, str]] = [{}]
+    """Parse deb822 text into one dict for each paragraph, keys in lower case, continuation lines as written."""
+    parsed: list[dict[str, str]] = [{}]
     key = ""
     for line in text.splitlines():
         if line.startswith("#"):
             continue
         if not line.strip():
-            found.append({})
+            parsed.append({})
         elif line[0] in " \t":
-            found[-1][key] = found[-1].get(key, "") + "\n" + line
+            parsed[-1][key] = parsed[-1].get(key, "") + "\n" + line
         else:
             key, _, value = line.partition(":")
             key = key.strip().lower()
-            found[-1][key] = value.strip()
-    return [paragraph for paragraph in found if paragraph]
+            parsed[-1][key] = value.strip()
+    return [paragraph for paragraph in parsed if paragraph]
 
 
 def signed_by(source: str, deb822: bool, uri: str, release: str) -> str | None:
-    """The Signed-By of the entry for (uri, release) in a sources file, as written: path, fingerprint or key."""
+    """Return the Signed-By of the entry for (uri, release) in a sources file, as written: path, fingerprint or key."""
     if deb822:
         for entry in paragraphs(source):
             uris = [word.rstrip("/") for word in entry.get("uris", "").split()]
@@ -82,7 +82,7 @@ def signed_by(source: str, deb822: bool, uri: str, release: str) -> str | None:
 
 
 def base_archives(targets: Iterable[Mapping[str, str]]) -> list[tuple[Archive, str]]:
-    """The distribution's own archives among apt's index targets, each with the sources file that names it."""
+    """Return the distribution's own archives among apt's index targets, each with the sources file that names it."""
     merged: dict[tuple[str, str, str, str], list[str]] = {}
     for target in targets:
         if target.get("created-by") != "Packages" or target.get("target-of") != "deb":
@@ -90,7 +90,7 @@ def base_archives(targets: Iterable[Mapping[str, str]]) -> list[tuple[Archive, s
         release = target.get("release", "")
         origin = target.get("origin", "").lower()
         for family in SERIES:
-            # Origin is known only after an update; without it the suite's name must do.
+            # Origin is known only after an update; without it the suite's name decides.
             if origin in ("", family) and release in SERIES[family] + _OLDER[family]:
                 file = target.get("sourcesentry", "").rpartition(":")[0]
                 uri = target.get("repo-uri", "").rstrip("/")
@@ -105,7 +105,7 @@ def base_archives(targets: Iterable[Mapping[str, str]]) -> list[tuple[Archive, s
 
 
 def configured_archive() -> Archive:
-    """The archive this machine's apt is set up with. Blocked when there is none we know newer suites of."""
+    """Return the distribution's archive in the sources of this host's apt. Raise Blocked if apt has no such archive."""
     listing = _run(["apt-get", "indextargets"], 60.0)
     for archive, file in base_archives(paragraphs(listing)):
         path = Path(file)
@@ -113,13 +113,13 @@ def configured_archive() -> Archive:
         key = signed_by(text, path.suffix == ".sources", archive.uri, archive.release)
         return Archive(archive.family, archive.uri, archive.release, archive.components, key)
     raise Blocked(
-        "apt has no Debian or Ubuntu archive among its sources, so there is nowhere to take CRIU from",
+        "apt has no Debian or Ubuntu archive among its sources from which CRIU could be fetched",
         "Add the distribution's archive to /etc/apt/sources.list.d, or install CRIU 4.2 or newer and set `criu`.",
     )
 
 
 class PrivateApt:
-    """One suite of an archive, seen through an apt that shares nothing writable with the system's."""
+    """Access one suite of an archive with an apt that shares nothing writable with the system's."""
 
     def __init__(self, archive: Archive, suite: str, work: Path) -> None:
         self.suite = suite
@@ -132,31 +132,31 @@ class PrivateApt:
         self._conf.write_text(conf_text(work, sandboxed=_open_to_all(work)), encoding="utf-8")
 
     def update(self) -> None:
-        """Fetch the signed index. Unreachable: no answer, no such suite, or a signature that is not trusted."""
+        """Fetch the signed index. Raise Unreachable: no answer, no such suite, or a signature that is not trusted."""
         _run(["apt-get", "-c", str(self._conf), "-qq", "update"], _UPDATE_TIMEOUT)
 
     def candidate(self, package: str) -> str | None:
-        """The version this suite offers."""
+        """Return the version of the package in this suite, None if it has none."""
         policy = _run(["apt-cache", "-c", str(self._conf), "policy", package], 60.0)
         match = re.search(r"^\s*Candidate:\s*(\S+)", policy, re.MULTILINE)
         return match[1] if match and match[1] != "(none)" else None
 
     def download(self, package: str) -> list[Path]:
-        """The package and all it depends on, each file checked by apt against the signed index."""
+        """Download the package and all its dependencies; apt checks each file against the signed index."""
         options = ["-qq", "--yes", "--no-install-recommends", "--download-only"]
         _run(["apt-get", "-c", str(self._conf), *options, "install", package], _UPDATE_TIMEOUT)
         return sorted(self.debs.glob("*.deb"))
 
 
 def unpack(debs: Sequence[Path], into: Path) -> None:
-    """Lay the packages' files out under `into`. No maintainer script runs."""
+    """Unpack the packages into `into`. No maintainer script is run."""
     into.mkdir()
     for deb in debs:
         _run(["dpkg-deb", "-x", str(deb), str(into)], 120.0)
 
 
 def source_text(archive: Archive, suite: str, architecture: str) -> str:
-    """A deb822 source for `suite`, otherwise as the machine's own one."""
+    """Return a deb822 source for `suite`, otherwise equal to the host's own one."""
     lines = [
         "Types: deb",
         f"URIs: {archive.uri}",
@@ -171,10 +171,11 @@ def source_text(archive: Archive, suite: str, architecture: str) -> str:
 
 
 def conf_text(work: Path, sandboxed: bool) -> str:
-    """Read by apt after the system's settings, so it has the last word on what it names; the rest stays."""
+    """Return the apt.conf that apt reads after the system's settings: it overrides those it names and keeps the
+    others."""
     hooks = ("APT::Update", "DPkg")
     cleared = [f"#clear {scope}::{hook};" for scope in hooks for hook in ("Pre-Invoke", "Post-Invoke")]
-    # The system's hooks act on the system (docker-clean empties its cache, others tell daemons): not for us to trigger.
+    # The system's hooks act on the system (docker-clean empties its cache, others notify daemons): they must not run.
     cleared += [
         "#clear APT::Update::Post-Invoke-Success;",
         "#clear APT::Update::Post-Invoke-Stats;",
@@ -187,7 +188,7 @@ def conf_text(work: Path, sandboxed: bool) -> str:
         "Dir::Etc::preferencesparts": "/dev/null",
         "Dir::State": str(work / "state"),
         "Dir::State::lists": "lists/",
-        # An empty status file: every library comes along, whatever is installed here.
+        # An empty status file: every library is downloaded, also those that are installed here.
         "Dir::State::status": "/dev/null",
         "Dir::State::extended_states": "extended_states",
         "Dir::Cache": str(work / "cache"),
@@ -197,7 +198,7 @@ def conf_text(work: Path, sandboxed: bool) -> str:
         "APT::Update::Error-Mode": "any",
         "Acquire::Languages": "none",
         "Acquire::Retries": "3",
-        # Stated, because the system's settings may be laxer than what runs as root deserves.
+        # Set explicitly, because the system's settings may be too lax for programs that run as root.
         "APT::Get::AllowUnauthenticated": "false",
         "Acquire::AllowInsecureRepositories": "false",
         "Acquire::AllowWeakRepositories": "false",
@@ -214,7 +215,7 @@ def _open_to_all(directory: Path) -> bool:
 
 
 def _run(argv: Sequence[str], timeout: float) -> str:
-    """Standard output of a package tool; Unreachable with its own words when it fails."""
+    """Return the standard output of a package tool. Raise Unreachable with its error messages when it fails."""
     if shutil.which(argv[0]) is None:
         raise Blocked(f"{argv[0]} is not installed", "Install CRIU 4.2 or newer by hand and set `criu` to its path.")
     env = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
@@ -225,6 +226,8 @@ def _run(argv: Sequence[str], timeout: float) -> str:
             f"{argv[0]} did not finish within {timeout:.0f} s", "Check the network and apt's proxy."
         ) from error
     if done.returncode != 0:
-        words = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))] or [done.stderr.strip()]
-        raise Unreachable(f"{argv[0]} failed: {'; '.join(words[-3:])}", "Run `apt-get update` and see that it works.")
+        errors = [line for line in done.stderr.splitlines() if line.startswith(("E:", "W:"))] or [done.stderr.strip()]
+        raise Unreachable(
+            f"{argv[0]} failed: {'; '.join(errors[-3:])}", "Run `apt-get update` and check that it works."
+        )
     return done.stdout

@@ -1,7 +1,7 @@
-"""What is known about a CRIU binary on a kernel, remembered so that each command need not ask again.
+"""Cache the results of probing CRIU binaries on this kernel, so that each command need not probe again.
 
-A verdict holds for one kernel release and one file (path, mtime, size): a new
-kernel or a new package asks anew.
+A result is valid for one kernel release and one file (path, mtime, size): a new kernel or a new package is probed
+again.
 """
 
 from __future__ import annotations
@@ -13,37 +13,39 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`problem` is empty when this CRIU works."""
+class ProbeResult:
+    """Describe the result of probing one CRIU. `problem` is empty when it works."""
 
     version: tuple[int, int, int]
     problem: str
 
 
-class Verdicts:
-    """PREFIX/verdicts.json. Only ever a shortcut: unreadable or unwritable, everything works, a little slower."""
+class ProbeCache:
+    """PREFIX/verdicts.json. If it is unreadable or unwritable, everything works, a little slower."""
 
     def __init__(self, prefix: Path) -> None:
         self._file = prefix / "verdicts.json"
 
-    def get(self, release: str, binary: Path) -> Verdict | None:
+    def get(self, release: str, binary: Path) -> ProbeResult | None:
+        """Return the cached result for this kernel and file, or None."""
         key = _key(release, binary)
         entry = self._read().get(key) if key else None
         if not isinstance(entry, dict):
             return None
         version, problem = entry.get("version"), entry.get("problem")
         if isinstance(version, list) and len(version) == 3 and isinstance(problem, str):
-            return Verdict((int(version[0]), int(version[1]), int(version[2])), problem)
+            return ProbeResult((int(version[0]), int(version[1]), int(version[2])), problem)
         return None
 
-    def put(self, release: str, binary: Path, verdict: Verdict) -> None:
+    def put(self, release: str, binary: Path, result: ProbeResult) -> None:
+        """Store a result. Errors of the disk are ignored."""
         key = _key(release, binary)
         if key is None:
             return
-        # Other kernels' verdicts are dropped: a machine runs one, and the file stays small.
+        # Results for other kernels are dropped: a host runs one kernel, and the file stays small.
         kept = {name: entry for name, entry in self._read().items() if name.startswith(f"{release} ")}
         kept = {name: entry for name, entry in kept.items() if f" {binary} " not in name}
-        kept[key] = {"version": list(verdict.version), "problem": verdict.problem}
+        kept[key] = {"version": list(result.version), "problem": result.problem}
         fresh = self._file.with_name(f"verdicts.{os.getpid()}.new")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)

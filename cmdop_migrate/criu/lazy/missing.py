@@ -1,8 +1,8 @@
-"""Which of a process's pages are still to come, and where the image has them.
+"""Track which pages of a process are still missing, and where they are in the image.
 
-Stretches of its addresses, in order, each with a shift: what belongs at `at`
-the image has at `at - shift`. They start out where they were dumped; a process
-that runs may move, drop and inherit them.
+Missing pages are stretches of addresses, in order, each with a shift: the page for address `at` is in the image at
+`at - shift`. At first each stretch is where it was dumped; a running process may move and drop stretches, and its
+children inherit them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Piece = tuple[int, int, int]  # start, end, shift
 
 
 class Missing:
-    """Not for several threads at once."""
+    """Hold the missing stretches of one process. Not thread-safe."""
 
     def __init__(self, pieces: Iterable[Piece] = ()) -> None:
         self._starts: list[int] = []
@@ -29,16 +29,19 @@ class Missing:
         return bool(self._starts)
 
     def copy(self) -> Missing:
+        """Return the same stretches, to be changed independently."""
         return Missing(self.pieces())
 
     def pieces(self) -> list[Piece]:
+        """Return all stretches in order."""
         return [(start, end, shift) for start, (end, shift) in zip(self._starts, self._rest, strict=True)]
 
     def clear(self) -> None:
+        """Forget all stretches."""
         self._starts, self._rest = [], []
 
     def first(self, start: int, end: int) -> Piece | None:
-        """The first stretch with a page in start..end, cut to it."""
+        """Return the first stretch with a page in start..end, limited to start..end."""
         at = self._at(start)
         if at == len(self._starts) or self._starts[at] >= end:
             return None
@@ -46,7 +49,7 @@ class Missing:
         return max(start, self._starts[at]), min(end, until), shift
 
     def cut(self, start: int, end: int) -> list[Piece]:
-        """Take what lies in start..end out; -> it."""
+        """Remove everything in start..end, and return it."""
         at = begin = self._at(start)
         gone: list[Piece] = []
         left: list[Piece] = []
@@ -58,12 +61,12 @@ class Missing:
                 left.append((end, high, shift))
             gone.append((max(low, start), min(high, end), shift))
             at += 1
-        self._starts[begin:at] = [one[0] for one in left]
-        self._rest[begin:at] = [one[1:] for one in left]
+        self._starts[begin:at] = [piece[0] for piece in left]
+        self._rest[begin:at] = [piece[1:] for piece in left]
         return gone
 
     def move(self, start: int, to: int, size: int) -> None:
-        """What was to come to start..start+size comes to `to` instead, and nothing else comes there."""
+        """Move the missing pages of start..start+size to `to`, where they replace all others."""
         moved = self.cut(start, start + size)
         self.cut(to, to + size)
         at = self._at(to)
@@ -71,6 +74,6 @@ class Missing:
         self._rest[at:at] = [(high - start + to, shift - start + to) for _, high, shift in moved]
 
     def _at(self, address: int) -> int:
-        """The number of the first stretch that ends after `address`."""
+        """Return the index of the first stretch that ends after `address`."""
         at = bisect_right(self._starts, address)
         return at - 1 if at and self._rest[at - 1][0] > address else at

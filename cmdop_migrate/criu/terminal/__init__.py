@@ -1,0 +1,1 @@
+"""Restore terminals as CRIU alone does not: controlling terminals, foreground groups, /dev/tty and their owners."""

@@ -1,17 +1,14 @@
-"""Make descriptors of /dev/tty digestible for CRIU.
+"""Make CRIU able to dump descriptors of /dev/tty.
 
-CRIU dumps a descriptor of /dev/tty (5:0) only where the terminal's master is in
-the same process, which is never so. Such a descriptor is one of /dev/pts/N in
-all but its name. So CRIU is told that /dev/tty is an external terminal, and
-writes it into the images as such. After the dump, while the session is still
-frozen, the images are changed: each of these descriptors becomes one of the
-terminal it refers to. Flags, and which processes share a description, stay as
-CRIU wrote them. Nothing is changed in the session itself, however the dump ends.
+CRIU dumps a descriptor of /dev/tty (5:0) only if the terminal's master is in the same process, which is never so. Such
+a descriptor is one of /dev/pts/N in everything except its name. So /dev/tty is passed to CRIU as an external terminal,
+and CRIU writes it into the images as such. After the dump, while the session is still frozen, the images are changed:
+each of these descriptors becomes one of the terminal it refers to. Flags, and which processes share a description, stay
+as CRIU wrote them. Nothing is changed in the session itself, however the dump ends.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -20,7 +17,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from cmdop_migrate.criu.image.records import ImageFile, Message
+from cmdop_migrate.criu.protobuf import ImageFile, Message
 from cmdop_migrate.criu.terminal.terminal_images import (
     EXTERNAL,
     FILES,
@@ -33,17 +30,16 @@ from cmdop_migrate.criu.terminal.terminal_images import (
     slave_id,
 )
 from cmdop_migrate.errors import Blocked
+from cmdop_migrate.util import proc
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_PIDFD_GETFD = 438
 _TIOCGDEV = 0x80045432
 _SLAVES = 136  # major number of /dev/pts/N
 DEVICE = os.makedev(5, 0)
 
 
 def external(pids: Iterable[int]) -> tuple[str, ...]:
-    """-> every /dev/tty that these processes have open or could open, in CRIU's words for the option `external`."""
-    found = set()
+    """Return every /dev/tty that these processes have open or could open, as values of CRIU's option `external`."""
+    devices = set()
     for pid in pids:
         paths = [f"/proc/{pid}/root/dev/tty"]
         try:
@@ -54,34 +50,35 @@ def external(pids: Iterable[int]) -> tuple[str, ...]:
             try:
                 status = os.stat(path)
             except OSError:
-                continue  # closed since, or there is no such device
+                continue  # closed since, or no such device exists
             if stat.S_ISCHR(status.st_mode) and status.st_rdev == DEVICE:
-                found.add(f"tty[{status.st_rdev:x}:{status.st_dev:x}]")
-    return tuple(sorted(found))
+                devices.add(f"tty[{status.st_rdev:x}:{status.st_dev:x}]")
+    return tuple(sorted(devices))
 
 
 def resolve(images: Path, pids: Iterable[int]) -> None:
-    """Change the images of a dump of these processes, which are still frozen. Raises Blocked, Malformed."""
+    """Change the images of a dump of these processes, which are still frozen. Raise Blocked or Malformed."""
     if not (images / INFO).exists():
         return
     info = ImageFile(images / INFO)
-    strange = {one.number(Info.ID): one for one in info.records if one.number(Info.TYPE) == EXTERNAL}
-    if strange:
-        _Resolution(images, info, strange, pids).run()
+    external_ids = {entry.number(Info.ID) for entry in info.records if entry.number(Info.TYPE) == EXTERNAL}
+    if external_ids:
+        _Resolution(images, info, external_ids, pids).run()
 
 
 class _Resolution:
-    def __init__(self, images: Path, info: ImageFile, strange: dict[int, Message], pids: Iterable[int]) -> None:
-        self._info, self._strange, self._files = info, strange, ImageFile(images / FILES)
+    def __init__(self, images: Path, info: ImageFile, external_ids: set[int], pids: Iterable[int]) -> None:
+        self._info, self._external_ids, self._files = info, external_ids, ImageFile(images / FILES)
         self._holders = _holders(images)
-        self._pids = {_number_inside(pid): pid for pid in pids}
-        self._closed: int | None = None  # the index that stands for terminals that have been closed
-        self._next = max(one.number(File.ID) for one in self._files.records) + 1
+        self._pids = {_inner_pid(pid): pid for pid in pids}
+        self._closed: int | None = None  # the index used for all terminals that have been closed
+        self._next = max(entry.number(File.ID) for entry in self._files.records) + 1
 
     def run(self) -> None:
+        """Replace the external terminal in every descriptor, and save the images."""
         for entry in list(self._files.records):
             tty = entry.inner(File.TTY) if entry.number(File.TYPE) == TTY_FILE else None
-            if tty is None or tty.number(File.TTY_INFO) not in self._strange:
+            if tty is None or tty.number(File.TTY_INFO) not in self._external_ids:
                 continue
             process, fd = self._holders.get(tty.number(File.TTY_ID), (0, 0))
             pid = self._pids.get(process, 0)
@@ -92,15 +89,15 @@ class _Resolution:
             tty.set(File.TTY_INFO, slave_id(index))
             entry.set(File.TTY, tty)
             self._describe(index, pid)
-        self._info.records = [one for one in self._info.records if one.number(Info.TYPE) != EXTERNAL]
+        self._info.records = [entry for entry in self._info.records if entry.number(Info.TYPE) != EXTERNAL]
         self._info.save()
         self._files.save()
 
     def _add_closed(self) -> int:
-        """Add a terminal that has been closed, as CRIU describes one: without attributes -> its index."""
+        """Add a terminal that has been closed, as CRIU describes one: without attributes. Return its index."""
         if self._closed is None:
-            used = {one.number(Info.ID) >> 1 for one in self._info.records if one.number(Info.TYPE) == PTY}
-            self._closed = index = next(one for one in range(1, len(used) + 2) if one not in used)
+            used = {entry.number(Info.ID) >> 1 for entry in self._info.records if entry.number(Info.TYPE) == PTY}
+            self._closed = index = next(free for free in range(1, len(used) + 2) if free not in used)
             made, name = Message(), Message()
             name.set(1, index)
             made.set(Info.PTY, name)
@@ -113,23 +110,26 @@ class _Resolution:
         return self._closed
 
     def _add_path(self, index: int, pid: int) -> int:
-        """Add the path that it is to be opened by, made from another descriptor's of the terminal -> its number."""
+        """Add the path by which the terminal is opened, copied from another of its descriptors. Return the path's
+        number."""
         paths = {
             tty.number(File.TTY_INFO): tty.number(File.TTY_REGULAR)
-            for tty in (one.inner(File.TTY) for one in self._files.records if one.number(File.TYPE) == TTY_FILE)
+            for tty in (entry.inner(File.TTY) for entry in self._files.records if entry.number(File.TYPE) == TTY_FILE)
             if tty is not None and tty.number(File.TTY_REGULAR)
         }
         any_path = next(iter(paths.values()), 0) if index == self._closed else 0
         number = paths.get(slave_id(index), paths.get(slave_id(index) + 1, any_path))
-        regulars = [one for one in self._files.records if one.content(File.REGULAR) is not None]
-        model = next((one for one in regulars if one.number(File.ID) == number), None)
+        regulars = [entry for entry in self._files.records if entry.content(File.REGULAR) is not None]
+        model = next((entry for entry in regulars if entry.number(File.ID) == number), None)
         regular = model.inner(File.REGULAR) if model is not None else None
         if model is None or regular is None:
-            raise _only(pid, index)
+            raise _blocked_without_path(pid, index)
         name = (regular.content(File.REGULAR_NAME) or b"").rpartition(b"/")[0] + b"/%d" % index
         regular.set(File.REGULAR_ID, self._next)
         regular.set(File.REGULAR_NAME, name)
-        regular.remove(File.REGULAR_SIZE, File.REGULAR_MODE)  # of the other path; without them CRIU compares nothing
+        regular.remove(
+            File.REGULAR_SIZE, File.REGULAR_MODE
+        )  # those of the other path; without them CRIU compares nothing
         made = model.copy()
         made.set(File.ID, self._next)
         made.set(File.REGULAR, regular)
@@ -138,13 +138,13 @@ class _Resolution:
         return made.number(File.ID)
 
     def _describe(self, index: int, pid: int) -> None:
-        """Add the terminal's attributes if all descriptors of it are of /dev/tty: its master has the same ones."""
-        by_id = {one.number(Info.ID): one for one in self._info.records}
+        """Add the terminal's attributes if all its descriptors are of /dev/tty: its master has the same attributes."""
+        by_id = {entry.number(Info.ID): entry for entry in self._info.records}
         if slave_id(index) in by_id:
             return
         master = by_id.get(slave_id(index) + 1)
         if master is None:
-            raise _only(pid, index)
+            raise _blocked_without_path(pid, index)
         made = master.copy()
         owner = os.stat(f"/proc/{pid}/root/dev/pts/{index}")
         name = Message()
@@ -164,9 +164,10 @@ class _Resolution:
 
 
 def _index(pid: int, fd: int) -> int | None:
-    """-> N, where this descriptor of /dev/tty is one of /dev/pts/N; None when that terminal has been closed."""
+    """Return N if this descriptor of /dev/tty is one of /dev/pts/N, None if that terminal has been closed. Raise
+    Blocked if it is neither."""
     try:
-        copy = _copy(pid, fd)
+        copy = proc.copy_descriptor(pid, fd)
         try:
             (device,) = struct.unpack("I", fcntl.ioctl(copy, _TIOCGDEV, bytes(4)))
         finally:
@@ -174,52 +175,40 @@ def _index(pid: int, fd: int) -> int | None:
     except OSError as error:
         if error.errno == errno.EIO:
             return None
-        raise _unknown(pid) from None
+        raise _blocked_unknown(pid) from None
     if os.major(device) != _SLAVES:
-        raise _unknown(pid)
+        raise _blocked_unknown(pid)
     return os.minor(device)
 
 
-def _unknown(pid: int) -> Blocked:
+def _blocked_unknown(pid: int) -> Blocked:
     return Blocked(
-        f"process {pid} of the session has /dev/tty open, but which terminal that is cannot be found out",
-        "The session goes on. End that process, then checkpoint again.",
+        f"process {pid} of the session has /dev/tty open, but which terminal that is cannot be determined",
+        "The session keeps running. End that process, then checkpoint again.",
     )
 
 
-def _only(pid: int, index: int) -> Blocked:
+def _blocked_without_path(pid: int, index: int) -> Blocked:
     return Blocked(
         f"process {pid} of the session has /dev/tty open, and no process has that terminal open as /dev/pts/{index}",
-        "The session goes on. Start the program from a shell instead of replacing the shell by it (exec).",
+        "The session keeps running. Start the program from a shell instead of replacing the shell by it (exec).",
     )
-
-
-def _copy(pid: int, fd: int) -> int:
-    """-> a descriptor of ours of what the process has open as `fd`."""
-    process = os.pidfd_open(pid)
-    try:
-        copy = _libc.syscall(_PIDFD_GETFD, process, fd, 0)
-        if copy < 0:
-            raise OSError(ctypes.get_errno(), f"pidfd_getfd {pid} {fd}")
-        return int(copy)
-    finally:
-        os.close(process)
 
 
 def _holders(images: Path) -> dict[int, tuple[int, int]]:
-    """-> terminal's descriptor, by CRIU's number: a process that has it, by the tree's number, and as what."""
+    """Return, by CRIU's id of each open terminal, a process that has it, numbered as in the tree, and its
+    descriptor."""
     return {
-        one.number(File.FD_ID): (process, one.number(File.FD))
+        entry.number(File.FD_ID): (process, entry.number(File.FD))
         for process, table in descriptor_tables(images).items()
         if table.exists()
-        for one in ImageFile(table).records
-        if one.number(File.FD_TYPE) == TTY_FILE
+        for entry in ImageFile(table).records
+        if entry.number(File.FD_TYPE) == TTY_FILE
     }
 
 
-def _number_inside(pid: int) -> int:
+def _inner_pid(pid: int) -> int:
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
-            return next((int(line.split()[-1]) for line in status if line.startswith("NSpid:")), 0)
+        return proc.inner_pid(pid)
     except OSError:
-        return 0
+        return 0  # it has ended

@@ -8,10 +8,10 @@ import resource
 from collections.abc import Iterable
 
 from cmdop_migrate import log
+from cmdop_migrate.criu.ptrace import NO_CALL, Ended, Registers, Task, make_again
 from cmdop_migrate.criu.terminal import terminal_images
 from cmdop_migrate.criu.terminal.terminal_images import Terminals
-from cmdop_migrate.criu.terminal.traced_task import Ended, Regs, Task
-from cmdop_migrate.criu.terminal.tracing import NO_CALL, Root, again
+from cmdop_migrate.criu.terminal.tracing import Root
 
 _log = log.get("criu")
 _WRITE, _CLOSE, _IOCTL, _FCNTL, _OPENAT = 1, 3, 16, 72, 257
@@ -21,46 +21,48 @@ _F_SETFL, _F_DUPFD_CLOEXEC = 4, 1030
 _AT_FDCWD = -100
 _FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
 _SPARE = 16  # numbers that CRIU leaves free between the descriptors of a process and its own
-_ANNOUNCED = re.compile(rb"tty: open driver \S+ id \S+ index (\d+) ")  # CRIU's words
-STEPS = 200_000  # system calls; some hundreds are usual
+_ANNOUNCED = re.compile(rb"tty: open driver \S+ id \S+ index (\d+) ")  # in CRIU's log
+MOST_CALLS = 200_000  # system calls that are followed; some hundreds are usual
 
 
 class Opening:
-    """From the root's first fork until CRIU has opened every terminal in it."""
+    """Follow the root task from its first fork until CRIU has opened every terminal in it."""
 
     def __init__(self, root: Root, known: Terminals) -> None:
-        self._root, self._known = root, {one.index: one for one in known.terminals}
+        self._root, self._known = root, {tty.index: tty for tty in known.terminals}
         self._first = known.first_free
         self._masters: dict[int, int] = {}  # index: descriptor in the root
-        self._slaves: dict[int, int] = {}  # the same, of those that CRIU has not opened yet
+        self._slaves: dict[int, int] = {}  # index: descriptor of a slave that CRIU has not opened yet
         self._left = set(self._known)  # terminals that CRIU has not opened yet
         self._taken: set[int] = set()  # masters that CRIU has
-        self._offered: list[int] = []  # since CRIU began to look for one master
-        self._wanted = -1  # the master that CRIU has announced in its log
+        self._offered: list[int] = []  # masters offered since CRIU began to open one
+        self._announced = -1  # the master that CRIU has announced in its log
         self._above = 0
 
     def run(self) -> None:
+        """Open the terminals and hand them to CRIU. Raise Ended."""
         if not self._known:
             return
         root = self._root
         regs = _until_forks(root)
-        before = Regs.from_buffer_copy(regs)
-        regs.orig_rax = NO_CALL  # the fork waits
+        before = Registers.from_buffer_copy(regs)
+        regs.orig_rax = NO_CALL  # the fork is made later
         root.set(regs)
         root.next()
         try:
             self._open()
         finally:
-            root.set(again(before))
-        for _ in range(STEPS):
+            root.set(make_again(before))
+        for _ in range(MOST_CALLS):
             self._step()
             if not self._left:
                 self._close(self._masters.values())
                 return
-        raise Ended("it does not open its terminals")
+        raise Ended("process 1 does not open its terminals")
 
     def _open(self) -> None:
-        """Open them all. The kernel gives the lowest free number, so those between are opened as well, and closed."""
+        """Open all terminals. The kernel gives the lowest free index, so those in between are opened as well, and
+        closed."""
         root = self._root
         self._above = self._free_numbers()
         try:
@@ -83,8 +85,8 @@ class Opening:
         root.others.inherited = range(min(held), max(held) + 1)
 
     def _free_numbers(self) -> int:
-        """-> the lowest number of those for our descriptors: above all that the root has or will have open. CRIU keeps
-        its own above those of the restored process, after 16 that are free: ours, if its own reach to the limit."""
+        """Return the lowest number for our descriptors: above all that the root has or will have open. CRIU keeps its
+        own above those of the restored process, after 16 free numbers: we use these if CRIU's reach to the limit."""
         root, needed = self._root, max(self._known) + 1 + len(self._known)
         above = max(int(fd) for fd in os.listdir(f"/proc/{root.pid}/fd")) + 1
         limit = resource.prlimit(root.pid, resource.RLIMIT_NOFILE)[0]
@@ -95,7 +97,7 @@ class Opening:
         return self._first
 
     def _opened_high(self, path: bytes) -> int:
-        """-> a descriptor of `path` in the root, where it is in the way of no other."""
+        """Open `path` in the root and return its descriptor, whose number is used by no other file."""
         root = self._root
         fd = root.must(_OPENAT, _AT_FDCWD, root.put(path + b"\0"), _FLAGS, 0)
         copy = root.must(_FCNTL, fd, _F_DUPFD_CLOEXEC, self._above)
@@ -103,30 +105,30 @@ class Opening:
         return copy
 
     def _step(self) -> None:
-        """See to the next system call of the root's."""
+        """Handle the next entry or exit of a system call of the root."""
         root = self._root
         regs = root.next()
         if root.inside and regs.orig_rax == _OPENAT and root.text(regs.rsi).endswith(b"ptmx"):
             self._offer(regs)
         elif not root.inside and regs.orig_rax == _IOCTL and regs.rsi == _TIOCSPTLCK and self._offered:
-            index = self._offered[-1]  # this call is the first that CRIU makes with the one it looked for
+            index = self._offered[-1]  # this call is the first that CRIU makes with the master it needs
             self._taken.add(index)
             self._offered = []
             if not self._known[index].is_open:
                 self._finish(index)
-        elif root.inside and regs.orig_rax == _WRITE and (found := _ANNOUNCED.search(root.text(regs.rsi))):
-            self._wanted = int(found[1])
+        elif root.inside and regs.orig_rax == _WRITE and (match := _ANNOUNCED.search(root.text(regs.rsi))):
+            self._announced = int(match[1])
         elif not root.inside and regs.orig_rax == _OPENAT and regs.rax < 2**63:
             self._on_opened(root.text(regs.rsi))
 
-    def _offer(self, regs: Regs) -> None:
-        """Hand CRIU a master instead of a new one: the one that it wants, if that is known. Otherwise the lowest first,
-        like the kernel: CRIU tries until it has the one it wants, and closes the others; but not more than 32."""
+    def _offer(self, regs: Registers) -> None:
+        """Hand CRIU an open master instead of a new one: the one it announced, if that is known. Otherwise the lowest
+        first, as the kernel does: CRIU tries until it has the one it needs, and closes the others; 32 at most."""
         left = [index for index in sorted(self._masters) if index not in self._taken and index not in self._offered]
-        if not left or (self._wanted >= 0 and self._wanted not in self._known):
+        if not left or (self._announced >= 0 and self._announced not in self._known):
             return  # the kernel gives it a new one
-        left.sort(key=lambda index: index != self._wanted)
-        root, before = self._root, Regs.from_buffer_copy(regs)
+        left.sort(key=lambda index: index != self._announced)
+        root, before = self._root, Registers.from_buffer_copy(regs)
         regs.orig_rax = NO_CALL
         root.set(regs)
         regs = root.next()
@@ -135,18 +137,19 @@ class Opening:
             copy = root.must(_FCNTL, self._masters[left[0]], _F_DUPFD_CLOEXEC, 0)
             root.must(_FCNTL, copy, _F_SETFL, before.rdx)
         except Ended:
-            root.set(again(before))
+            root.set(make_again(before))
             raise
         regs.rax = copy
         root.set(regs)
 
     def _on_opened(self, path: bytes) -> None:
-        """CRIU has opened a slave of its own: ours is needed no more."""
-        index = next((one for one in self._left if one in self._taken and path.endswith(b"pts/%d" % one)), None)
+        """Finish a terminal whose slave CRIU has opened itself."""
+        index = next((tty for tty in self._left if tty in self._taken and path.endswith(b"pts/%d" % tty)), None)
         if index is not None:
             self._finish(index)
 
     def _finish(self, index: int) -> None:
+        """Set the foreground group of a terminal and close our descriptor of its slave."""
         terminal, slave = self._known[index], self._slaves.pop(index)
         self._left.remove(index)
         try:  # all tasks exist by now, and are in their groups
@@ -164,11 +167,11 @@ class Opening:
             self._root.call(_CLOSE, fd)
 
 
-def _until_forks(task: Task) -> Regs:
-    """To the entry of the fork of its first child in the session's own mounts; the helpers CRIU runs before have the
-    host's terminals."""
+def _until_forks(task: Task) -> Registers:
+    """Run the task to the entry of the fork of its first child in the session's own mounts. Helpers that CRIU runs
+    earlier have the host's terminals. Raise Ended."""
     host = os.stat("/dev/pts").st_dev
-    for _ in range(STEPS):
+    for _ in range(MOST_CALLS):
         regs = task.next()
         if task.inside and regs.orig_rax in _FORKS:
             try:
@@ -176,4 +179,4 @@ def _until_forks(task: Task) -> Regs:
                     return regs
             except FileNotFoundError:
                 continue
-    raise Ended("it forks no child")
+    raise Ended("process 1 forks no child")

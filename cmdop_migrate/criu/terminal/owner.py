@@ -1,8 +1,8 @@
-"""Write into the images of a dump which session and which process group have the session's own terminal.
+"""Write into the images of a dump which session and which process group own the session's own terminal.
 
-CRIU asks the first process that it finds with the terminal open. If that process
-is not in the terminal's session (in the sense of setsid: dumb-init, `setsid -c`),
-the kernel does not tell it, and the image says that no session has the terminal.
+CRIU queries the owner in the first process that it finds with the terminal open. If that process is not in the
+terminal's session (in the sense of setsid: dumb-init, `setsid -c`), the kernel does not tell it, and the image says
+that no session owns the terminal.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdop_migrate.criu.image.records import ImageFile
+from cmdop_migrate.criu.protobuf import ImageFile
 from cmdop_migrate.criu.terminal.terminal_images import INFO, Info, is_slave_without_master
+from cmdop_migrate.util import proc
 
 
 @dataclass(frozen=True)
 class _Process:
-    """What the kernel shows of one process; numbers of processes as this host has them, and as the session has them."""
+    """Hold what /proc shows of one process. `_inside`: numbered as in the session; the others as on this host."""
 
     terminal: int  # device number, 0 for none
     foreground: int  # process group that has the terminal in the foreground
@@ -28,7 +29,7 @@ class _Process:
 
 
 def write(images: Path, pids: Iterable[int]) -> None:
-    """Change the images of a dump of these processes, which are still frozen. Raises Malformed."""
+    """Change the images of a dump of these processes, which are still frozen. Raise Malformed."""
     if not (images / INFO).exists():
         return
     info = ImageFile(images / INFO)
@@ -37,10 +38,10 @@ def write(images: Path, pids: Iterable[int]) -> None:
     for entry in info.records:
         if not is_slave_without_master(entry, info):
             continue
-        owner = next((one for one in processes if one.terminal and one.terminal == entry.number(Info.RDEV)), None)
+        owner = next((task for task in processes if task.terminal and task.terminal == entry.number(Info.RDEV)), None)
         if owner is None:
             continue
-        groups = {one.group: one.group_inside for one in processes if one.session_inside == owner.session_inside}
+        groups = {task.group: task.group_inside for task in processes if task.session_inside == owner.session_inside}
         group = groups.get(owner.foreground, owner.session_inside)  # the leader's, if that group has ended
         if (entry.number(Info.SESSION), entry.number(Info.GROUP)) != (owner.session_inside, group):
             entry.set(Info.SESSION, owner.session_inside)
@@ -51,17 +52,16 @@ def write(images: Path, pids: Iterable[int]) -> None:
 
 
 def _read(pid: int) -> _Process | None:
-    """-> None when it has ended, or the kernel has no such numbers of it."""
+    """Return None when the process has ended, or the kernel does not show these numbers."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        status = proc.status(pid)
     except OSError:
         return None
-    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
-    numbers = [fields.get(name, "").split() for name in ("NSpgid", "NSsid")]
+    numbers = [status.get(name, "").split() for name in ("NSpgid", "NSsid")]
     if not all(numbers):
         return None
-    group, session = (int(one[-1]) for one in numbers)
+    group, session = (int(levels[-1]) for levels in numbers)
     terminal = int(stat[4])
     device = os.makedev(os.major(terminal), os.minor(terminal))
     return _Process(device, int(stat[5]), int(stat[2]), group, session)

@@ -1,8 +1,7 @@
 """Read the terminals of a session from CRIU's images, and change there what CRIU itself could not restore.
 
-`prepare` is for images about to be restored. CRIU makes a restore fail when a
-terminal's foreground group has ended, and opens the master of an inner terminal
-(tmux, screen) after all processes exist. With `lend` process 1 opens these
+`prepare` is for images about to be restored. CRIU makes a restore fail when a terminal's foreground group has ended,
+and opens the master of an inner terminal (tmux, screen) after all processes exist. With `lend` process 1 opens these
 masters: that is the process which `criu/terminal/controlling_tty.py` traces.
 """
 
@@ -12,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdop_migrate.criu.image.records import ImageFile, Message
+from cmdop_migrate.criu.protobuf import ImageFile, Message
 
 INFO, FILES = "tty-info.img", "files.img"
 INIT = 1
@@ -47,7 +46,7 @@ _FEW = 200  # descriptors: no usual limit is below
 
 @dataclass(frozen=True)
 class Terminal:
-    """One terminal that is the controlling terminal of a session (in the sense of setsid) inside the tree."""
+    """Describe one terminal that is the controlling terminal of a session (in the sense of setsid) inside the tree."""
 
     index: int  # its name is /dev/pts/INDEX
     leader: int  # the session leader, as the tree numbers its processes
@@ -58,73 +57,75 @@ class Terminal:
 
 @dataclass(frozen=True)
 class Terminals:
-    """What has to be known to restore the terminals of a session."""
+    """Describe the controlling terminals of a session, and the descriptors of process 1 that matter for restoring
+    them."""
 
     terminals: tuple[Terminal, ...] = ()
-    lent: range = range(0)  # descriptors that process 1 has for that only
-    first_free: int = 0  # number above all descriptors of process 1
+    lent: range = range(0)  # descriptors that process 1 has for the restore only
+    first_free: int = 0  # the number above all descriptors of process 1
 
 
 def slave_id(index: int) -> int:
-    """The number of the tty_info_entry for /dev/pts/INDEX; that of its master is one more."""
+    """Return the number of the tty_info_entry for /dev/pts/INDEX; that of its master is one more."""
     return index << 1
 
 
 def prepare(images: Path, lend: bool) -> Terminals:
-    """Change the images so that CRIU can restore every terminal. Raises Malformed."""
+    """Change the images so that CRIU can restore every terminal, and return these terminals. Raise Malformed."""
     if not (images / INFO).exists():
         return Terminals()
     info = ImageFile(images / INFO)
     processes = ImageFile(images / "pstree.img").records
-    files = [one for one in map(_tty, ImageFile(images / FILES).records) if one is not None]
-    opened = {one.number(File.TTY_INFO) for one in files}
+    files = [tty for tty in map(_tty, ImageFile(images / FILES).records) if tty is not None]
+    opened = {tty.number(File.TTY_INFO) for tty in files}
     _correct_owners(info, processes)
-    members = Counter(one.number(_Process.SESSION) for one in processes)
-    masters = {one.number(Info.ID) >> 1 for one in info.records if _is_pty(one) and one.number(Info.ID) & 1}
-    found, inner = [], []
+    members = Counter(process.number(_Process.SESSION) for process in processes)
+    masters = {entry.number(Info.ID) >> 1 for entry in info.records if _is_pty(entry) and entry.number(Info.ID) & 1}
+    own, inner = [], []
     for index, entry in sorted(_owned(info).items()):
         leader = entry.number(Info.SESSION)
-        one = Terminal(index, leader, entry.number(Info.GROUP), index not in masters, slave_id(index) in opened)
-        if one.is_own:
-            found.append(one)
-        elif lend and leader != INIT and (members[leader] > 1 or index >= _TRIES or not one.is_open):
-            inner.append(one)  # else CRIU does all that is needed
-            if not one.is_open:  # CRIU would wait for ever for one to open the slave
+        terminal = Terminal(index, leader, entry.number(Info.GROUP), index not in masters, slave_id(index) in opened)
+        if terminal.is_own:
+            own.append(terminal)
+        elif lend and leader != INIT and (members[leader] > 1 or index >= _TRIES or not terminal.is_open):
+            inner.append(terminal)  # all other terminals CRIU restores without help
+            if not terminal.is_open:  # CRIU would wait forever for a process to open the slave
                 entry.set(Info.SESSION, 0)
                 entry.set(Info.GROUP, 0)
                 info.save()
     table = descriptor_tables(images).get(INIT)
     if table is None:
-        return Terminals(tuple(found))
-    lent = _lend(table, [one.index for one in inner], files)
-    return Terminals((*found, *inner), lent, max(_numbers(ImageFile(table)), default=-1) + 1)
+        return Terminals(tuple(own))
+    lent = _lend(table, [terminal.index for terminal in inner], files)
+    return Terminals((*own, *inner), lent, max(_numbers(ImageFile(table)), default=-1) + 1)
 
 
 def _is_pty(entry: Message) -> bool:
-    """Not one that was hung up: CRIU keeps no attributes of such a terminal."""
+    """Tell whether this is a pseudo-terminal that was not hung up: CRIU keeps no attributes of one that was."""
     return entry.number(Info.TYPE) == PTY and entry.content(Info.TERMIOS) is not None
 
 
 def is_slave_without_master(entry: Message, info: ImageFile) -> bool:
-    """Whether it is the session's own terminal: its master is the holder's, outside of the tree."""
+    """Tell whether this is the session's own terminal: its master is the holder's, outside of the tree."""
     number = entry.number(Info.ID)
-    return _is_pty(entry) and not number & 1 and all(one.number(Info.ID) != number + 1 for one in info.records)
+    return _is_pty(entry) and not number & 1 and all(other.number(Info.ID) != number + 1 for other in info.records)
 
 
 def _owned(info: ImageFile) -> dict[int, Message]:
-    """-> index: the entry that knows the session. A master's always does, a slave's if its holder is in the session."""
-    entries = sorted((one for one in info.records if _is_pty(one)), key=lambda one: one.number(Info.ID))
-    return {one.number(Info.ID) >> 1: one for one in entries if one.number(Info.SESSION)}
+    """Return, by index, the entries that name a session. A master's always does, a slave's if the process that has it
+    open is in the session."""
+    entries = sorted((entry for entry in info.records if _is_pty(entry)), key=lambda entry: entry.number(Info.ID))
+    return {entry.number(Info.ID) >> 1: entry for entry in entries if entry.number(Info.SESSION)}
 
 
 def _correct_owners(info: ImageFile, processes: list[Message]) -> None:
     """Change sessions and foreground groups that CRIU could not restore.
 
-    - The foreground group has ended, so that TIOCSPGRP would refuse it: the leader's group takes its place.
-    - The session's own terminal has no session, which CRIU refuses: it is given to process 1."""
-    groups = {(one.number(_Process.SESSION), one.number(_Process.GROUP)) for one in processes}
+    - The foreground group has ended, so that TIOCSPGRP would refuse it: the leader's group replaces it.
+    - The session's own terminal has no session, which CRIU refuses: it is assigned to process 1."""
+    groups = {(process.number(_Process.SESSION), process.number(_Process.GROUP)) for process in processes}
     changed = False
-    for entry in (one for one in info.records if _is_pty(one)):
+    for entry in filter(_is_pty, info.records):
         session = entry.number(Info.SESSION)
         if not session and is_slave_without_master(entry, info):
             session, changed = INIT, True
@@ -137,16 +138,16 @@ def _correct_owners(info: ImageFile, processes: list[Message]) -> None:
 
 
 def _numbers(table: ImageFile) -> set[int]:
-    return {one.number(File.FD) for one in table.records}
+    return {entry.number(File.FD) for entry in table.records}
 
 
 def _lend(table: Path, indexes: list[int], files: list[Message]) -> range:
-    """Give process 1 a descriptor of each of these masters -> their numbers. Of the processes that have a file open,
-    CRIU makes the one with the lowest pid open it."""
+    """Give process 1 a descriptor of each of these masters, and return their numbers. Of the processes that have a file
+    open, CRIU makes the one with the lowest pid open it."""
     if not indexes:
         return range(0)
-    by_info = {one.number(File.TTY_INFO): one.number(File.TTY_ID) for one in files}
-    ids = [by_info[slave_id(index) + 1] for index in sorted(indexes)]  # in the order in which the kernel gives them
+    by_info = {tty.number(File.TTY_INFO): tty.number(File.TTY_ID) for tty in files}
+    ids = [by_info[slave_id(index) + 1] for index in sorted(indexes)]  # in the order in which the kernel assigns them
     held = ImageFile(table)
     first = _free_numbers(_numbers(held), len(ids))
     for fd, number in enumerate(ids, first):
@@ -154,14 +155,15 @@ def _lend(table: Path, indexes: list[int], files: list[Message]) -> range:
         for field, value in ((File.FD_ID, number), (File.FD_FLAGS, 1), (File.FD_TYPE, TTY_FILE), (File.FD, fd)):
             entry.set(field, value)
         held.records.append(entry)
-    held.records.sort(key=lambda one: one.number(File.FD))
+    held.records.sort(key=lambda entry: entry.number(File.FD))
     held.save()
     return range(first, first + len(ids))
 
 
 def _free_numbers(used: set[int], count: int) -> int:
-    """-> the first of `count` numbers in a row that process 1 does not use: above all that it uses, so that what it
-    opens gets the numbers it expects; or, where it uses many, in a gap, as its limit (RLIMIT_NOFILE) may be near."""
+    """Return the first of `count` consecutive numbers that process 1 does not use: above all that it uses, so that
+    files it opens get the numbers it expects; or, if it uses many, in a gap, as its limit (RLIMIT_NOFILE) may be
+    near."""
     above = max(used, default=-1) + 1
     if above + count <= _FEW:
         return above
@@ -174,7 +176,7 @@ def _tty(entry: Message) -> Message | None:
 
 
 def descriptor_tables(images: Path) -> dict[int, Path]:
-    """-> process, as the tree numbers them: the image with its descriptors."""
+    """Return, by the pid inside the tree, the image with the descriptors of each process. Raise Malformed."""
     tables = {}
     for path in images.glob("ids-*.img"):
         number = ImageFile(path).records[0].number(_FILES_ID)

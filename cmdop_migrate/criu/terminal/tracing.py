@@ -5,29 +5,30 @@ from __future__ import annotations
 import os
 
 from cmdop_migrate import log
-from cmdop_migrate.criu.terminal import traced_task
+from cmdop_migrate.criu import ptrace
+from cmdop_migrate.criu.ptrace import NO_CALL, Ended, Registers, Task, make_again
 from cmdop_migrate.criu.terminal.terminal_images import Terminal
-from cmdop_migrate.criu.terminal.traced_task import Ended, Regs, Task
+from cmdop_migrate.util import proc
 
 _log = log.get("criu")
-_WALL, _WNOTHREAD = 0x40000000, 0x20000000
+_WNOTHREAD = 0x20000000  # for waitpid: tasks of this thread only
 _CLOSE, _IOCTL, _SETSID, _OPENAT, _CLOSE_RANGE = 3, 16, 112, 257, 436
 _TIOCSCTTY, _TIOCSPGRP = 0x540E, 0x5410
 _AT_FDCWD = -100
 _FLAGS = os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC
-NO_CALL = 2**64 - 1
 
 
 class Root(Task):
-    """The task that becomes process 1. While it is waited for, what the other tasks do is seen to."""
+    """Control the task that becomes process 1. `wait` also handles the events of the other traced tasks."""
 
     def __init__(self, pid: int, leaders: dict[int, Terminal]) -> None:
         super().__init__(pid)
         self.others = _Others(leaders)
 
     def wait(self) -> int:
+        """Wait until the root has stopped, and return its status. Raise Ended."""
         while True:
-            pid, status = os.waitpid(-1, _WALL | _WNOTHREAD)
+            pid, status = os.waitpid(-1, ptrace.WALL | _WNOTHREAD)
             if pid != self.pid:
                 self.others.on_event(pid, status)
             elif os.WIFSTOPPED(status):
@@ -36,20 +37,23 @@ class Root(Task):
                 raise Ended("the task ended")
 
     def on_fork(self, child: int) -> None:
-        self.others.on_birth(child)
+        """Handle a child of the root."""
+        self.others.on_new_task(child)
 
 
 class _Others:
-    """All traced tasks but the root. `leaders`: who still waits for a terminal, by the tree's numbers."""
+    """Control all traced tasks except the root. `leaders`: session leaders that still need their terminal, by the
+    numbers of the tree."""
 
     def __init__(self, leaders: dict[int, Terminal]) -> None:
         self.leaders = leaders
-        self.inherited = range(0)  # descriptors of the root's that no child of it shall have
+        self.inherited = range(0)  # descriptors of the root that its children must not have
         self._tasks: dict[int, Task] = {}
-        self._early: set[int] = set()  # stopped before their parents have told of them
-        self._took: dict[int, int] = {}  # leader that has its terminal: its pid on this host
+        self._early: set[int] = set()  # tasks that stopped before their parents reported the fork
+        self._took: dict[int, int] = {}  # leader that has taken its terminal: its pid on this host
 
-    def on_birth(self, pid: int) -> None:
+    def on_new_task(self, pid: int) -> None:
+        """Handle a task that a traced one has forked: close the root's descriptors, and trace it or let it go."""
         task = Task(pid)
         try:
             if pid in self._early:
@@ -58,16 +62,17 @@ class _Others:
                 task.wait()
             if self.inherited:
                 task.must(_CLOSE_RANGE, self.inherited.start, self.inherited.stop - 1, 0)
-            if self.leaders and self.inherited:  # else it is a helper that CRIU forked before
+            if self.leaders and self.inherited:  # else it is a helper that CRIU forked earlier
                 self._tasks[pid] = task
-                task.resume(at_calls=_number_inside(pid) in self.leaders)
+                task.resume(at_calls=proc.inner_pid(pid) in self.leaders)
             else:
                 task.let_go()
         except (Ended, OSError) as error:
-            _log.warning("a task of the restore ended: %s", error)
+            _log.warning("a task of the restore has ended: %s", error)
             self._tasks.pop(pid, None)
 
     def on_event(self, pid: int, status: int) -> None:
+        """Handle the stop or the end of a task, which may not be known yet."""
         task = self._tasks.get(pid)
         if task is None:
             if os.WIFSTOPPED(status):
@@ -76,14 +81,14 @@ class _Others:
         try:
             if not os.WIFSTOPPED(status):
                 del self._tasks[pid]
-            elif traced_task.is_at_call(status):
+            elif ptrace.is_at_call(status):
                 self._at_call(task)
             else:
-                if traced_task.has_forked(status):
-                    self.on_birth(task.child())
-                task.resume(traced_task.passing_signal(status), _number_inside(pid) in self.leaders)
+                if ptrace.has_forked(status):
+                    self.on_new_task(task.child())
+                task.resume(ptrace.passing_signal(status), proc.inner_pid(pid) in self.leaders)
         except (Ended, OSError) as error:
-            _log.warning("a task of the restore ended: %s", error)
+            _log.warning("a task of the restore has ended: %s", error)
             self._tasks.pop(pid, None)
 
     def _at_call(self, task: Task) -> None:
@@ -102,17 +107,19 @@ class _Others:
             task.must(_CLOSE, slave)
             self._took[terminal.leader] = task.pid
         except Ended as error:
-            _log.warning("session %d comes back without /dev/pts/%d: %s", terminal.leader, terminal.index, error)
+            _log.warning(
+                "session %d is restored without its terminal /dev/pts/%d: %s", terminal.leader, terminal.index, error
+            )
         task.resume()
         if not self.leaders:
             self.release()
 
     def set_foreground(self, terminal: Terminal) -> None:
-        """Make the leader of its session set the terminal's foreground group. Raises Ended."""
+        """Make the session leader of the terminal set its foreground group. Raise Ended."""
         task = Task(self._took.get(terminal.leader, 0))
         task.seize()
         regs = task.next()
-        before = Regs.from_buffer_copy(regs)
+        before = Registers.from_buffer_copy(regs)
         regs.orig_rax = NO_CALL
         task.set(regs)
         task.next()
@@ -121,34 +128,21 @@ class _Others:
             error = task.call(_IOCTL, slave, _TIOCSPGRP, task.put(terminal.foreground.to_bytes(4, "little")))
             task.must(_CLOSE, slave)
         finally:
-            task.set(again(before))
+            task.set(make_again(before))
             task.let_go()
         if error:
             raise Ended(os.strerror(-error))
 
     def release(self) -> None:
-        """Trace none of them any more."""
+        """Stop tracing all these tasks."""
         self.leaders = {}
         for pid, task in list(self._tasks.items()):
             try:
                 task.interrupt()
                 status = task.wait()
-                if traced_task.has_forked(status):
-                    self.on_birth(task.child())
-                task.let_go(traced_task.passing_signal(status))
+                if ptrace.has_forked(status):
+                    self.on_new_task(task.child())
+                task.let_go(ptrace.passing_signal(status))
             except (Ended, OSError):
-                pass  # it has ended, or has been let go with its parent
+                pass  # it has ended, or was released with its parent
             self._tasks.pop(pid, None)
-
-
-def again(at_entry: Regs) -> Regs:
-    """-> registers with which a task makes, once more, the system call at whose entry it had these."""
-    regs = Regs.from_buffer_copy(at_entry)
-    regs.rax, regs.orig_rax, regs.rip = regs.orig_rax, NO_CALL, regs.rip - 2
-    return regs
-
-
-def _number_inside(pid: int) -> int:
-    """-> the pid that the process has in its own pid namespace."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
-        return next((int(line.split()[-1]) for line in status if line.startswith("NSpid:")), 0)

@@ -1,5 +1,5 @@
-"""Read a process's open descriptors for what CRIU cannot dump. Nothing is stopped for it, and nothing is opened but
-/proc and, for a moment, a duplicate of an inet socket, whose options no file shows."""
+"""Read the open descriptors of a process, to find those that CRIU cannot dump. No process is stopped for it, and
+nothing is opened except files in /proc and, briefly, a duplicate of an inet socket, whose options no file shows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import struct
 from dataclasses import dataclass, field
 
 from cmdop_migrate.preflight.facts.mount_table import MountTable
+from cmdop_migrate.util import proc
 
-# Kinds of sockets CRIU dumps, as the kernel names their protocols.
+# Kinds of sockets that CRIU dumps, as the kernel names their protocols.
 _SOCKETS = "TCP TCPv6 UDP UDPv6 UDP-Lite UDPLITE UDPLITEv6 RAW RAWv6 PING PINGv6 UNIX UNIX-STREAM NETLINK PACKET"
 SOCKETS = frozenset(_SOCKETS.split())
 _INET = SOCKETS - {"PING", "PINGv6", "UNIX", "UNIX-STREAM", "NETLINK"}
-# Anonymous inodes CRIU dumps. It can be built to dump bpf maps as well; Debian's is not.
+# Anonymous inodes that CRIU dumps. It can be built to dump bpf maps as well; Debian's build cannot.
 _ANONYMOUS = frozenset(("[eventfd]", "[eventpoll]", "inotify", "[fanotify]", "[signalfd]", "[timerfd]", "[pidfd]"))
 _MEMORY, _MISC, _TUN = 1, 10, 200
 _TERMINALS = frozenset((5, 188, 204, *range(128, 144)))
@@ -29,7 +30,6 @@ _NAMESPACE = re.compile(r"(mnt|net|ipc|uts|pid|user|cgroup|time):\[\d+\]$")
 _TASK = re.compile(r"/proc/(\d+)/task/(\d+)(/|$)")
 _ALARMS = {"8": "CLOCK_REALTIME_ALARM", "9": "CLOCK_BOOTTIME_ALARM"}
 _PIDFD_THREAD, _O_DIRECT = 0o200, os.O_DIRECT
-_PIDFD_GETFD = 438
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _KCMP_VM, _KCMP_FS, _KCMP_EPOLL = 1, 3, 7
 _UDP_CORK, _SO_GET_FILTER = 1, 26
@@ -37,10 +37,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass
-class Held:
-    """What the descriptors of one process showed. `obstacles`: (kind, what), of rules/obstacles.py. `deleted`:
-    files without a name, with the bytes they take. `polls`: for each epoll descriptor, what it watches and which of
-    that is not open."""
+class DescriptorFacts:
+    """Hold the facts of the descriptors of one process. `obstacles`: (kind, what), of rules/obstacles.py. `deleted`:
+    files without a name, with the bytes they take. `polls`: for each epoll descriptor, the descriptors it watches and
+    one of them that is not open."""
 
     obstacles: set[tuple[str, str]] = field(default_factory=set)
     io_uring: bool = False
@@ -54,8 +54,8 @@ class Held:
     netlink: set[int] = field(default_factory=set)
 
 
-def read(pid: int, table: MountTable, known: set[int], pids: set[int]) -> Held:
-    """Look at every descriptor of `pid`. `table`: the mounts it sees; `known`: the ids of all mounts of the session;
+def read(pid: int, table: MountTable, known: set[int], pids: set[int]) -> DescriptorFacts:
+    """Read every descriptor of `pid`. `table`: the mounts it sees; `known`: the ids of all mounts of the session;
     `pids`: the session's processes."""
     return _Reader(pid, table, known, pids).run()
 
@@ -63,16 +63,17 @@ def read(pid: int, table: MountTable, known: set[int], pids: set[int]) -> Held:
 class _Reader:
     def __init__(self, pid: int, table: MountTable, known: set[int], pids: set[int]) -> None:
         self.pid, self.table, self.known, self.pids = pid, table, known, pids
-        self.held = Held()
+        self.held = DescriptorFacts()
         self.inodes: dict[str, int] = {}
         self.epolls: list[str] = []
         self.pidfd: int | None = None
 
-    def run(self) -> Held:
+    def run(self) -> DescriptorFacts:
+        """Read all descriptors."""
         try:
             for fd in _fds(self.pid):
                 try:
-                    self._one(fd)
+                    self._read(fd)
                 except OSError:
                     continue  # closed meanwhile
             for fd in self.epolls:
@@ -82,7 +83,7 @@ class _Reader:
                 os.close(self.pidfd)
         return self.held
 
-    def _one(self, fd: str) -> None:
+    def _read(self, fd: str) -> None:
         path = f"/proc/{self.pid}/fd/{fd}"
         link, info = os.readlink(path), os.stat(path)
         self.inodes[fd] = info.st_ino
@@ -93,7 +94,7 @@ class _Reader:
             self._socket(fd, path, link)
         elif stat.S_ISFIFO(mode):
             if link.startswith("pipe:[") and self._flags(fd) & _O_DIRECT:
-                self._found("packet_pipe")
+                self._add("packet_pipe")
         elif is_odd_device(mode, info.st_rdev):
             self.held.devices.add(link)
         elif _NAMESPACE.match(link):
@@ -101,7 +102,7 @@ class _Reader:
         elif stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode):
             self._file(fd, link, info)
 
-    def _found(self, kind: str, what: str = "") -> None:
+    def _add(self, kind: str, what: str = "") -> None:
         self.held.obstacles.add((kind, what))
 
     def _info(self, fd: str) -> str:
@@ -115,13 +116,13 @@ class _Reader:
         if name == "[io_uring]":
             self.held.io_uring = True
         elif name not in _ANONYMOUS:
-            self._found("descriptor", name.strip("[]"))
+            self._add("descriptor", name.strip("[]"))
         elif name == "[eventfd]":
             self.held.semaphore = self.held.semaphore or "eventfd-semaphore: 1" in self._info(fd)
         elif name == "[timerfd]":
             clock = _field(self._info(fd), "clockid:")
             if clock in _ALARMS:
-                self._found("alarm_timer", _ALARMS[clock])
+                self._add("alarm_timer", _ALARMS[clock])
         elif name == "[pidfd]":
             self._pidfd(fd)
         elif name == "[eventpoll]":
@@ -131,12 +132,12 @@ class _Reader:
         text = self._info(fd)
         other = int(_field(text, "Pid:") or "-1")
         if int(_field(text, "flags:") or "0", 8) & _PIDFD_THREAD:
-            self._found("descriptor", "a pidfd of a thread")
+            self._add("descriptor", "a pidfd of a thread")
         elif other not in self.pids and other > 0:
-            self._found("descriptor", f"a pidfd of pid {other}, which is not in the session")
+            self._add("descriptor", f"a pidfd of pid {other}, which is not in the session")
 
     def _epoll(self, fd: str) -> None:
-        """CRIU looks for what an epoll set holds among the descriptors of the process that has the set."""
+        """Check an epoll set: CRIU searches its files among the descriptors of the process that has the set."""
         try:
             text = self._info(fd)
         except OSError:
@@ -151,14 +152,14 @@ class _Reader:
         self.held.polls.append(("\n".join(watched), missing))
 
     def _is_open(self, epoll: str, number: str, inode: int) -> bool:
-        """Whether the file behind a number that was closed is open under another."""
+        """Tell whether the file of a closed descriptor is open under another number."""
         slot = struct.pack("=III", int(epoll), int(number), 0)
-        same = (other for other, one in self.inodes.items() if one == inode)
+        same = (other for other, number_of in self.inodes.items() if number_of == inode)
         return any(_compare(self.pid, self.pid, _KCMP_EPOLL, int(other), slot) for other in same)
 
     def _socket(self, fd: str, path: str, link: str) -> None:
         if not link.startswith("socket:["):
-            self._found("path_socket", link)
+            self._add("path_socket", link)
             return
         name = _protocol(path)
         if name and name not in SOCKETS:
@@ -172,44 +173,45 @@ class _Reader:
             self._inet(int(fd), name)
 
     def _inet(self, fd: int, name: str) -> None:
-        """What only the socket itself tells: an option, and whether its filter is a BPF program."""
+        """Check what only the socket itself tells: an option, and whether its filter is a BPF program."""
         if self.pidfd is None:
             self.pidfd = os.pidfd_open(self.pid)
-        number = _libc.syscall(_PIDFD_GETFD, self.pidfd, fd, 0)
-        if number < 0:
-            return
-        with socket.socket(fileno=number) as sock:
+        try:
+            copy = proc.copy_from_pidfd(self.pidfd, fd)
+        except OSError:
+            return  # closed meanwhile
+        with socket.socket(fileno=copy) as sock:
             if name.startswith("UDP") and sock.getsockopt(socket.IPPROTO_UDP, _UDP_CORK):
-                self._found("corked")
+                self._add("corked")
             try:
                 sock.getsockopt(socket.SOL_SOCKET, _SO_GET_FILTER, 1)
             except PermissionError:
-                self._found("bpf_filter")
+                self._add("bpf_filter")
             except OSError:
-                pass  # a filter of the older kind, which CRIU reads
+                pass  # a classic filter, which CRIU reads
 
     def _file(self, fd: str, link: str, info: os.stat_result) -> None:
         if link.startswith("/secretmem"):
-            self._found("secret_memory")
+            self._add("secret_memory")
             return
         if not link.startswith("/"):
             return
         if link.startswith(_NAMELESS):
             if link.startswith("/memfd:") and info.st_blksize >= 2 << 20:  # of hugetlbfs
-                self._found("huge_pages")
+                self._add("huge_pages")
             return
         text = self._info(fd)
         mount = self.table.mounts.get(mount_id := int(_field(text, "mnt_id:") or "0"))
         if mount_id not in self.known:
-            of_queues = {one.device for one in self.table.mounts.values() if one.kind == "mqueue"}
-            self._found("message_queue" if _device(info.st_dev) in of_queues else "detached_file", link)
+            of_queues = {other.device for other in self.table.mounts.values() if other.kind == "mqueue"}
+            self._add("message_queue" if _device(info.st_dev) in of_queues else "detached_file", link)
         elif (task := _TASK.match(link)) and task[1] != task[2]:
-            self._found("thread_file", link.removesuffix(_DELETED))
+            self._add("thread_file", link.removesuffix(_DELETED))
         elif is_deleted_file(link):
             if info.st_nlink == 0 and stat.S_ISREG(info.st_mode):
                 self.held.deleted.add((link.removesuffix(_DELETED), info.st_blocks * 512))
         elif mount is not None and self.table.at(link) is not mount and self._is_hidden(link, info):
-            self._found("hidden_file", link)
+            self._add("hidden_file", link)
 
     def _is_hidden(self, link: str, info: os.stat_result) -> bool:
         try:
@@ -220,18 +222,18 @@ class _Reader:
 
 
 def shares_memory(pid: int, parent: int) -> bool:
-    """Whether two processes are one in memory: for as long as a vfork lasts, or since a clone with CLONE_VM."""
+    """Tell whether two processes share their memory: during a vfork, or since a clone with CLONE_VM."""
     return _compare(pid, parent, _KCMP_VM, 0, None)
 
 
 def shares_place(pid: int, parent: int) -> bool:
-    """Tell whether two processes have one working directory, root and umask: since a clone with CLONE_FS."""
+    """Tell whether two processes share working directory, root and umask: since a clone with CLONE_FS."""
     return _compare(pid, parent, _KCMP_FS, 0, None)
 
 
-def _compare(one: int, other: int, kind: int, first: int, second: bytes | None) -> bool:
-    """kcmp(2): whether two processes have the same of something."""
-    return _KCMP is not None and _libc.syscall(_KCMP, one, other, kind, ctypes.c_ulong(first), second) == 0
+def _compare(pid: int, other: int, kind: int, first: int, second: bytes | None) -> bool:
+    """Tell whether two processes share a resource, by kcmp(2)."""
+    return _KCMP is not None and _libc.syscall(_KCMP, pid, other, kind, ctypes.c_ulong(first), second) == 0
 
 
 def _field(text: str, name: str) -> str:
@@ -246,7 +248,7 @@ def _device(number: int) -> int:
 
 
 def is_odd_device(mode: int, number: int) -> bool:
-    """Whether CRIU has no way to open it again: it knows memory devices, terminals and tun."""
+    """Tell whether CRIU cannot open this device again: it supports memory devices, terminals and tun."""
     if not stat.S_ISCHR(mode):
         return stat.S_ISBLK(mode)
     major, minor = os.major(number), os.minor(number)
@@ -256,7 +258,7 @@ def is_odd_device(mode: int, number: int) -> bool:
 
 
 def is_deleted_file(link: str) -> bool:
-    """Whether it had a name in a file system once: what never had one is memory, and travels as such."""
+    """Tell whether the file had a name in a file system once: one that never had a name is dumped as memory."""
     return link.endswith(_DELETED) and not link.startswith(_NAMELESS)
 
 
@@ -264,11 +266,11 @@ def _fds(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/fd")
     except OSError:
-        return []  # a zombie has none
+        return []  # a zombie has no descriptors
 
 
 def _protocol(path: str) -> str:
-    """As the kernel calls it; empty when it does not tell."""
+    """Return the kernel's name of the protocol; empty when the kernel does not report it."""
     try:
         return os.getxattr(path, "system.sockprotoname").rstrip(b"\0").decode("ascii", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""What this machine is and has. Reading only: nothing here changes the machine or decides anything."""
+"""Read the facts of this host. Nothing here changes the host or decides anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Bits of the capability sets in /proc/PID/status, for those whose absence a session can feel.
+# Bits of the capability sets in /proc/PID/status, for the capabilities that matter to sessions.
 CAPABILITIES: Mapping[str, int] = {
     "CAP_CHOWN": 0,
     "CAP_DAC_OVERRIDE": 1,
@@ -34,7 +34,7 @@ CAPABILITIES: Mapping[str, int] = {
     "CAP_CHECKPOINT_RESTORE": 40,
 }
 TOOLS = ("tini-static", "tar", "ip", "nft", "apt-get")
-# What only exists where the service directories of root are in PATH, as under cron it need not be.
+# Directories that need not be in PATH, for example under cron.
 _SEARCH = os.pathsep.join(("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"))
 _NAT = 'table ip probe { chain out { type nat hook postrouting priority 100; oifname != "lo" masquerade; }; }'
 _SIOCGIFFLAGS = 0x8913
@@ -43,7 +43,8 @@ _IFF_UP = 1
 
 @dataclass(frozen=True)
 class CriuFacts:
-    """The CRIU that would be used, told by whoever found it. `version` None: there is none, for these reasons."""
+    """Describe the CRIU that would be used, as the caller found it. `version` None: no CRIU works, for these
+    reasons."""
 
     version: str | None = None
     source: str = ""
@@ -53,7 +54,7 @@ class CriuFacts:
 
 @dataclass(frozen=True)
 class Mount:
-    """One line of mountinfo."""
+    """Describe one line of mountinfo."""
 
     point: str
     kind: str
@@ -62,7 +63,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class Space:
-    """Where state is kept: its nearest existing directory, the filesystem under it, and bytes free."""
+    """Describe the place of `state_dir`: its nearest existing directory, the filesystem there, and bytes free."""
 
     path: str
     kind: str
@@ -72,7 +73,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Network:
-    """None: not known, because probing it takes root and the tools."""
+    """Describe the network of the host. None: unknown, because probing it needs root and the tools."""
 
     loopback_up: bool
     veth: bool | None
@@ -83,7 +84,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Facts:
-    """One machine. `kernel_options` is empty when the kernel does not tell."""
+    """Describe one host. `kernel_options` is empty when the kernel does not publish them."""
 
     root: bool
     release: str
@@ -101,7 +102,7 @@ class Facts:
 
 
 def gather(state_dir: Path, criu: CriuFacts) -> Facts:
-    """Read this machine. Takes some tens of milliseconds; leaves nothing behind."""
+    """Return the facts of this host. Takes some tens of milliseconds and changes nothing."""
     release = os.uname().release
     mounts = parse_mountinfo(Path("/proc/self/mountinfo").read_bytes().decode("utf-8", "surrogateescape"))
     root = os.geteuid() == 0
@@ -110,7 +111,7 @@ def gather(state_dir: Path, criu: CriuFacts) -> Facts:
         release=release,
         cgroup2=next((mount for mount in mounts if mount.kind == "cgroup2"), None),
         overlay=_filesystem("overlay", release),
-        # The sysctl exists where the call does. Its value only concerns processes without CAP_SYS_PTRACE.
+        # The sysctl exists if the system call does. Its value concerns processes without CAP_SYS_PTRACE only.
         userfaultfd=Path("/proc/sys/vm/unprivileged_userfaultfd").exists(),
         namespaces=frozenset(os.listdir("/proc/self/ns")),
         capabilities=parse_capabilities(Path("/proc/self/status").read_text(encoding="utf-8")),
@@ -124,9 +125,9 @@ def gather(state_dir: Path, criu: CriuFacts) -> Facts:
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """/proc/PID/mountinfo, in the order mounted; paths unescaped."""
+    """Parse /proc/PID/mountinfo, in the order mounted; paths unescaped."""
     mounts = []
-    for line in text.split("\n"):  # other ends of lines may be in a name
+    for line in text.split("\n"):  # a name may contain other line ends
         left, _, right = line.partition(" - ")
         fields, rest = left.split(" "), right.split(" ")
         if len(fields) < 6 or len(rest) < 3:
@@ -137,36 +138,36 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: list[Mount]) -> Mount | None:
-    """The mount a path is on: the longest mount point above it, the last one where several are stacked."""
+    """Return the mount of a path: the longest mount point above it, the last one where several are stacked."""
     above = [mount for mount in mounts if path == mount.point or path.startswith(mount.point.rstrip("/") + "/")]
     return max(reversed(above), key=lambda mount: len(mount.point), default=None)
 
 
 def parse_capabilities(status: str) -> frozenset[str]:
-    """The effective ones, by name."""
+    """Return the names of the effective capabilities."""
     match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     mask = int(match[1], 16) if match else 0
     return frozenset(name for name, bit in CAPABILITIES.items() if mask >> bit & 1)
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Bytes by name."""
+    """Return bytes by name."""
     return {m[1]: int(m[2]) * 1024 for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
 
 
 def parse_kernel_options(text: str) -> dict[str, str]:
-    """`CONFIG_VETH=m` -> {"VETH": "m"}. An option that is off is not in it."""
+    """Return {"VETH": "m"} for `CONFIG_VETH=m`. Options that are off are not included."""
     return {match[1]: match[2] for match in re.finditer(r"^CONFIG_(\w+)=(\S+)", text, re.MULTILINE)}
 
 
 def parse_forward_drops(listing: str) -> tuple[str, ...]:
-    """The nftables chains that drop forwarded packets unless told otherwise, as `family table chain`."""
-    found = []
+    """Return the nftables chains that drop forwarded packets by policy, as `family table chain`."""
+    chains = []
     for item in json.loads(listing).get("nftables", []):
         chain = item.get("chain", {})
         if chain.get("hook") == "forward" and chain.get("policy") == "drop" and chain.get("family") in ("ip", "inet"):
-            found.append(f"{chain['family']} {chain['table']} {chain['name']}")
-    return tuple(found)
+            chains.append(f"{chain['family']} {chain['table']} {chain['name']}")
+    return tuple(chains)
 
 
 def _space(state_dir: Path, mounts: list[Mount]) -> Space:
@@ -197,7 +198,7 @@ def _loopback_up() -> bool:
 
 
 def _in_new_netns(argv: list[str], given: str = "") -> bool | None:
-    """Whether it works in a network namespace that ends with it: the plain truth, with no trace left."""
+    """Tell whether a command succeeds in a network namespace that is removed with it; None if a tool is missing."""
     tool = shutil.which(argv[0], path=_SEARCH)
     unshare = shutil.which("unshare", path=_SEARCH)
     if tool is None or unshare is None:

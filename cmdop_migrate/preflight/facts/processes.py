@@ -1,18 +1,24 @@
-"""Read what a session's processes are and hold that decides whether CRIU can dump them. Nothing is stopped for it."""
+"""Read the facts of a session's processes that decide whether CRIU can dump them. No process is stopped for it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from cmdop_migrate.preflight.facts import descriptors, mount_table
-from cmdop_migrate.preflight.facts.descriptors import Held, is_deleted_file, is_odd_device, shares_memory, shares_place
+from cmdop_migrate.preflight.facts.descriptors import (
+    DescriptorFacts,
+    is_deleted_file,
+    is_odd_device,
+    shares_memory,
+    shares_place,
+)
 from cmdop_migrate.preflight.facts.mount_table import MountTable
 from cmdop_migrate.preflight.rules.obstacles import Obstacle
+from cmdop_migrate.util import proc
 
-__all__ = ["Process", "Tree", "is_deleted_file", "is_odd_device", "parse_status", "read", "shares_memory"]
+__all__ = ["Process", "Tree", "is_deleted_file", "is_odd_device", "read", "shares_memory"]
 
 # Namespaces of which CRIU dumps one for a whole tree; of mount and network namespaces it dumps any number.
 _SINGLE = ("user", "uts", "ipc", "cgroup", "time_for_children")
@@ -23,8 +29,8 @@ _DELETED = " (deleted)"
 
 @dataclass(frozen=True)
 class Process:
-    """One process. `tracer` is 0 when no process traces it; `deleted`: open files without a name, with the bytes they
-    take; `obstacles`: (kind, what), of preflight/rules/obstacles.py."""
+    """Describe one process. `tracer` is 0 when no process traces it; `deleted`: open files without a name, with the
+    bytes they take; `obstacles`: (kind, what), of preflight/rules/obstacles.py."""
 
     pid: int
     command: str
@@ -42,13 +48,14 @@ class Process:
 
     @property
     def shown(self) -> str:
+        """Return the process for a message."""
         return f"{self.command} (pid {self.pid})"
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The processes of one session, on a host where root may (or may not) read the limits of other users'.
-    `obstacles`: what was found beside the processes' own."""
+    """Describe the processes of one session. `reads_limits`: root can read the limits of other users' processes on this
+    host. `obstacles`: those that belong to no process, beside the processes' own."""
 
     name: str
     processes: tuple[Process, ...]
@@ -58,12 +65,12 @@ class Tree:
 
 
 def read(pids: Iterable[int], root_pid: int | None, huge_pages: bool = True) -> tuple[Process, ...]:
-    """Those that live. `root_pid` is the session's first process, whose namespaces are the session's. `huge_pages`:
-    whether this machine has any."""
-    return _Look(list(pids), root_pid, huge_pages).run()
+    """Return the facts of those processes that live. `root_pid` is the session's first process, whose namespaces are
+    the session's. `huge_pages`: whether this host has any."""
+    return _TreeReader(list(pids), root_pid, huge_pages).run()
 
 
-class _Look:
+class _TreeReader:
     def __init__(self, pids: list[int], root_pid: int | None, huge_pages: bool) -> None:
         self.pids, self.root_pid, self.huge_pages = pids, root_pid, huge_pages
         self.own = {} if root_pid is None else _namespaces(root_pid)
@@ -74,32 +81,33 @@ class _Look:
                 self.tables[space.get("mnt", "")] = mount_table.read(pid)
 
     def run(self) -> tuple[Process, ...]:
+        """Read all processes."""
         known = {number for table in self.tables.values() for number in table.mounts}
-        found: list[tuple[Process, Held]] = []
+        read: list[tuple[Process, DescriptorFacts]] = []
         for pid in self.pids:
             try:
                 table = self.tables[self.spaces[pid].get("mnt", "")]
                 held = descriptors.read(pid, table, known, set(self.pids))
-                found.append((self._one(pid, held), held))
+                read.append((self._process(pid, held), held))
             except (FileNotFoundError, ProcessLookupError):
-                continue  # ended while we looked
-        return tuple(self._together(found))
+                continue  # ended meanwhile
+        return tuple(self._with_shared(read))
 
-    def _one(self, pid: int, held: Held) -> Process:
-        status = parse_status(Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace"))
+    def _process(self, pid: int, held: DescriptorFacts) -> Process:
+        status = proc.status(pid)
         spaces = self.spaces[pid]
         is_dead = status.get("State", "").startswith("Z")
-        odd = {one for one in held.obstacles if one[0] != "huge_pages" or not self.huge_pages}
+        obstacles = {kind for kind in held.obstacles if kind[0] != "huge_pages" or not self.huge_pages}
         for name in _SINGLE if self.own and not is_dead else ():
             if name in spaces and spaces[name] != self.own.get(name, spaces[name]):
-                odd.add(("namespace", name.removesuffix("_for_children")))
+                obstacles.add(("namespace", name.removesuffix("_for_children")))
         pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
         if pending & _SIGTRAP:
-            odd.add(("trap", ""))
+            obstacles.add(("trap", ""))
         if is_dead and int(status.get("Threads", "1")) > 1:
-            odd.add(("dead_leader", ""))
+            obstacles.add(("dead_leader", ""))
         if not is_dead:
-            odd |= set(self._program(pid, int(status.get("PPid", "0"))))
+            obstacles |= set(self._program(pid, int(status.get("PPid", "0"))))
         return Process(
             pid=pid,
             command=status.get("Name", str(pid)),
@@ -111,7 +119,7 @@ class _Look:
             devices=tuple(sorted(held.devices)),
             sockets=tuple(sorted(held.sockets)),
             deleted=tuple(sorted(held.deleted)),
-            obstacles=tuple(sorted(odd)),
+            obstacles=tuple(sorted(obstacles)),
             unix=frozenset(held.unix),
             netlink=frozenset(held.netlink),
         )
@@ -131,7 +139,8 @@ class _Look:
         yield from _mappings(pid, self.huge_pages)
 
     def _cwd_is_hidden(self, pid: int) -> bool:
-        """Only of those in the session's own view of files: in another one a path has another meaning."""
+        """Tell whether the working directory is hidden by a mount. Only for processes in the session's own mount
+        namespace: in another one a path has another meaning."""
         path = os.readlink(f"/proc/{pid}/cwd")
         if self.spaces[pid].get("mnt") != self.own.get("mnt") or not path.startswith("/") or path.endswith(_DELETED):
             return False
@@ -139,18 +148,19 @@ class _Look:
         try:
             there = os.stat(f"/proc/{self.root_pid}/root{path}", follow_symlinks=False)
         except OSError:
-            return not os.readlink(f"/proc/{pid}/cwd").endswith(_DELETED)  # removed, or left, meanwhile
+            return not os.readlink(f"/proc/{pid}/cwd").endswith(_DELETED)  # removed or changed meanwhile
         return (there.st_dev, there.st_ino) != (info.st_dev, info.st_ino) and os.readlink(f"/proc/{pid}/cwd") == path
 
-    def _together(self, found: list[tuple[Process, Held]]) -> Iterable[Process]:
-        """What only all of them show: namespaces without a process, shared epoll sets."""
+    def _with_shared(self, read: list[tuple[Process, DescriptorFacts]]) -> Iterable[Process]:
+        """Yield the processes with the obstacles that only all of them together show: namespaces without a process, and
+        shared epoll sets."""
         lived_in = {link for spaces in self.spaces.values() for link in spaces.values()}
         lived_in |= set(self.own.values())
         polls: set[str] = set()
-        for process, held in sorted(found, key=lambda one: one[0].pid):
+        for process, held in sorted(read, key=lambda pair: pair[0].pid):
             more = {("kept_namespace", link) for link in held.namespaces - lived_in}
             for watched, missing in held.polls:
-                if watched not in polls and missing:  # CRIU asks the first process that has the set
+                if watched not in polls and missing:  # CRIU reads it from the first process that has the set
                     more.add(("epoll", missing))
                 polls.add(watched)
             yield _with(process, more) if more else process
@@ -160,24 +170,18 @@ def _with(process: Process, more: set[tuple[str, str]]) -> Process:
     return replace(process, obstacles=tuple(sorted({*process.obstacles, *more})))
 
 
-def parse_status(text: str) -> dict[str, str]:
-    """/proc/PID/status by name."""
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs}
-
-
 def _namespaces(pid: int) -> dict[str, str]:
-    found = {}
+    links = {}
     for name in ("pid", "mnt", "net", "time", *_SINGLE):
         try:
-            found[name] = os.readlink(f"/proc/{pid}/ns/{name}")
+            links[name] = os.readlink(f"/proc/{pid}/ns/{name}")
         except OSError:
-            continue  # gone, or no such kind in this kernel
-    return found
+            continue  # it has ended, or this kernel has no such kind
+    return links
 
 
 def _policy(pid: int) -> str:
-    """How the kernel schedules its first thread: a number of sched(7)."""
+    """Return the scheduling policy of the first thread: a number of sched(7)."""
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         words = file.read().rpartition(")")[2].split()
     return words[_POLICY] if len(words) > _POLICY else ""

@@ -1,4 +1,7 @@
-"""Hold the facts of a running session that matter for a move. `migration/gather_facts.py` reads them."""
+"""Hold the facts of a running session that matter for a move, and the move itself: a session and two hosts.
+
+`migration/gather_facts.py` gathers the facts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from cmdop_migrate.preflight.facts.host import Ask, Port
+from cmdop_migrate.preflight.facts.host import HostFacts, HostQuery, Port
 from cmdop_migrate.preflight.facts.processes import Tree
 
 Carry = Literal["none", "mapped", "opened"]
@@ -15,7 +18,7 @@ Carry = Literal["none", "mapped", "opened"]
 
 @dataclass(frozen=True)
 class HeldFile:
-    """A file of the host that the session maps or has open, and has not changed itself."""
+    """Describe a file of the host that the session maps or has open, and has not changed itself."""
 
     path: str
     size: int
@@ -25,12 +28,13 @@ class HeldFile:
     mapped: bool
 
     def row(self) -> tuple[str, int, int, str | None, str | None]:
+        """Return the file as a row of `HostQuery.files`."""
         return self.path, self.size, self.mtime_ns, self.build_id, self.digest
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One checkpoint of the past: bytes of memory and files, those that were new to the store, seconds."""
+class PastCheckpoint:
+    """Describe an earlier checkpoint: bytes of memory and files, bytes that were new to the store, seconds."""
 
     session: str
     memory: int
@@ -41,8 +45,8 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What the next checkpoint will cost, from what earlier ones did."""
+class Estimate:
+    """Describe the expected cost of the next checkpoint. `own`: estimated from the session's own last one."""
 
     frozen_s: float
     new: int
@@ -52,9 +56,9 @@ class Expected:
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """`memory`: bytes to dump, about; `files`: bytes it changed; `outside`: connections with a peer elsewhere, as text;
-    `unseen`: processes that watch files which were not found; `nodes`: device nodes it made; `databases`: of SQLite,
-    open for writing, not in WAL mode."""
+    """Describe a session. `memory`: bytes to dump, approximately; `files`: bytes of changed files; `outside`:
+    connections to a peer outside, as text; `unseen`: processes that watch files which were not found; `nodes`: device
+    nodes that the session made; `databases`: SQLite databases that are open for writing and not in WAL mode."""
 
     session: str
     name: str
@@ -74,18 +78,19 @@ class SessionFacts:
     unseen: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     databases: tuple[str, ...] = ()
-    measured: tuple[Measured, ...] = ()
+    measured: tuple[PastCheckpoint, ...] = ()
 
     @property
     def uids(self) -> tuple[int, ...]:
-        return tuple(sorted({one.uid for one in self.tree.processes}))
+        """Return the users of its processes."""
+        return tuple(sorted({process.uid for process in self.tree.processes}))
 
-    def ask(self) -> Ask:
-        """What a host must be asked about itself before this session moves there."""
-        return Ask(
+    def ask(self) -> HostQuery:
+        """Return the query to a host to which this session may move."""
+        return HostQuery(
             session=self.session,
             name=self.name,
-            files=tuple(one.row() for one in self.held),
+            files=tuple(file.row() for file in self.held),
             uids=self.uids,
             ports=self.ports,
             directories=(*self.layers, *self.shares),
@@ -93,17 +98,34 @@ class SessionFacts:
         )
 
 
-def expect(memory: int, files: int, measured: Sequence[Measured], session: str) -> Expected | None:
-    """From the session's own last checkpoint; else from that of another session here that is nearest in size. Grown
-    with the size, never shrunk: part of the time is fixed. None: nothing was measured yet."""
+@dataclass(frozen=True)
+class Move:
+    """Describe a session, the host it is on, and the host it is to move to. `source` and `target` are the same host
+    when the session is to be restored where it is."""
+
+    session: SessionFacts
+    source: HostFacts
+    target: HostFacts
+    carry: Carry = "mapped"
+
+    @property
+    def stays(self) -> bool:
+        """Tell whether source and target are the same host."""
+        return self.source.instance == self.target.instance
+
+
+def estimate(memory: int, files: int, measured: Sequence[PastCheckpoint], session: str) -> Estimate | None:
+    """Estimate the cost of the next checkpoint from the session's own last one, else from that of the session nearest
+    in size on this host. Scale it up with the size, never down: part of the time is fixed. Return None if nothing was
+    measured yet."""
     size = max(1, memory + files)
-    own = [one for one in measured if one.session == session]
+    own = [checkpoint for checkpoint in measured if checkpoint.session == session]
     if not measured:
         return None
-    nearest = own[-1] if own else min(reversed(measured), key=lambda one: abs(math.log(size / _size(one))))
+    nearest = own[-1] if own else min(reversed(measured), key=lambda past: abs(math.log(size / _size(past))))
     growth = max(1.0, size / _size(nearest))
-    return Expected(nearest.frozen_s * growth, int(nearest.new * growth), nearest.upload_s * growth, own=bool(own))
+    return Estimate(nearest.frozen_s * growth, int(nearest.new * growth), nearest.upload_s * growth, own=bool(own))
 
 
-def _size(one: Measured) -> int:
-    return max(1, one.memory + one.files)
+def _size(past: PastCheckpoint) -> int:
+    return max(1, past.memory + past.files)

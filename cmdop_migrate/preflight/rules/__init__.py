@@ -1,0 +1,1 @@
+"""Turn facts into findings: one function for each check, without side effects."""

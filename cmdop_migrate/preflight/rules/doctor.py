@@ -1,4 +1,4 @@
-"""From facts to findings. Pure: the same facts always give the same checks, so each rule is a row in a test."""
+"""Check the facts of this host for `doctor`, without side effects: the same facts always give the same checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cmdop_migrate.units import show_size
 
 Level = Literal["ok", "degraded", "missing"]
 
-# Kernel options without which sessions cannot be made or dumped, and what each is for.
+# Kernel options without which sessions cannot be created or dumped, and the purpose of each.
 NEEDED_OPTIONS = {
     "CHECKPOINT_RESTORE": "CRIU",
     "NAMESPACES": "sessions",
@@ -24,7 +24,7 @@ NEEDED_OPTIONS = {
     "INET_DIAG": "dumping TCP sockets",
     "FHANDLE": "dumping inotify",
 }
-# … and those whose absence costs something.
+# Kernel options without which some feature is missing, and the feature.
 WANTED_OPTIONS = {
     "INET_DIAG_DESTROY": "resetting outside connections",
     "INET_UDP_DIAG": "dumping UDP sockets",
@@ -46,7 +46,7 @@ NEEDED_CAPABILITIES = (
     "CAP_KILL",
     "CAP_MKNOD",
 )
-# An overlay's upper layer needs whiteouts and trusted xattrs, which these do not keep.
+# File systems without the whiteouts and trusted xattrs that an overlay's upper layer needs.
 NO_UPPER = ("overlay", "nfs", "nfs4", "cifs", "smb3", "vfat", "exfat", "9p", "aufs", "squashfs", "iso9660")
 DISK_LEAST, DISK_GOOD = 256 << 20, 2 << 30
 MEMORY_LEAST, MEMORY_GOOD = 64 << 20, 512 << 20
@@ -54,7 +54,7 @@ MEMORY_LEAST, MEMORY_GOOD = 64 << 20, 512 << 20
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fix` says what to do about it; `fatal` means sessions or moves cannot work without."""
+    """Describe the result of one check. `fatal`: sessions or moves cannot work until `fix` is done."""
 
     name: str
     level: Level
@@ -67,12 +67,12 @@ Rule = Callable[[Facts], Check]
 
 
 def run(facts: Facts) -> list[Check]:
-    """Every rule, in the order a person would fix things."""
+    """Run every rule, in the order in which problems should be fixed."""
     return [rule(facts) for rule in RULES]
 
 
 def usable(checks: Sequence[Check]) -> bool:
-    """Whether nothing fatal is among them."""
+    """Tell whether no check is fatal."""
     return not any(check.fatal for check in checks)
 
 
@@ -87,7 +87,7 @@ def _fatal(name: str, message: str, fix: str) -> Check:
 def _root(facts: Facts) -> Check:
     if facts.root:
         return _ok("root", "running as root")
-    return _fatal("root", "not running as root: some of what follows could not be looked at", "Run it with sudo.")
+    return _fatal("root", "not running as root: some of the following could not be checked", "Run it with sudo.")
 
 
 def _criu(facts: Facts) -> Check:
@@ -100,7 +100,7 @@ def _criu(facts: Facts) -> Check:
 def _kernel(facts: Facts) -> Check:
     options = facts.kernel_options
     if not options:
-        return _ok("kernel", f"{facts.release}; it does not publish its options, CRIU's own check stands in for them")
+        return _ok("kernel", f"{facts.release}; it does not publish its options, CRIU's own check is used instead")
     lacking = [f"CONFIG_{name} ({what})" for name, what in NEEDED_OPTIONS.items() if name not in options]
     if lacking:
         message = f"{facts.release} is built without {', '.join(lacking)}"
@@ -115,7 +115,9 @@ def _kernel(facts: Facts) -> Check:
 def _namespaces(facts: Facts) -> Check:
     lacking = [name for name in NEEDED_NAMESPACES if name not in facts.namespaces]
     if lacking:
-        return _fatal("namespaces", f"the kernel has no {', '.join(lacking)} namespaces", "Boot a kernel that has.")
+        return _fatal(
+            "namespaces", f"the kernel has no {', '.join(lacking)} namespaces", "Boot a kernel that has them."
+        )
     return _ok("namespaces", ", ".join(NEEDED_NAMESPACES))
 
 
@@ -123,7 +125,7 @@ def _capabilities(facts: Facts) -> Check:
     name = "capabilities"
     lacking = [each for each in NEEDED_CAPABILITIES if each not in facts.capabilities]
     if lacking:
-        fix = "Run as root on the machine itself, or in a container that is given them."
+        fix = "Run as root on the host itself, or in a container that has them."
         return _fatal(name, f"lacking {', '.join(lacking)}", fix)
     if "CAP_SYS_RESOURCE" not in facts.capabilities:
         return Check(
@@ -160,7 +162,7 @@ def _state(facts: Facts) -> Check:
     if facts.root and not state.writable:
         return _fatal("state_dir", f"{state.path} cannot be written", "Remount it, or set state_dir elsewhere.")
     if state.kind == "tmpfs":
-        message = f"{state.path} is on tmpfs: sessions' files live in memory and are gone after a reboot"
+        message = f"{state.path} is on tmpfs: sessions' files are kept in memory and are lost at a reboot"
         return Check("state_dir", "degraded", message, "Set state_dir to a directory on disk.")
     return _ok("state_dir", f"{state.path} on {state.kind or 'an unnamed filesystem'}")
 
@@ -178,7 +180,7 @@ def _disk(facts: Facts) -> Check:
 def _memory(facts: Facts) -> Check:
     message = f"{show_size(facts.memory_available)} available"
     if facts.memory_available < MEMORY_LEAST:
-        return _fatal("memory", message, "End something, or add memory.")
+        return _fatal("memory", message, "End some programs, or add memory.")
     if facts.memory_available < MEMORY_GOOD:
         return Check("memory", "degraded", message, "A checkpoint works best with 512 MiB to spare.")
     return _ok("memory", message)
@@ -194,10 +196,10 @@ def _veth(facts: Facts) -> Check:
     if facts.tools.get("ip") is None:
         return _fatal("veth", "ip is not installed", "Install iproute2, or run cmdop-migrate doctor --fix.")
     if facts.network.veth is None:
-        return Check("veth", "degraded", "not looked at", "Run as root.")
+        return Check("veth", "degraded", "not checked", "Run as root.")
     if not facts.network.veth:
         fix = "Boot a kernel with CONFIG_VETH, or start sessions with --net host."
-        return Check("veth", "missing", "the kernel cannot make veth devices: no private network for sessions", fix)
+        return Check("veth", "missing", "the kernel cannot create veth devices: no private network for sessions", fix)
     return _ok("veth", "supported")
 
 
@@ -208,7 +210,7 @@ def _nat(facts: Facts) -> Check:
             "nat", "missing", "nft is not installed: sessions with a private network reach nothing outside", fix
         )
     if facts.network.nat is None:
-        return Check("nat", "degraded", "not looked at", "Run as root.")
+        return Check("nat", "degraded", "not checked", "Run as root.")
     if not facts.network.nat:
         message = "nftables cannot masquerade on this kernel: sessions with a private network reach nothing outside"
         return Check("nat", "missing", message, "Boot a kernel with CONFIG_NFT_MASQ, or use --net host.")
@@ -221,8 +223,8 @@ def _nat(facts: Facts) -> Check:
 
 
 def _userfaultfd(facts: Facts) -> Check:
-    told = facts.criu.version is not None
-    if facts.userfaultfd and (not told or "uffd-noncoop" in facts.criu.features):
+    is_known = facts.criu.version is not None
+    if facts.userfaultfd and (not is_known or "uffd-noncoop" in facts.criu.features):
         return _ok("userfaultfd", "supported: restores start before their memory has arrived")
     fix = "Boot a kernel with CONFIG_USERFAULTFD for lazy restores."
     return Check("userfaultfd", "degraded", "not supported: every restore waits for all of its memory", fix)
@@ -234,9 +236,9 @@ def _dirty_tracking(facts: Facts) -> Check:
     ):
         return _ok("dirty_tracking", "supported: --pre-ship reads only what was written since its last round")
     if facts.criu.version is None and not facts.kernel_options:
-        return Check("dirty_tracking", "degraded", "not known without CRIU", "Run cmdop-migrate doctor --fix.")
+        return Check("dirty_tracking", "degraded", "unknown without CRIU", "Run cmdop-migrate doctor --fix.")
     message = "the kernel does not track changed pages: --pre-ship rounds read all memory, and ship only what changed"
-    return Check("dirty_tracking", "degraded", message, "Boot a kernel with CONFIG_MEM_SOFT_DIRTY, or leave it so.")
+    return Check("dirty_tracking", "degraded", message, "Boot a kernel with CONFIG_MEM_SOFT_DIRTY, or accept it.")
 
 
 def _init(facts: Facts) -> Check:

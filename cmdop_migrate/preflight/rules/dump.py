@@ -1,109 +1,112 @@
-"""What is known beforehand to make a dump fail, or to come back otherwise. Pure; `checkpoint` and `plan` share it."""
+"""Check the processes of a session for state that makes a dump fail or is not restored exactly, without side effects.
+
+`checkpoint` and `plan` share these rules.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
 from cmdop_migrate.preflight.facts.processes import Tree
-from cmdop_migrate.preflight.findings import Finding, Level, Rule, Said, several
+from cmdop_migrate.preflight.findings import Finding, Hit, Level, Rule, several
 from cmdop_migrate.preflight.rules.obstacles import CHECKS, KINDS, Obstacle
 from cmdop_migrate.units import show_size
 
 
 def find(tree: Tree) -> list[Finding]:
-    """Every rule's findings, in the rules' order."""
+    """Return the findings of every rule, in the order of the rules."""
     return [finding for rule in RULES for finding in rule.run(tree)]
 
 
-def _users(tree: Tree) -> Iterable[Said]:
-    others = [one.command for one in tree.processes if one.uid != 0]
+def _users(tree: Tree) -> Iterable[Hit]:
+    others = [process.command for process in tree.processes if process.uid != 0]
     if others and not tree.reads_limits:
-        yield Said(
+        yield Hit(
             "block",
             f"session {tree.name!r} has processes of other users than root ({several(sorted(others))}), and root lacks"
             " CAP_SYS_RESOURCE on this machine: CRIU cannot read their limits",
         )
 
 
-def _namespaces(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.inner_namespace:
-            yield Said(
+def _namespaces(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.inner_namespace:
+            yield Hit(
                 "block",
-                f"{one.shown} in session {tree.name!r} is in a pid namespace of its own (a container, or a sandboxed"
-                " browser, inside the session), which CRIU cannot dump",
+                f"{process.shown} in session {tree.name!r} is in a pid namespace of its own (a container, or a"
+                " sandboxed browser, inside the session), which CRIU cannot dump",
                 passing=True,
             )
 
 
-def _io_uring(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.io_uring:
-            yield Said("block", f"{one.shown} in session {tree.name!r} uses io_uring, which CRIU cannot dump")
+def _io_uring(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.io_uring:
+            yield Hit("block", f"{process.shown} in session {tree.name!r} uses io_uring, which CRIU cannot dump")
 
 
-def _traced(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.tracer:
-            yield Said(
+def _traced(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.tracer:
+            yield Hit(
                 "block",
-                f"{one.shown} in session {tree.name!r} is traced by pid {one.tracer} (a debugger, or strace): CRIU has"
-                " to trace it itself, and a process has one tracer only",
+                f"{process.shown} in session {tree.name!r} is traced by pid {process.tracer} (a debugger, or strace):"
+                " CRIU has to trace it itself, and a process has one tracer only",
                 passing=True,
             )
 
 
-def _devices(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.devices:
-            what = several(one.devices)
-            yield Said("block", f"{one.shown} in session {tree.name!r} has a device open that cannot move: {what}")
+def _devices(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.devices:
+            what = several(process.devices)
+            yield Hit("block", f"{process.shown} in session {tree.name!r} has a device open that cannot move: {what}")
 
 
-def _sockets(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.sockets:
-            what = several(one.sockets)
-            yield Said("block", f"{one.shown} in session {tree.name!r} has a socket CRIU cannot dump: {what}")
+def _sockets(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.sockets:
+            what = several(process.sockets)
+            yield Hit("block", f"{process.shown} in session {tree.name!r} has a socket CRIU cannot dump: {what}")
 
 
-def _deleted(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        for path, size in one.deleted:
+def _deleted(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        for path, size in process.deleted:
             if size > tree.deleted_limit:
-                yield Said(
+                yield Hit(
                     "block",
-                    f"{one.shown} in session {tree.name!r} has {path} open, which is deleted and takes"
+                    f"{process.shown} in session {tree.name!r} has {path} open, which is deleted and takes"
                     f" {show_size(size)}: more than the {show_size(tree.deleted_limit)} that CRIU's images carry",
                 )
 
 
-def _semaphores(tree: Tree) -> Iterable[Said]:
-    for one in tree.processes:
-        if one.semaphore:
-            yield Said("warn", f"{one.shown}: an eventfd made as a semaphore will not be one after a restore")
+def _semaphores(tree: Tree) -> Iterable[Hit]:
+    for process in tree.processes:
+        if process.semaphore:
+            yield Hit("warn", f"{process.shown}: an eventfd created as a semaphore is a plain counter after a restore")
 
 
 def obstacles(tree: Tree) -> Iterable[Obstacle]:
-    """What was found of preflight/rules/obstacles.py, with the process that has it."""
-    for one in tree.processes:
-        for kind, what in one.obstacles:
-            yield Obstacle(kind, what, one.pid, one.command)
+    """Yield the obstacles (rules/obstacles.py) that were found, with the process that has them."""
+    for process in tree.processes:
+        for kind, what in process.obstacles:
+            yield Obstacle(kind, what, process.pid, process.command)
     yield from tree.obstacles
 
 
-def _of_check(check: str) -> Callable[[Tree], Iterable[Said]]:
-    """The rule that reports every obstacle whose kind belongs to `check`."""
+def _of_check(check: str) -> Callable[[Tree], Iterable[Hit]]:
+    """Return a rule that reports every obstacle whose kind belongs to `check`."""
 
-    def find_all(tree: Tree) -> Iterable[Said]:
-        for one in obstacles(tree):
-            kind = KINDS[one.kind]
+    def find_all(tree: Tree) -> Iterable[Hit]:
+        for obstacle in obstacles(tree):
+            kind = KINDS[obstacle.kind]
             if kind.check != check:
                 continue
             session = f"session {tree.name!r}"
-            who = f"{one.command} (pid {one.pid}) in {session}" if one.pid else session
-            yield Said(
-                "block" if kind.blocks else "warn", f"{who} {kind.says.format(one.what)}", kind.fix, kind.passing
+            owner = f"{obstacle.command} (pid {obstacle.pid}) in {session}" if obstacle.pid else session
+            yield Hit(
+                "block" if kind.blocks else "warn", f"{owner} {kind.text.format(obstacle.what)}", kind.fix, kind.passing
             )
 
     return find_all
@@ -135,7 +138,7 @@ RULES: tuple[Rule[Tree], ...] = (
         "io_uring",
         ("block",),
         "a process that uses io_uring",
-        "Run it without: many programs have a switch (node: UV_USE_IO_URING=0), or end it first.",
+        "Run it without io_uring (node: UV_USE_IO_URING=0; many programs have a setting), or end it first.",
         _io_uring,
     ),
     Rule(
@@ -148,14 +151,14 @@ RULES: tuple[Rule[Tree], ...] = (
     Rule(
         "devices",
         ("block",),
-        "an open device other than terminals, /dev/null and its kin, and tun",
-        "Close it, or end the process: the device's state is the machine's.",
+        "an open device other than terminals, memory devices such as /dev/null, and tun",
+        "Close it, or end the process: the state of a device cannot move.",
         _devices,
     ),
     Rule(
         "sockets",
         ("block",),
-        "sockets of a kind CRIU does not know (vsock, MPTCP, SCTP, AF_ALG …)",
+        "sockets of a kind that CRIU does not support (vsock, MPTCP, SCTP, AF_ALG …)",
         "Close it, or end the process.",
         _sockets,
     ),
@@ -163,13 +166,13 @@ RULES: tuple[Rule[Tree], ...] = (
         "deleted_files",
         ("block",),
         "deleted files that are still open, and too large for CRIU's images",
-        "Close it, or let the program keep it under a name: then it travels with the session's files.",
+        "Close it, or keep the file under a name: then it moves with the session's files.",
         _deleted,
     ),
     Rule(
         "semaphores",
         ("warn",),
-        "an eventfd made with EFD_SEMAPHORE",
+        "an eventfd created with EFD_SEMAPHORE",
         "Restart the program after the move, if it depends on it.",
         _semaphores,
     ),

@@ -1,7 +1,7 @@
-"""Name what a process can hold that CRIU cannot dump or restore, and say what to do about each. Pure.
+"""List the kinds of process state that CRIU cannot dump or restore, with a message and a fix for each.
 
-Each row of KINDS was tried: `tests/integration/test_plan_truth.py` plants it, and demands that the dump or the restore
-fails where a row here blocks, and that both work for everything else it plants.
+Each row of KINDS is tested: `tests/integration/test_plan_truth.py` creates it, and asserts that the dump or the restore
+fails where a row here blocks, and that both work for all other state that it creates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Something found in a session. `what` fills the sentence of its kind. `pid` 0: no process of its own has it."""
+    """Describe an obstacle in a session. `what` completes the message of its kind. `pid` 0: it belongs to no
+    process."""
 
     kind: str
     what: str = ""
@@ -21,11 +22,11 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Kind:
-    """How to report one kind. `check` groups kinds for the plan page and `--accept`. `says` follows the name of the
-    process, or of the session. `passing`: it usually is gone after a moment, so `--wait-quiet` waits for that."""
+    """Describe one kind of obstacle. `check` groups kinds for docs/operations/plan.md and `--accept`. `text` follows the name of
+    the process, or of the session. `passing`: it usually ends by itself soon, and `--wait-quiet` waits for that."""
 
     check: str
-    says: str
+    text: str
     fix: str
     passing: bool = False
     blocks: bool = True
@@ -37,7 +38,9 @@ _NAMESPACE = "End the container or sandbox before the checkpoint."
 KINDS: dict[str, Kind] = {
     "namespace": Kind("namespaces", "is in a {0} namespace of its own, which CRIU cannot dump", _NAMESPACE, True),
     "kept_namespace": Kind(
-        "namespaces", "keeps the namespace {0} open, in which no process of the session is: CRIU cannot dump it", _CLOSE
+        "namespaces",
+        "keeps the namespace {0} open, which contains no process of the session: CRIU cannot dump it",
+        _CLOSE,
     ),
     "shared_memory": Kind(
         "shared_memory",
@@ -54,7 +57,7 @@ KINDS: dict[str, Kind] = {
     "dead_leader": Kind(
         "threads", "has ended its first thread while others run, which CRIU cannot dump", "End the process."
     ),
-    "trap": Kind("signals", "has a SIGTRAP pending, which CRIU cannot dump", "Let it take the signal, or end it."),
+    "trap": Kind("signals", "has a SIGTRAP pending, which CRIU cannot dump", "Let it handle the signal, or end it."),
     "deadline": Kind(
         "scheduling",
         "is scheduled with SCHED_DEADLINE, which CRIU cannot restore",
@@ -67,8 +70,8 @@ KINDS: dict[str, Kind] = {
     ),
     "sub_cgroup": Kind(
         "cgroup",
-        "has cgroups below its own, which are not made again: {0}. Their processes come back in the session's own",
-        "Make them again after the restore; a hook can do that.",
+        "has cgroups below its own, which are not restored: {0}. Their processes are restored in the session's own",
+        "Create them again after the restore; a hook can do that.",
         blocks=False,
     ),
     "memfd_program": Kind(
@@ -87,21 +90,21 @@ KINDS: dict[str, Kind] = {
     "alarm_timer": Kind("descriptors", "has a timerfd that wakes the machine (clock {0}), CRIU cannot dump it", _CLOSE),
     "epoll": Kind(
         "descriptors",
-        "watches a file by epoll (descriptor {0}) that it has closed and another process keeps open: CRIU cannot find"
+        "watches a file with epoll (descriptor {0}) that it has closed and another process keeps open: CRIU cannot find"
         " it",
         "Remove it from the epoll set before closing it, or end the process.",
     ),
     "path_socket": Kind("descriptors", "has the socket {0} open with O_PATH, which CRIU cannot dump", _CLOSE),
     "thread_file": Kind(
         "thread_files",
-        "has {0} open, a file of one thread in /proc: CRIU opens files before it makes the threads",
-        "Close it; a program that reads /proc does so in a moment.",
+        "has {0} open, a file of one thread in /proc: CRIU opens files before it creates the threads",
+        "Close it; a program that reads /proc closes it soon.",
         True,
     ),
     "hidden_file": Kind(
         "hidden_files",
-        "has {0} open or as its working directory, which is hidden by a mount made over it",
-        "Unmount what is over it, or close it.",
+        "has {0} open or as its working directory, which is hidden by a mount over it",
+        "Unmount the file system that hides it, or close it.",
     ),
     "detached_file": Kind(
         "hidden_files",
@@ -119,14 +122,13 @@ KINDS: dict[str, Kind] = {
     ),
     "netlink_news": Kind(
         "waiting_sockets",
-        "has not read what its netlink socket received, which CRIU cannot dump",
-        "Let the program read it, or end it.",
+        "has not read messages that its netlink socket received, which CRIU cannot dump",
+        "Let the program read them, or end it.",
         True,
     ),
     "unaccepted": Kind(
         "waiting_sockets",
-        "listens on {0} and has not accepted a connection that has sent data or was closed already: CRIU cannot dump"
-        " that",
+        "listens on {0} and has not accepted a connection that has sent data or was closed: CRIU cannot dump it",
         "Let the program accept it.",
         True,
     ),
@@ -137,13 +139,13 @@ KINDS: dict[str, Kind] = {
     ),
     "foreign_unix": Kind(
         "outside_sockets",
-        "has a unix socket that came from outside of the session: a process outside made it, or connected to it",
+        "has a unix socket from outside of the session: a process outside created it, or connected to it",
         "Close that connection, or end the process.",
     ),
     "host_service": Kind(
         "outside_sockets",
-        "sends datagrams to {0}, a service of the host, which has to be there where the session is restored",
-        "Run that service there, too, or end the process.",
+        "sends datagrams to {0}, a service of the host, which must also run where the session is restored",
+        "Run that service there too, or end the process.",
         blocks=False,
     ),
     "bpf_filter": Kind("descriptors", "has a socket with a BPF program attached, which CRIU cannot dump", _CLOSE),
@@ -158,14 +160,14 @@ KINDS: dict[str, Kind] = {
     ),
 }
 
-# (check, what it looks at, the fix in general), in the order they are made.
+# (check, what it examines, the general fix), in the order of the checks.
 CHECKS: tuple[tuple[str, str, str], ...] = (
     ("namespaces", "a user, time, uts, ipc or cgroup namespace inside the session", _NAMESPACE),
-    ("shared_memory", "processes that share memory: vfork under way, CLONE_VM", "Try again in a moment."),
+    ("shared_memory", "processes that share memory: vfork in progress, CLONE_VM", "Try again in a moment."),
     ("threads", "a process whose first thread has ended", "End the process."),
-    ("signals", "a pending SIGTRAP", "Let it take the signal, or end it."),
+    ("signals", "a pending SIGTRAP", "Let it handle the signal, or end it."),
     ("scheduling", "SCHED_DEADLINE", "Give it another policy: chrt --other --pid 0 PID"),
-    ("cgroup", "processes that have left the session's cgroup, cgroups made below it", "Move them back."),
+    ("cgroup", "processes that have left the session's cgroup, cgroups created below it", "Move them back."),
     ("programs", "programs executed from a memfd", "Let it run from a file, or end it."),
     (
         "descriptors",
@@ -180,8 +182,8 @@ CHECKS: tuple[tuple[str, str, str], ...] = (
     (
         "waiting_sockets",
         "corked UDP, unread netlink messages, unaccepted unix connections with data or closed",
-        "Wait until it is gone: --wait-quiet 30s.",
+        "Wait until it has ended: --wait-quiet 30s.",
     ),
     ("outside_sockets", "unix connections to processes outside of the session", "Close the connection."),
-    ("mounts", "file systems the session mounted itself that CRIU cannot restore", "Unmount them first."),
+    ("mounts", "file systems mounted by the session that CRIU cannot restore", "Unmount them first."),
 )

@@ -18,7 +18,8 @@ from typing import Any
 
 import cmdop_migrate
 from cmdop_migrate import log
-from cmdop_migrate.criu.guard import ptrace, put_back
+from cmdop_migrate.criu import ptrace
+from cmdop_migrate.criu.guard import put_back
 from cmdop_migrate.criu.image import signal_masks
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.holder_order import HOLDERS

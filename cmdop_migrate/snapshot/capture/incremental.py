@@ -17,6 +17,7 @@ from cmdop_migrate.criu.install.find import Criu
 from cmdop_migrate.criu.page_server import Target
 from cmdop_migrate.holder.start import KEPT
 from cmdop_migrate.images.write.previous_round import PreviousRound
+from cmdop_migrate.util import proc
 
 FEATURE = "mem_dirty_track"
 
@@ -83,7 +84,6 @@ class FrozenMemory:
 
 def _inner_pid(pid: int) -> int | None:
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        return proc.inner_pid(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return next((int(line.split()[-1]) for line in status.splitlines() if line.startswith("NSpid:")), None)

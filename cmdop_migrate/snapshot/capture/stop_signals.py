@@ -21,10 +21,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cmdop_migrate import log
-from cmdop_migrate.criu.image.records import ImageFile
-from cmdop_migrate.criu.terminal.traced_task import Ended, Task
+from cmdop_migrate.criu.protobuf import ImageFile
+from cmdop_migrate.criu.ptrace import Ended, Task
 from cmdop_migrate.errors import Blocked
 from cmdop_migrate.holder import cgroup, stopped_jobs
+from cmdop_migrate.util import proc
 
 _log = log.get("checkpoint")
 REFUSED = (signal.SIGTTIN, signal.SIGTTOU)
@@ -118,7 +119,6 @@ def _is_stopped(status: Mapping[str, str]) -> bool:
 
 def _status(pid: int) -> dict[str, str]:
     try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as lines:
-            return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        return proc.status(pid)
     except (FileNotFoundError, ProcessLookupError):
         return {}

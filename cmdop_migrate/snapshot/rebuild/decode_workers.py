@@ -55,7 +55,7 @@ class DecodeWorker(Offspring):
             while len(job := sock.recv(_JOB.size, socket.MSG_WAITALL)) == _JOB.size:
                 sock.sendall(_answer(source, job, self.buffer))
 
-        super().__init__(decode, source.descriptors(), pager.NICE)
+        super().__init__(decode, source.descriptors(), pager.PREFETCH_NICE)
 
     def fill(self, memory: address_space.Memory, start: int, size: int) -> bool:
         """Decode memory into `buffer`; return False if it is all zeros. If the worker died or failed, this process

@@ -109,7 +109,7 @@ class ProcessTreeRestore:
             with open(self.images / namespace.name.replace("netns", "nftables"), "ab") as rules:
                 rules.write(network.LOCK.encode())
         if self.installed_files.accepted_files:
-            files_image.open_as_found(self.images, self.installed_files.accepted_files)
+            files_image.skip_comparison(self.images, self.installed_files.accepted_files)
         reservations.unreserve(self.images)
         source.write_pages(self.images, lazy)
 

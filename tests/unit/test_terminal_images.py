@@ -1,4 +1,4 @@
-"""CRIU's image files, changed field by field: what is not changed stays byte for byte."""
+"""Check the changes to the terminals in CRIU's images before a restore."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate.criu.image.records import ImageFile, Message
-from cmdop_migrate.criu.rpc import Malformed
+from cmdop_migrate.criu.protobuf import ImageFile, Message
 from cmdop_migrate.criu.terminal import terminal_images
 from cmdop_migrate.criu.terminal.terminal_images import File, Info
 
@@ -26,36 +25,6 @@ def message(**fields: int | bytes | Message) -> Message:
     for name, value in fields.items():
         made.set(int(name[1:]), value)
     return made
-
-
-def test_unchanged_records_are_written_as_they_were_read(tmp_path: Path) -> None:
-    odd = bytes.fromhex(
-        "08ac02 08ac02 1a03616263 0d01020304 110102030405060708 f80101"
-    )  # of every wire type, one twice
-    path = image(tmp_path / "x.img", odd, b"", odd * 3)
-    before = path.read_bytes()
-    ImageFile(path).save()
-    assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_changed_field_leaves_the_others(tmp_path: Path) -> None:
-    path = image(tmp_path / "x.img", message(f1=7, f3=message(f2=5, f21=19), f9=b"kept").serialise())
-    read = ImageFile(path)
-    inner = read.records[0].inner(3)
-    assert inner is not None and inner.number(21) == 19
-    inner.set(21, 22)
-    read.records[0].set(3, inner)
-    read.save()
-    assert ImageFile(path).records[0].serialise() == message(f1=7, f3=message(f2=5, f21=22), f9=b"kept").serialise()
-
-
-@pytest.mark.parametrize("data", ["05000000 0801", "01000000 0a", "02000000 0a05", "01000000 0f"])
-def test_a_file_that_is_cut_short_or_no_image_is_refused(tmp_path: Path, data: str) -> None:
-    path = tmp_path / "x.img"
-    path.write_bytes(HEAD + bytes.fromhex(data))
-    with pytest.raises(Malformed):
-        ImageFile(path)
 
 
 def _terminal(number: int, session: int, group: int) -> bytes:
@@ -80,7 +49,7 @@ def _fd(number: int, fd: int) -> bytes:
 @pytest.mark.parametrize(
     ("used", "lent"), [((0, 1, 2), range(3, 4)), (range(500), range(500, 501)), ([0, 499], range(3, 4))]
 )
-def test_process_1_is_lent_the_masters_of_inner_terminals(tmp_path: Path, used: list[int], lent: range) -> None:
+def test_process_1_gets_descriptors_of_inner_masters(tmp_path: Path, used: list[int], lent: range) -> None:
     """Its own terminal is /dev/pts/0, that of tmux /dev/pts/4 with two processes; the foreground group of it has ended."""
     image(tmp_path / "tty-info.img", _terminal(0, 1, 1), _terminal(9, 5, 99), _terminal(8, 0, 0))
     image(tmp_path / "files.img", _file(1, 0), _file(2, 9), _file(3, 8))
@@ -100,7 +69,7 @@ def test_process_1_is_lent_the_masters_of_inner_terminals(tmp_path: Path, used: 
     assert found.first_free == table[-1][0] + 1
 
 
-def test_nothing_is_lent_where_the_tasks_cannot_be_traced(tmp_path: Path) -> None:
+def test_process_1_gets_no_descriptors_where_tasks_cannot_be_traced(tmp_path: Path) -> None:
     image(tmp_path / "tty-info.img", _terminal(0, 1, 1), _terminal(9, 5, 5), _terminal(8, 0, 0))
     image(tmp_path / "files.img", _file(1, 0), _file(2, 9), _file(3, 8))
     image(tmp_path / "pstree.img", *(message(f1=pid, f3=5, f4=5).serialise() for pid in (5, 6)))
