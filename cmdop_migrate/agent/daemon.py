@@ -21,6 +21,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.agent import supervisor
 from cmdop_migrate.agent.deadline_watchdog import StandIn, is_still
 from cmdop_migrate.agent.holder_connections import Lines
+from cmdop_migrate.agent.metrics import agent_metrics
 from cmdop_migrate.agent.move_recovery import Handovers
 from cmdop_migrate.agent.pause_watchdog import Vigil
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
@@ -35,7 +36,6 @@ from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.migration import ownership, prefetch_directory
 from cmdop_migrate.model import Record
-from cmdop_migrate.util.metrics import Metrics
 
 IDLE_ROUNDS = 2
 LOOK_EVERY = 0.2
@@ -59,7 +59,7 @@ class Agent:
         self.silent: set[str] = set()
         self.told: dict[str, int] = {}  # whose fencing hooks have heard of
         self.lines = Lines(this_host.socket)
-        self.metrics = Metrics(self.config.run_dir / "metrics.prom")
+        self.metrics = agent_metrics(self.config.run_dir)
         self.name = HostName(leases, this_host)
         self.hooks = ThreadPoolExecutor(HOOKS_AT_ONCE, "hooks")  # nothing waits for them but the end of this process
         self.handovers = Handovers(this_host, leases, self._tell_back)

@@ -22,7 +22,7 @@ from cmdop_migrate.images.format import keys
 from cmdop_migrate.relay import certificate, http
 from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
 from cmdop_migrate.relay.lease_lookup import Truth
-from cmdop_migrate.relay.metrics import Figures
+from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.server import Relay, Serving
 from cmdop_migrate.util import limits
 
@@ -54,15 +54,15 @@ def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> 
     tls = certificate.server_context(cert, wish.key) if cert is not None and wish.tls else None
     pin = certificate.pin_of(cert) if cert is not None and tls is not None else None
     _make_state_dir(config)
-    figures = Figures()
+    metrics = relay_metrics()
     lease_store, issued = leases.open_store(config), credentials.open_issued(config)
     issued.register.check()
     issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
-    truth = Truth(lease_store, issued, figures)
+    truth = Truth(lease_store, issued, metrics)
     events = Events(config.state_dir, config.host)
     most = min(wish.connections, limits.more_files(wish.connections + OWN_FILES) - OWN_FILES)
     serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or http.OWN, most)
-    relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
+    relay = Relay(serving, truth, metrics, lambda event, session, facts: events.emit(event, session or None, **facts))
     _small_buffers()
 
     def ready(bound: int) -> None:

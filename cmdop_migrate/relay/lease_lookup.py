@@ -11,8 +11,8 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.errors import LeaseUnreachable, Unreachable
 from cmdop_migrate.lease.store import LeaseStore
 from cmdop_migrate.relay.credential_registry import Issue, Issued
-from cmdop_migrate.relay.metrics import Figures
 from cmdop_migrate.relay.router.router_events import Answer, Standing
+from cmdop_migrate.util.metrics import Metrics
 
 THREADS = 16
 WAIT = 5.0
@@ -23,8 +23,8 @@ T = TypeVar("T")
 class Truth:
     """`silent_since`: when the store stopped answering, on CLOCK_BOOTTIME; None while it answers."""
 
-    def __init__(self, leases: LeaseStore, issued: Issued, figures: Figures, wait: float = WAIT) -> None:
-        self._leases, self._issued, self._figures, self._wait = leases, issued, figures, wait
+    def __init__(self, leases: LeaseStore, issued: Issued, metrics: Metrics, wait: float = WAIT) -> None:
+        self._leases, self._issued, self._metrics, self._wait = leases, issued, metrics, wait
         self._pool = ThreadPoolExecutor(THREADS, "lease")
         self.silent_since: float | None = None
 
@@ -60,7 +60,7 @@ class Truth:
         return Standing(record.token, record.state, record.host, record.ttl, over, name)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        self._figures.add("asked_total")
+        self._metrics.add("asked_total")
         future = asyncio.get_running_loop().run_in_executor(self._pool, function)
         try:
             answer = await asyncio.wait_for(future, self._wait)
@@ -74,7 +74,7 @@ class Truth:
         return answer
 
     def _silent(self, error: Unreachable) -> Unreachable:
-        self._figures.add("silent_total")
+        self._metrics.add("silent_total")
         if self.silent_since is None:
             _log.warning("the lease store does not answer: %s", error.message)
             self.silent_since = clock.boottime()

@@ -25,7 +25,7 @@ from cmdop_migrate.relay.admission import Refusal
 from cmdop_migrate.relay.connection_limits import Door, origin_allowed
 from cmdop_migrate.relay.frames import FRAME_MAX, Frame, FrameError, Kind, decode, encode, with_table
 from cmdop_migrate.relay.lease_lookup import Truth
-from cmdop_migrate.relay.metrics import Figures, LineBudget
+from cmdop_migrate.relay.log_budget import LogBudget
 from cmdop_migrate.relay.router.router import Switchboard
 from cmdop_migrate.relay.router.router_events import (
     Action,
@@ -44,6 +44,7 @@ from cmdop_migrate.relay.router.router_events import (
     Ticked,
 )
 from cmdop_migrate.relay.server_connection import Connection
+from cmdop_migrate.util.metrics import Metrics
 
 TICK = 0.5
 SILENT_BEATS = 3
@@ -74,16 +75,16 @@ class Relay:
     """`record` keeps what happened: (event, session, facts)."""
 
     def __init__(
-        self, serving: Serving, truth: Truth, figures: Figures, record: Callable[[str, str, dict[str, Any]], None]
+        self, serving: Serving, truth: Truth, metrics: Metrics, record: Callable[[str, str, dict[str, Any]], None]
     ) -> None:
-        self._serving, self._truth, self._figures, self._record = serving, truth, figures, record
+        self._serving, self._truth, self._metrics, self._record = serving, truth, metrics, record
         self._board = Switchboard(serving.limits)
         self._connections: dict[int, Connection] = {}
         self._numbers = 0
         self._door = Door(serving.connections)
-        self._lines = LineBudget()
+        self._lines = LogBudget()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pages = relay_http.Pages({"/healthz": self._health, "/metrics": self._metrics}, serving.assets)
+        self._pages = relay_http.Pages({"/healthz": self._health, "/metrics": self._metrics_page}, serving.assets)
 
     async def run(self, stop: asyncio.Event, ready: Callable[[int], None]) -> None:
         """Serve until `stop`. `ready` hears the port."""
@@ -150,16 +151,16 @@ class Relay:
         words = f"the lease store has not answered for {boottime() - since:.0f} s\n"
         return relay_http.text(words, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def _metrics(self) -> relay_http.Page:
-        board, figures = self._board.bay, self._figures
-        figures.set("hosts", len(board.hosts))
-        figures.set("clients", len(board.clients))
-        figures.set("connections", self._door.count)
-        figures.set("routes", sum(one.route is not None for one in board.entries.values()))
-        figures.set("channels", sum(len(one.channels) for one in board.hosts.values()))
-        figures.set("waiting", sum(len(one.waiting) for one in board.entries.values()))
-        figures.set("queued_bytes", sum(one.queued for one in self._connections.values()))
-        return relay_http.text(figures.text())
+    def _metrics_page(self) -> relay_http.Page:
+        board, metrics = self._board.bay, self._metrics
+        metrics.set("hosts", len(board.hosts))
+        metrics.set("clients", len(board.clients))
+        metrics.set("connections", self._door.count)
+        metrics.set("routes", sum(one.route is not None for one in board.entries.values()))
+        metrics.set("channels", sum(len(one.channels) for one in board.hosts.values()))
+        metrics.set("waiting", sum(len(one.waiting) for one in board.entries.values()))
+        metrics.set("queued_bytes", sum(one.queued for one in self._connections.values()))
+        return relay_http.text(metrics.text())
 
     # Connections
 
@@ -193,7 +194,7 @@ class Relay:
     async def _converse(self, connection: Connection) -> None:
         number = connection.number
         self._connections[number] = connection
-        self._figures.add("admitted_total")
+        self._metrics.add("admitted_total")
         writer = asyncio.create_task(connection.write())
         self._do(Joined(number, connection.claims))
         try:
@@ -215,8 +216,8 @@ class Relay:
 
     def _hear(self, connection: Connection, message: str | bytes) -> None:
         connection.heard = boottime()
-        self._figures.add("frames_total")
-        self._figures.add("bytes_total", len(message))
+        self._metrics.add("frames_total")
+        self._metrics.add("bytes_total", len(message))
         try:
             if isinstance(message, str):
                 raise FrameError("a text message")
@@ -249,7 +250,7 @@ class Relay:
                 self._start(self._keep(session, name))
             case Note(event, session, facts):
                 if "code" in facts:
-                    self._figures.refused(str(facts["code"]))
+                    self._metrics.add("refused_total", label=str(facts["code"]))
                 self._write(event, session, facts)
 
     async def _ask(self, session: str, named: bool) -> None:
@@ -335,7 +336,7 @@ class Relay:
         self._refused(code, why, address, who)
 
     def _refused(self, code: str, why: str, address: str, who: str = "") -> None:
-        self._figures.refused(code)
+        self._metrics.add("refused_total", label=code)
         self._write(
             "relay_refused", "", {"code": code, "why": why, "address": address, **({"who": who} if who else {})}
         )

@@ -19,7 +19,7 @@ from cmdop_migrate.relay.credential_registry import Issued
 from cmdop_migrate.relay.credentials import Credential, issue, unb64
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, decode, encode, with_table
 from cmdop_migrate.relay.lease_lookup import Truth
-from cmdop_migrate.relay.metrics import Figures
+from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.router.router_events import Limits
 from cmdop_migrate.relay.server import Relay, Serving
 from tests.support.relay_server import PLACE, SESSION
@@ -31,11 +31,11 @@ BASE = Serving(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)
 class Inside:
     def __init__(self, serving: Serving) -> None:
         self.leases, self.issued = LeaseStore(MemoryRegister()), Issued(MemoryRegister())
-        self.figures = Figures()
+        self.metrics = relay_metrics()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.truth = Truth(self.leases, self.issued, self.figures)
+        self.truth = Truth(self.leases, self.issued, self.metrics)
         self.relay = Relay(
-            serving, self.truth, self.figures, lambda event, _, facts: self.events.append((event, facts))
+            serving, self.truth, self.metrics, lambda event, _, facts: self.events.append((event, facts))
         )
         self.port = 0
 

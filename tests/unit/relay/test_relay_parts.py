@@ -23,7 +23,8 @@ from cmdop_migrate.relay import http as relay_http
 from cmdop_migrate.relay.connection_limits import origin_allowed
 from cmdop_migrate.relay.credential_registry import Issued
 from cmdop_migrate.relay.credentials import Claims, issue
-from cmdop_migrate.relay.metrics import Figures, LineBudget
+from cmdop_migrate.relay.log_budget import LogBudget
+from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.throttle import Throttle, group
 
 
@@ -76,17 +77,17 @@ def test_origins(origins: list[str], host: str | None, allowed: tuple[str, ...],
 
 
 def test_a_flood_of_one_kind_hides_no_other_and_is_counted() -> None:
-    lines = LineBudget(2)
+    lines = LogBudget(2)
     assert [lines.take("a", 5.0) for _ in range(4)] == [0, 0, None, None]
     assert lines.take("b", 5.9) == 0 and lines.take("a", 6.0) == 2 and lines.take("a", 6.1) == 0
 
 
-def test_figures_are_there_from_the_start() -> None:
-    figures = Figures()
-    figures.refused("full")
-    figures.set("hosts", 2)
-    assert "cmdop_migrate_relay_hosts 2" in figures.text() and "cmdop_migrate_relay_clients 0" in figures.text()
-    assert 'cmdop_migrate_relay_refused_total{code="full"} 1' in figures.text()
+def test_metrics_have_samples_from_the_start() -> None:
+    metrics = relay_metrics()
+    metrics.add("refused_total", label="full")
+    metrics.set("hosts", 2)
+    assert "cmdop_migrate_relay_hosts 2" in metrics.text() and "cmdop_migrate_relay_clients 0" in metrics.text()
+    assert 'cmdop_migrate_relay_refused_total{code="full"} 1' in metrics.text()
 
 
 def test_pages_come_from_the_table_only(tmp_path: Path) -> None:
