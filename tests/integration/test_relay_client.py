@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.errors import NotAdmitted
-from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.gateway.relay_channel import RelayStream
 from cmdop_migrate.session.holder_client import HolderGone
 from tests.support.host import CM
 from tests.support.relayed_hosts import Linked, linked
@@ -90,8 +90,7 @@ def test_a_revoked_credential_is_put_out(world: Linked) -> None:
         with pytest.raises(HolderGone):
             for _ in line.channel.follow(20):
                 pass
-        line.settle()
-        assert isinstance(line.why, NotAdmitted) and "revoked" in line.why.message, line.why
+        assert isinstance(line.failure, NotAdmitted) and "revoked" in line.failure.message, line.failure
 
 
 def test_a_slow_client_is_told_what_it_lost_and_keeps_nobody_waiting(world: Linked) -> None:
@@ -200,7 +199,7 @@ def test_the_write_turn_from_far_away(world: Linked) -> None:
     assert actors == ["bob"], actors
 
 
-def _events(line: Line) -> Iterator[dict[str, Any]]:
+def _events(line: RelayStream) -> Iterator[dict[str, Any]]:
     for message in line.channel.follow(10):
         if isinstance(message, dict) and "event" in message:
             yield message
