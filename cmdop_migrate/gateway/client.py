@@ -52,7 +52,7 @@ class SessionRef:
 
 
 def load(file: Path) -> Credential:
-    """Return the credential in a file. Raise NotAdmitted if there is none, or an invalid one."""
+    """Return the credential in a file. Raise NotAdmitted if it is missing or invalid."""
     try:
         text = file.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:

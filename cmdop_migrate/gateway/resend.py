@@ -216,7 +216,7 @@ class ResendBuffer:
         self._base += count
 
     def _undone(self, applied: int, count: int) -> list[Action]:
-        """Number the kept bytes from `applied`: the session has less input than it reported as applied."""
+        """Renumber the kept bytes from `applied`: the session has less input than it reported as applied."""
         count = count or max(0, self._base - applied)
         self._base = applied
         actions: list[Action] = []

@@ -44,8 +44,8 @@ class Stream(ABC):
 
     @abstractmethod
     def receive(self) -> list[Item]:
-        """Return all items that have arrived, without blocking. Raise HolderGone if there are none and none can
-        follow."""
+        """Return all items that have arrived, without blocking. Raise HolderGone if nothing has arrived and
+        the stream has ended."""
 
     @abstractmethod
     def wait(self, timeout: float | None, readers: Sequence[int] = (), for_room: bool = False) -> Ready:

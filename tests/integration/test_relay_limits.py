@@ -15,25 +15,25 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.relay.credential_registry import Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry
 from cmdop_migrate.relay.credentials import Credential, issue, unb64
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, decode, encode, with_table
-from cmdop_migrate.relay.lease_lookup import Truth
+from cmdop_migrate.relay.lease_lookup import LeaseLookup
 from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.router.router_events import Limits
-from cmdop_migrate.relay.server import Relay, Serving
+from cmdop_migrate.relay.server import Relay, ServerOptions
 from tests.support.relay_server import PLACE, SESSION
 
 FLEET = Ed25519PrivateKey.from_private_bytes(bytes(32))
-BASE = Serving(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)
+BASE = ServerOptions(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)
 
 
 class Inside:
-    def __init__(self, serving: Serving) -> None:
-        self.leases, self.issued = LeaseStore(MemoryRegister()), Issued(MemoryRegister())
+    def __init__(self, serving: ServerOptions) -> None:
+        self.leases, self.issued = LeaseStore(MemoryRegister()), CredentialRegistry(MemoryRegister())
         self.metrics = relay_metrics()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.truth = Truth(self.leases, self.issued, self.metrics)
+        self.truth = LeaseLookup(self.leases, self.issued, self.metrics)
         self.relay = Relay(
             serving, self.truth, self.metrics, lambda event, _, facts: self.events.append((event, facts))
         )
@@ -68,7 +68,7 @@ async def next_of(socket: ClientConnection, kind: Kind) -> Frame:
 
 
 @contextlib.asynccontextmanager
-async def inside(serving: Serving) -> AsyncIterator[Inside]:
+async def inside(serving: ServerOptions) -> AsyncIterator[Inside]:
     one = Inside(serving)
     stop, ready = asyncio.Event(), asyncio.Event()
 

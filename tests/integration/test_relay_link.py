@@ -130,7 +130,7 @@ def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
     loop = asyncio.new_event_loop()
 
     async def run() -> None:
-        listed = link_main.Listing(records.config).why_not
+        listed = link_main.CredentialCheck(records.config).invalid_because
         await host_link.Link(records, url, lambda: client.load(credential), signer.sign, listed).run()
 
     task = loop.create_task(run())

@@ -111,7 +111,7 @@ def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browse
     page.wait(f"{row}?.querySelector('.host').textContent === 'host-b'")
     page.wait(f"{row}.querySelectorAll('.phases i').length > 8")
     words = page.eval(f"{row}.innerText")
-    assert "moved from host-a to host-b just now, stood still" in words and "running" in words, words
+    assert "moved from host-a to host-b just now, frozen for" in words and "running" in words, words
     assert page.eval(f"{row}.querySelector('.token').textContent") == "2"
 
     assert page.complaints == []

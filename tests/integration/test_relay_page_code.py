@@ -165,7 +165,7 @@ def test_a_channel_is_sealed_between_page_and_host(page: Page) -> None:
 
 def test_no_other_host_session_or_older_incarnation_is_believed(page: Page) -> None:
     assert Joined(page, fleet=Ed25519PrivateKey.generate()).answer().startswith("SealError")
-    assert "is over" in Joined(page, token=4, lowest=5).answer()
+    assert "is superseded" in Joined(page, token=4, lowest=5).answer()
     both = Joined(page)
     assert both.answer(token=5).startswith("SealError")
     swapped = both.host.first.replace("host-ä".encode(), "host-ö".encode())

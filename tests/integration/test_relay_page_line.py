@@ -245,7 +245,7 @@ def test_the_page_from_another_server_is_let_in_when_it_is_named(
 ) -> None:
     host = Host(relay)
     host.live(6)
-    where = gateway_credentials.Where(browser.url.replace("https:", "wss:"))
+    where = gateway_credentials.RelayAddress(browser.url.replace("https:", "wss:"))
     who = gateway_credentials.create_client(relay.config, "alice", "execute", "*", 600, where)
     page = browser.page()
     page.go(elsewhere)

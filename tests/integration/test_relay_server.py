@@ -416,7 +416,7 @@ def test_killed_and_restarted_hosts_and_clients_come_back(own_relay: ARelay) -> 
     host.register(token=5)
     client.open()
     client.expect(Kind.STATUS)
-    until(lambda: gateway_credentials.open_issued(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
+    until(lambda: gateway_credentials.open_registry(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
     before = relay.facts
     relay.stop(signal.SIGKILL)
     with pytest.raises(ConnectionClosed):

@@ -97,7 +97,7 @@ def test_through_a_relay_and_a_move(world: Linked) -> None:
     assert shell.actor == "carl"
     shell.send("x=kept; echo $((6*7))")
     assert shell.expect(r"^\d+").text == "42"
-    with pytest.raises(Usage, match="moves nothing"):
+    with pytest.raises(Usage, match="cannot be migrated through a relay"):
         shell.migrate("host-b")
     moved = Session.attach("far", environ=world.a.env()).migrate("host-b")
     assert moved["to"] == "host-b"

@@ -21,7 +21,7 @@ from cmdop_migrate.lease.registry import open_register, sibling
 from cmdop_migrate.relay import certificate
 from cmdop_migrate.relay import http as relay_http
 from cmdop_migrate.relay.connection_limits import origin_allowed
-from cmdop_migrate.relay.credential_registry import Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry
 from cmdop_migrate.relay.credentials import Claims, issue
 from cmdop_migrate.relay.log_budget import LogBudget
 from cmdop_migrate.relay.metrics import relay_metrics
@@ -117,27 +117,27 @@ def a_claim() -> Claims:
 
 
 def test_a_credential_is_listed_then_revoked_for_good() -> None:
-    issued = Issued(MemoryRegister())
+    issued = CredentialRegistry(MemoryRegister())
     claims = a_claim()
     assert issued.find(claims.id) is None
     made = issued.add(claims, 5.0)
     assert issued.find(claims.id) == made and list(issued.all()) == [made]
-    assert [made.why_not(now) for now in (99, 100)] == ["", "expired"]
-    assert issued.revoke(claims.id, 7.0).why_not(0) == "revoked"
+    assert [made.invalid_because(now) for now in (99, 100)] == ["", "expired"]
+    assert issued.revoke(claims.id, 7.0).invalid_because(0) == "revoked"
     assert issued.revoke(claims.id, 8.0).revoked == 7.0
     with pytest.raises(NotFound):
         issued.revoke("0" * 24, 9.0)
 
 
 def test_names_are_kept_beside_credentials() -> None:
-    issued = Issued(MemoryRegister())
+    issued = CredentialRegistry(MemoryRegister())
     issued.keep_name("5e" * 12, "work")
     issued.keep_name("5e" * 12, "work")
     assert issued.name_of("5e" * 12) == "work" and issued.name_of("5f" * 12) is None and list(issued.all()) == []
 
 
 def test_revoked_at_once_by_many_is_revoked_once() -> None:
-    issued = Issued(MemoryRegister())
+    issued = CredentialRegistry(MemoryRegister())
     claims = a_claim()
     issued.add(claims, 1.0)
     threads = [threading.Thread(target=issued.revoke, args=(claims.id, float(at))) for at in range(2, 10)]
@@ -154,7 +154,7 @@ def test_a_cell_that_is_no_credential_is_no_admission(data: bytes) -> None:
     register = MemoryRegister()
     register.write(Swap("c." + "0" * 24, data, None))
     with pytest.raises(LeaseUnreadable):
-        Issued(register).find("0" * 24)
+        CredentialRegistry(register).find("0" * 24)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_the_register_beside_the_leases(url: str, beside: str) -> None:
 def test_leases_and_what_is_beside_them_do_not_mix(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/lease.db"
     leases, beside = open_register(url), open_register(sibling(url, "relay"))
-    Issued(beside).keep_name("5e" * 12, "work")
+    CredentialRegistry(beside).keep_name("5e" * 12, "work")
     assert list(leases.sessions()) == [] and list(beside.sessions()) == ["n." + "5e" * 12]
     leases.close()
     beside.close()

@@ -69,7 +69,7 @@ def test_who_answers_is_whom_the_client_asked_for(swap: Callable[[bytes], HostSi
 
 def test_an_older_incarnation_is_refused() -> None:
     client = a_client(lowest=4)
-    with pytest.raises(SealError, match="over"):
+    with pytest.raises(SealError, match="superseded"):
         client.answer(a_host(client.handshake, token=3).first, 3)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, encode, with_credit, with_table
-from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, Limits, NotKept, Standing, Ticked
+from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, LeaseStatus, Limits, NotKept, Ticked
 from tests.unit.relay.boards import S1, S2, Board, frames, held, said
 
 
@@ -27,8 +27,8 @@ def test_a_registration_is_routable_once_the_store_says_so() -> None:
         (held("host-b"), "not_confirmed"),
         (held(token=3), "fenced"),
         (held(token=1), "not_confirmed"),
-        (Standing(2, "parked", "host-a", 15.0), "not_confirmed"),
-        (Standing(2, "free", "host-a", 15.0, over=True), "not_confirmed"),
+        (LeaseStatus(2, "parked", "host-a", 15.0), "not_confirmed"),
+        (LeaseStatus(2, "free", "host-a", 15.0, over=True), "not_confirmed"),
     ],
 )
 def test_a_registration_that_is_not_confirmed_is_refused(answer: object, code: str) -> None:
@@ -100,8 +100,8 @@ def test_unknown_and_not_allowed_are_alike(routed: bool) -> None:
     ("answer", "expected"),
     [
         (held(name="work"), ("STATUS", "waiting")),
-        (Standing(4, "parked", "host-a", 15.0, name="work"), ("STATUS", "waiting")),
-        (Standing(4, "free", "host-a", 15.0, over=True, name="work"), ("REFUSED", "exited")),
+        (LeaseStatus(4, "parked", "host-a", 15.0, name="work"), ("STATUS", "waiting")),
+        (LeaseStatus(4, "free", "host-a", 15.0, over=True, name="work"), ("REFUSED", "exited")),
         ("silent", ("REFUSED", "unavailable")),
     ],
 )
@@ -210,7 +210,7 @@ def test_who_stood_still_does_not_act_on_what_was_confirmed_before() -> None:
     ("answer", "closed", "code"),
     [
         (held("host-b", 2), "moved", "fenced"),
-        (Standing(1, "parked", "host-a", 15.0), "lost", "not_confirmed"),
+        (LeaseStatus(1, "parked", "host-a", 15.0), "lost", "not_confirmed"),
         ("unknown", "lost", "not_confirmed"),
     ],
 )
@@ -235,7 +235,7 @@ def test_who_waits_for_what_ends_is_told() -> None:
     assert board.answer(S1, "silent") == []  # who waits goes on waiting
     board.now += 10
     board.do(Ticked())
-    assert said(board.answer(S1, Standing(2, "free", "x", 15.0, over=True)), client) == [("REFUSED", "exited")]
+    assert said(board.answer(S1, LeaseStatus(2, "free", "x", 15.0, over=True)), client) == [("REFUSED", "exited")]
 
 
 def test_data_goes_to_the_other_end_only_and_as_it_came() -> None:
@@ -336,7 +336,7 @@ def test_closing_while_waiting_leaves_nothing() -> None:
     client = board.client()
     board.open(client)
     board.hear(client, Frame(Kind.CLOSE, channel=1))
-    assert board.answer(S1, "unknown") == [] and board.board.bay.entries == {}
+    assert board.answer(S1, "unknown") == [] and board.board.channels.entries == {}
 
 
 def test_close_is_passed_on_with_its_reason() -> None:
@@ -424,14 +424,14 @@ def test_what_nobody_uses_is_forgotten_when_there_is_no_room() -> None:
         host = board.host(f"h{number}")
         board.routed(host, f"h{number}", f"{number + 1:024x}")
         board.gone(host)
-    assert len(board.board.bay.entries) == 10
+    assert len(board.board.channels.entries) == 10
     client = board.client()
     for number in range(200):
         board.open(client, f"{number + 100:024x}", 1)
         board.answer(f"{number + 100:024x}", "unknown")
-    assert len(board.board.bay.entries) == 10
+    assert len(board.board.channels.entries) == 10
 
 
 def test_answers_nobody_asked_for_change_nothing() -> None:
     board = Board()
-    assert board.do(Answered(S1, held())) == [] and board.board.bay.entries == {}
+    assert board.do(Answered(S1, held())) == [] and board.board.channels.entries == {}

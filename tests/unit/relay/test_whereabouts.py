@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.gateway import permissions
-from cmdop_migrate.gateway.registration import Leaving, Standing, changes
+from cmdop_migrate.gateway.registration import Departure, SessionStatus, changes
 from cmdop_migrate.holder import protocol
 from cmdop_migrate.relay.backoff import Backoff
 
@@ -15,20 +15,30 @@ from cmdop_migrate.relay.backoff import Backoff
 @pytest.mark.parametrize(
     ("known", "standing", "coming", "leaving"),
     [
-        (None, Standing("s", 1, "w", "live"), True, None),
-        (1, Standing("s", 1, "w", "live"), False, None),
-        (1, Standing("s", 2, "w", "live"), True, None),
-        (None, Standing("s", 1, "w", "handing"), False, None),
-        (1, Standing("s", 1, "w", "handing", "host-b"), False, Leaving("s", 1, "moving", "host-b")),
-        (1, Standing("s", 1, "w", "parked"), False, Leaving("s", 1, "parked")),
-        (1, Standing("s", 1, "w", "exited", None, "exited 0"), False, Leaving("s", 1, "exited")),
-        (1, Standing("s", 1, "w", "exited", None, "its holder died"), False, Leaving("s", 1, "parked")),
-        (1, Standing("s", 1, "w", "exited", None, "moved to b (token 2)"), False, Leaving("s", 1, "moving", "b")),
-        (1, Standing("s", 1, "w", "exited", None, "superseded by token 4 on b"), False, Leaving("s", 1, "moving", "b")),
-        (1, None, False, Leaving("s", 1, "exited")),
+        (None, SessionStatus("s", 1, "w", "live"), True, None),
+        (1, SessionStatus("s", 1, "w", "live"), False, None),
+        (1, SessionStatus("s", 2, "w", "live"), True, None),
+        (None, SessionStatus("s", 1, "w", "handing"), False, None),
+        (1, SessionStatus("s", 1, "w", "handing", "host-b"), False, Departure("s", 1, "moving", "host-b")),
+        (1, SessionStatus("s", 1, "w", "parked"), False, Departure("s", 1, "parked")),
+        (1, SessionStatus("s", 1, "w", "exited", None, "exited 0"), False, Departure("s", 1, "exited")),
+        (1, SessionStatus("s", 1, "w", "exited", None, "its holder died"), False, Departure("s", 1, "parked")),
+        (
+            1,
+            SessionStatus("s", 1, "w", "exited", None, "moved to b (token 2)"),
+            False,
+            Departure("s", 1, "moving", "b"),
+        ),
+        (
+            1,
+            SessionStatus("s", 1, "w", "exited", None, "superseded by token 4 on b"),
+            False,
+            Departure("s", 1, "moving", "b"),
+        ),
+        (1, None, False, Departure("s", 1, "exited")),
     ],
 )
-def test_what_a_relay_is_told(known: int | None, standing: Standing | None, coming: bool, leaving: Any) -> None:
+def test_what_a_relay_is_told(known: int | None, standing: SessionStatus | None, coming: bool, leaving: Any) -> None:
     told = changes({} if known is None else {"s": known}, {} if standing is None else {"s": standing})
     assert told == ([standing] if coming else [], [leaving] if leaving else [])
 
@@ -39,7 +49,7 @@ def test_what_a_relay_is_told(known: int | None, standing: Standing | None, comi
            "take_back", "moved", "park", "nonsense", None, 3, ["attach"]],
 )  # fmt: skip
 def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
-    assert permissions.let_through(role, "ann", {"op": op, "token": 9}) is None
+    assert permissions.allowed_request(role, "ann", {"op": op, "token": 9}) is None
 
 
 @pytest.mark.parametrize(
@@ -59,14 +69,14 @@ def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
     ],
 )
 def test_roles(role: Any, message: dict[str, Any], passes: bool) -> None:
-    passed = permissions.let_through(role, "ann", {**message, "actor": "root", "admin": True})
+    passed = permissions.allowed_request(role, "ann", {**message, "actor": "root", "admin": True})
     assert (passed is not None) == passes
     assert passed is None or (passed["actor"], passed["admin"]) == ("ann", role == "admin")
 
 
 def test_who_may_read_is_attached_read_only() -> None:
     wish = {"op": "attach", "actor": "root", "read_only": False, "stream": "0" * 16, "rows": 1, "cols": 1}
-    passed = permissions.let_through("read", "eve", wish)
+    passed = permissions.allowed_request("read", "eve", wish)
     assert passed == {"op": "attach", "actor": "eve", "read_only": True, "admin": False}
 
 
