@@ -43,7 +43,7 @@ def link_of(host: Host) -> int | None:
     return None
 
 
-def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
+def test_a_killed_link_is_restarted_and_clients_resume(world: Linked) -> None:
     file, a = world.credential(), world.a
     session = typing_client.start(a, "w")
     world.routed(session, file)
@@ -64,7 +64,7 @@ def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
     assert fenced_sessions.lease(a, session)["token"] == 1
 
 
-def test_one_that_hangs_keeps_no_lease_from_being_renewed(world: Linked) -> None:
+def test_a_hanging_link_does_not_delay_lease_renewal(world: Linked) -> None:
     file, a = world.credential(), world.a
     session = fenced_sessions.counter(a, "hang")
     world.routed(session, file)

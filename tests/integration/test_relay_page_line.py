@@ -146,7 +146,7 @@ def shows(page: Page, text: str) -> None:
     page.wait(f"({ROWS}).includes({text!r})")
 
 
-def test_every_byte_once_whatever_breaks(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_input_and_output_exactly_once_over_broken_channels(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay)
     host.live(1)
     come(page, browser, who)
@@ -181,7 +181,7 @@ def test_every_byte_once_whatever_breaks(relay: ARelay, browser: Browser, page: 
     page.wait(f"{STATUS} === 'on host-a, token 2'")
 
 
-def test_what_was_undone_with_a_host_is_said(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_reports_what_a_dead_host_has_undone(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay)
     host.live(3)
     come(page, browser, who)
@@ -209,7 +209,7 @@ def test_what_was_undone_with_a_host_is_said(relay: ARelay, browser: Browser, pa
     shows(page, "new")
 
 
-def test_a_host_that_is_not_of_the_fleet_is_not_believed(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_rejects_a_host_of_another_fleet(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay, forged=True)
     host.live(5)
     come(page, browser, who)
@@ -240,9 +240,7 @@ class Quiet(SimpleHTTPRequestHandler):
         return
 
 
-def test_the_page_from_another_server_is_let_in_when_it_is_named(
-    relay: ARelay, browser: Browser, elsewhere: str
-) -> None:
+def test_page_of_a_configured_origin_may_connect(relay: ARelay, browser: Browser, elsewhere: str) -> None:
     host = Host(relay)
     host.live(6)
     where = gateway_credentials.RelayAddress(browser.url.replace("https:", "wss:"))

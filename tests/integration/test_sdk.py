@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
         yield made
 
 
-def test_only_who_asks_pays() -> None:
+def test_sdk_is_imported_only_on_use() -> None:
     loaded = "import sys, cmdop_migrate; print(len([one for one in sys.modules if one.startswith('cmdop_migrate.')]))"
     done = subprocess.run([sys.executable, "-c", loaded], text=True, capture_output=True, check=True, cwd=PROJECT)
     assert done.stdout == "0\n"
@@ -34,7 +34,7 @@ def test_only_who_asks_pays() -> None:
         _ = cmdop_migrate.Sessions  # type: ignore[attr-defined]  # that is the point
 
 
-def test_here(host: Host) -> None:
+def test_local_session_from_a_program(host: Host) -> None:
     env = host.env()
     shell = Session.run("bash", "--norc", name="sdk", actor="ann", environ=env)
     assert shell.send("echo $((6*7))") == 1
@@ -89,7 +89,7 @@ def test_asyncio_can_be_cancelled(host: Host) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_through_a_relay_and_a_move(world: Linked) -> None:
+def test_sdk_through_a_relay_and_a_move(world: Linked) -> None:
     file = world.credential(actor="carl")
     session = world.a.start("bash", "--norc", name="far")["session"]
     world.routed(session, file)

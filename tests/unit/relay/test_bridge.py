@@ -43,7 +43,7 @@ def attached(start: int = 0) -> ResendBuffer:
     return bridge
 
 
-def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
+def test_typed_bytes_are_kept_until_they_are_applied() -> None:
     bridge = attached()
     assert said(bridge.type(b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
     assert said(bridge.type(b"de")) == [{"op": "type", "at": 3, "data": "de"}]
@@ -68,7 +68,7 @@ def test_output_resumes_at_the_next_byte() -> None:
     assert said(output(bridge, 101, b"bcd"), ToClient) == [(103, b"d")], "only what is new"
 
 
-def test_what_a_slow_client_lost_is_not_asked_for_again() -> None:
+def test_lost_output_is_not_requested_again() -> None:
     bridge = attached()
     assert said(control(bridge, event="lost", bytes=50, **{"from": 0}), ToClient) == [
         {"event": "lost", "bytes": 50, "from": 0}
@@ -77,7 +77,7 @@ def test_what_a_slow_client_lost_is_not_asked_for_again() -> None:
     assert said(bridge.opened(1))[0]["from"] == 50
 
 
-def test_requests_are_asked_again_until_they_are_answered() -> None:
+def test_requests_are_resent_until_they_are_answered() -> None:
     bridge = ResendBuffer(lambda: "0" * 16)
     assert ask(bridge, op="send", data="x", actor="ann") == []
     assert said(bridge.opened(1)) == [{"op": "send", "data": "x", "actor": "ann", "stream": "0" * 16}]
@@ -101,14 +101,14 @@ def test_requests_are_asked_again_until_they_are_answered() -> None:
         ({"code": None, "reason": "parked in the store", "checkpoint": "c1"}, False),
     ],
 )
-def test_which_farewells_are_an_end(farewell: dict[str, Any], is_over: bool) -> None:
+def test_which_exit_events_end_the_conversation(farewell: dict[str, Any], is_over: bool) -> None:
     bridge = attached()
     acts = control(bridge, event="exit", **farewell)
     assert any(isinstance(act, Ended) for act in acts) == is_over
     assert any(event.get("event") == "exit" for event in said(acts, ToClient)) == is_over
 
 
-def test_the_client_hears_where_its_session_is_once() -> None:
+def test_the_client_is_told_a_status_once() -> None:
     bridge = attached()
     assert said(control(bridge, event="moving", to="host-b"), ToClient) == [{"event": "moving", "to": "host-b"}]
     assert bridge.relay_status("moving", None) == [], "less is known"
@@ -120,7 +120,7 @@ def test_the_client_hears_where_its_session_is_once() -> None:
     assert said(bridge.show_status({"event": "away"}), ToClient) == [{"event": "away"}]
 
 
-def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
+def test_input_and_output_undone_by_a_dead_host_are_reported() -> None:
     bridge = attached()
     bridge.type(b"abcdef")
     control(bridge, event="applied", at=6)
@@ -141,7 +141,7 @@ def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
     assert said(acts, ToClient) == [{"event": "undone", "output": 11, "input": 0}]
 
 
-def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
+def test_typing_of_a_read_only_client_is_refused() -> None:
     bridge = ResendBuffer(lambda: "0" * 16)
     ask(bridge, **ATTACH)
     bridge.opened(1)
@@ -152,7 +152,7 @@ def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
     assert said(bridge.type(b"d"), ToClient)[0]["bytes"] == 1
 
 
-def test_a_size_is_remembered_for_the_next_host() -> None:
+def test_terminal_size_is_sent_to_the_next_host() -> None:
     bridge = attached()
     assert said(ask(bridge, op="resize", rows=10, cols=20)) == [{"op": "resize", "rows": 10, "cols": 20}]
     bridge.closed()
@@ -161,7 +161,7 @@ def test_a_size_is_remembered_for_the_next_host() -> None:
     assert (again["rows"], again["cols"]) == (11, 21)
 
 
-def test_the_keyboard_is_not_read_when_too_much_is_under_way() -> None:
+def test_no_room_for_input_while_too_much_is_unapplied() -> None:
     bridge = attached()
     assert bridge.has_room
     bridge.type(b"x" * KEPT)
@@ -221,7 +221,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS)
-def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]) -> None:
+def test_input_and_output_exactly_once_over_broken_channels(steps: list[tuple[str, int]]) -> None:
     session, bridge = Session(), ResendBuffer(lambda: "0" * 16)
     channel: Channel | None = None
     typed, seen = b"", b""

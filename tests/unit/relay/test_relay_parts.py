@@ -37,7 +37,7 @@ def test_failures_of_an_address_are_forgiven_with_time() -> None:
     assert throttle.allows("10.0.0.1", 1.0) and not throttle.allows("10.0.0.1", 0.5)
 
 
-def test_any_number_of_addresses_costs_no_more() -> None:
+def test_throttle_table_is_bounded() -> None:
     throttle = Throttle(failures=1, refill=0, addresses=10)
     for number in range(1000):
         throttle.failed(f"10.0.{number // 250}.{number % 250}", 0)
@@ -76,7 +76,7 @@ def test_origins(origins: list[str], host: str | None, allowed: tuple[str, ...],
     assert origin_allowed(origins, host, allowed) is answer
 
 
-def test_a_flood_of_one_kind_hides_no_other_and_is_counted() -> None:
+def test_log_budget_limits_each_kind_and_counts_suppressed_lines() -> None:
     lines = LogBudget(2)
     assert [lines.take("a", 5.0) for _ in range(4)] == [0, 0, None, None]
     assert lines.take("b", 5.9) == 0 and lines.take("a", 6.0) == 2 and lines.take("a", 6.1) == 0
@@ -136,7 +136,7 @@ def test_names_are_kept_beside_credentials() -> None:
     assert issued.name_of("5e" * 12) == "work" and issued.name_of("5f" * 12) is None and list(issued.all()) == []
 
 
-def test_revoked_at_once_by_many_is_revoked_once() -> None:
+def test_concurrent_revocations_revoke_once() -> None:
     issued = CredentialRegistry(MemoryRegister())
     claims = a_claim()
     issued.add(claims, 1.0)
@@ -150,7 +150,7 @@ def test_revoked_at_once_by_many_is_revoked_once() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"v":1,"claims":"e30","created":1,"revoked":null}'])
-def test_a_cell_that_is_no_credential_is_no_admission(data: bytes) -> None:
+def test_a_damaged_credential_cell_admits_no_bearer(data: bytes) -> None:
     register = MemoryRegister()
     register.write(Swap("c." + "0" * 24, data, None))
     with pytest.raises(LeaseUnreadable):
@@ -171,7 +171,7 @@ def test_the_register_beside_the_leases(url: str, beside: str) -> None:
     assert sibling(url, "relay") == beside
 
 
-def test_leases_and_what_is_beside_them_do_not_mix(tmp_path: Path) -> None:
+def test_lease_and_credential_registers_are_separate(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/lease.db"
     leases, beside = open_register(url), open_register(sibling(url, "relay"))
     CredentialRegistry(beside).keep_name("5e" * 12, "work")
@@ -207,6 +207,6 @@ def test_addresses_to_listen_on(text: str, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7443", ":7443", "a:b", "a:65536", "::1:7443", "a:-1"])
-def test_what_is_no_address_to_listen_on(text: str) -> None:
+def test_invalid_listen_addresses_are_refused(text: str) -> None:
     with pytest.raises(Usage):
         flow.address(text)
