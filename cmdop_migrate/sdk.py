@@ -50,7 +50,7 @@ class Match:
 
 
 class _Access(ABC):
-    """How a session is reached: on this host, or through a relay."""
+    """Access to a session, on this host or through a relay."""
 
     actor: str
 

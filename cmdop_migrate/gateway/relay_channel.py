@@ -170,7 +170,7 @@ class RelayStream(Stream):
             self._reaching.cancel()  # which says goodbye to the relay
             await asyncio.wait([self._reaching], timeout=CLOSE_TIMEOUT)
         await self._disconnect()
-        others = asyncio.all_tasks() - {asyncio.current_task()}  # one is a wait that an interrupt has left behind
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # such as a wait that was interrupted
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)

@@ -173,7 +173,7 @@ def test_a_relay_client_needs_no_root(world: Linked, tmp_path: Path) -> None:
 
 
 def test_write_turn_through_the_relay(world: Linked) -> None:
-    """Whose it is, is by credential: nobody names himself."""
+    """The actor is the one in the credential; a client cannot choose another."""
     ann, bob, eve, root = (
         world.credential(role, actor=name)
         for name, role in (("ann", "execute"), ("bob", "execute"), ("eve", "read"), ("carol", "admin"))

@@ -70,7 +70,7 @@ async def ended_within(relay: ARelay, url: str, then: object) -> float:
 
 
 def test_a_suspended_machine_dials_again(relay: ARelay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for an answer on a connection that nobody at the other end remembers."""
+    """It does not wait for an answer on a connection that the relay has forgotten."""
     real = clock.boottime
     assert asyncio.run(
         ended_within(relay, relay.url, lambda: monkeypatch.setattr(clock, "boottime", lambda: real() + 3600))

@@ -111,7 +111,7 @@ def test_clients_resume_on_the_source_after_a_failed_move(world: Linked) -> None
 
 
 def test_clients_are_told_what_a_dead_host_has_undone(world: Linked) -> None:
-    """From a checkpoint before what the client has seen: it hears how much is gone, and goes on."""
+    """From a checkpoint before what the client has seen: it is told how much was undone, and resumes."""
     file = world.credential()
     session = typing_client.start(world.a, "gone")
     world.routed(session, file)
@@ -125,7 +125,7 @@ def test_clients_are_told_what_a_dead_host_has_undone(world: Linked) -> None:
             if b"in after\n" in got:
                 break
         os.kill(world.a.holder(session), signal.SIGKILL)
-        world.a.sessions()  # who comes by puts the record right; the agent lets the lease go
+        world.a.sessions()  # any command corrects the record; the agent releases the lease
         world.b.ok("restore", session, "--wait", "20s", timeout=60)
         undone = {"output": 0, "input": 0}
         for message in line.channel.follow(30):

@@ -1,4 +1,4 @@
-"""The page that the relay serves, in a real browser: sign in, type, and go on typing while the session moves."""
+"""The page that the relay serves, in a real browser: sign in, type, and keep typing while the session moves."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_page_without_vendored_packages_names_the_command(browser: Browser) -> N
 def test_a_large_paste_goes_in_whole_and_once(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(), session)
     before = len(got(world.a, session))
-    lines = [f"p{number:05}" for number in range(12_000)]  # more than may be under way at once
+    lines = [f"p{number:05}" for number in range(12_000)]  # more than may be in flight
     page.eval(
         "globalThis.pasted = new DataTransfer();"
         f"pasted.setData('text/plain', Array.from({{length: {len(lines)}}}, (_, n) => 'p' + String(n).padStart(5, '0') + '\\n').join(''));"

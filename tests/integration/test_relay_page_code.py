@@ -238,7 +238,7 @@ def test_every_file_of_the_page_is_served_with_its_policy(page: Page) -> None:
 
 
 def test_a_session_without_a_known_name_is_listed(page: Page) -> None:
-    """Somebody waits for it by its id, and no host has registered it since there are relays."""
+    """A client waits for it by its id, and no host has registered it yet."""
     rows = [
         {"session": f"{n}" * 24, "name": name, "host": None, "to": None, "state": "waiting", "routed": False}
         | {"token": 1, "clients": 1, "info": {}, "moved": None}

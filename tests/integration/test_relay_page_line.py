@@ -70,7 +70,7 @@ class Host:
                 self._heard.append(protocol.parse_control(payload))
 
     def typed(self, at: int, text: str) -> None:
-        """All of this comes, in whatever pieces, from number `at` on."""
+        """Expect all of this, in any pieces, from number `at` on."""
         got, end = "", time.monotonic() + 10
         while len(got) < len(text) and time.monotonic() < end:
             one = self.hear("type")
@@ -156,7 +156,7 @@ def test_page_input_and_output_exactly_once_over_broken_channels(relay: ARelay, 
     shows(page, "hello")
     page.type("abc")
     host.typed(0, "abc")
-    host.close()  # nobody knows whether it arrived
+    host.close()  # it is not known whether it arrived
 
     host.accept(who)
     asked = host.attached(start=0, end=9, applied=2)
@@ -201,7 +201,7 @@ def test_page_reports_what_a_dead_host_has_undone(relay: ARelay, browser: Browse
     assert host.attached(start=0, end=2, since=2, applied=1)["from"] == 2
     shows(page, "2 bytes you typed were undone")
     page.type("q")
-    host.typed(1, "q")  # it goes on from there
+    host.typed(1, "q")  # it resumes from there
     host.say(event="refused", why="gap", bytes=1, at=0)
     host.typed(0, "q")
     host.say(event="applied", at=1)

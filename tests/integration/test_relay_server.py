@@ -43,7 +43,7 @@ def own_relay(tmp_path: Path) -> Iterator[ARelay]:
 
 
 class Pair:
-    """A host and a client in a conversation that goes on: whether they notice anything."""
+    """A host and a client that keep exchanging data, to prove that they are not disturbed."""
 
     def __init__(self, relay: ARelay, session: str) -> None:
         self.session = session
@@ -77,7 +77,7 @@ def pair(relay: ARelay) -> Iterator[Pair]:
     one = Pair(relay, os.urandom(12).hex())
     one.echo()
     yield one
-    one.echo()  # whatever the test did, they did not notice
+    one.echo()  # the test has not disturbed them
     one.close()
 
 
@@ -129,7 +129,7 @@ def test_expired_revoked_and_unlisted_credentials_are_refused(relay: ARelay, pai
     signer = gateway_credentials.resources.open_keys(relay.config).relay_signer
     unlisted = credentials.issue(
         signer, "client", "alice", "admin", "*", None
-    )  # whoever stole the key, and not the store
+    )  # signed with a stolen key, but not listed in the store
     time.sleep(max(0.0, (short.claims.expires or 0) - time.time()))
     for credential, word in ((short, "expired"), (revoked, "revoked"), (unlisted, "not listed")):
         answer = relay.hello(again(credential), "127.0.2.1").refused()
@@ -258,7 +258,7 @@ def test_a_flood_of_connections_does_not_disturb_others(relay: ARelay, pair: Pai
     opened = []
     try:
         for _ in range(150):
-            with contextlib.suppress(OSError):  # the relay cuts off whoever is too many
+            with contextlib.suppress(OSError):  # the relay aborts connections over the limit
                 plain = socket.create_connection((PLACE, relay.port), 5, (STRANGER, 0))
                 opened.append(insecure().wrap_socket(plain))
         pair.echo()
@@ -280,7 +280,7 @@ def test_an_address_with_many_failures_is_throttled(relay: ARelay, pair: Pair) -
             answers.append(str(error.response.status_code))
     assert answers[:10] == ["not_admitted"] * 10 and answers[-1] == "429"
     assert relay.logged("throttled")["address"] == "127.0.4.1"
-    relay.dial(good, "127.0.4.2").close()  # from elsewhere the same credential is as good as ever
+    relay.dial(good, "127.0.4.2").close()  # from another address the same credential is still valid
 
 
 def test_a_frame_that_is_too_big_ends_its_connection_only(relay: ARelay, pair: Pair) -> None:

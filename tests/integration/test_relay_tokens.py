@@ -52,13 +52,13 @@ def test_a_credential_that_cannot_be_written_is_not_left_valid(at: Host) -> None
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-@pytest.mark.parametrize("to", ["nobody", "full", "null", "closed"])
+@pytest.mark.parametrize("to", ["broken", "full", "null", "closed"])
 def test_a_credential_that_is_not_read_is_not_left_valid(at: Host, to: str, flags: tuple[str, ...]) -> None:
     words = at.argv(*flags, "relay", "token", "create", "--actor", "a", "--role", "read", "--session", "*")
-    reader, nobody = os.pipe()
+    reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(nobody, "wb") as broken, open("/dev/full", "wb") as full, open(os.devnull, "wb") as null:
-        where = {"nobody": broken, "full": full, "null": null, "closed": None}[to]
+    with os.fdopen(writer, "wb") as broken, open("/dev/full", "wb") as full, open(os.devnull, "wb") as null:
+        where = {"broken": broken, "full": full, "null": null, "closed": None}[to]
         closing = ["sh", "-c", 'exec "$@" >&-', "sh"] if where is None else []
         done = subprocess.run(
             [*closing, *words], env=at.env(), stdout=where, stderr=subprocess.PIPE, timeout=60, check=False

@@ -56,7 +56,7 @@ def test_local_session_from_a_program(host: Host) -> None:
     with pytest.raises(Usage):
         Session.attach("sdk", relay="wss://127.0.0.1:1", environ=env)
     with pytest.raises(SessionNotFound):
-        Session.attach("nobody", environ=env)
+        Session.attach("unknown", environ=env)
     with pytest.raises(Blocked, match="more than can be sent at once; nothing was sent"):
         shell.send("\u044f" * 100_000)
     shell.send("exit 3")

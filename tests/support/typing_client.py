@@ -1,5 +1,5 @@
-"""A session that counts and says back what is typed, and a client that types numbered lines at it: whatever happens on
-the way, every byte of output comes once and in order, and every line is applied once and in order."""
+"""A session that counts and prints what is typed, and a client that types numbered lines at it: every byte of output
+arrives once and in order, and every line is applied once and in order, over any failure on the way."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What the relay knows of a session. `highest`: no lower fencing token is ever routed. `asking`: what waits for the
+    """A session as the relay knows it. `highest`: no lower fencing token is ever routed. `asking`: what waits for the
     pending question (None: no question); `later`: what waits for the next one, because the pending question may be
     older than they are."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from cmdop_migrate.relay.frames import Kind, with_table
 from cmdop_migrate.relay.router.router_events import End, Limits
-from tests.unit.relay.boards import S1, Board, frames
+from tests.unit.relay.router_board import S1, Board, frames
 
 FACTS: dict[str, Any] = {"to": "host-b", "at": 12.5, "frozen_s": 0.2, "downtime_s": None, "phases": {"dump": 0.1}}
 

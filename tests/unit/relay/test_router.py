@@ -1,4 +1,4 @@
-"""The switchboard as a table: what each event leads to."""
+"""The router: the actions that follow each event."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, encode, with_credit, with_table
 from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, LeaseStatus, Limits, NotKept, Ticked
-from tests.unit.relay.boards import S1, S2, Board, frames, held, said
+from tests.unit.relay.router_board import S1, S2, Board, frames, held, said
 
 
 def test_registration_is_routed_once_the_lease_store_confirms() -> None:
@@ -232,7 +232,7 @@ def test_waiting_channels_are_refused_when_the_session_ends() -> None:
     board.answer(S1, held(name="work"))
     board.now += 10
     assert board.do(Ticked()) == [Ask(S1, False)]
-    assert board.answer(S1, "silent") == []  # who waits goes on waiting
+    assert board.answer(S1, "silent") == []  # waiting channels keep waiting
     board.now += 10
     board.do(Ticked())
     assert said(board.answer(S1, LeaseStatus(2, "free", "x", 15.0, over=True)), client) == [("REFUSED", "exited")]
@@ -320,7 +320,7 @@ def test_protocol_violation_ends_the_connection(by_client: bool, frame: Frame) -
     board.open(client)
     who = client if by_client else host
     assert said(board.hear(who, frame), who) == [("END", "protocol")]
-    assert frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING), "nobody else suffers for it"
+    assert frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING), "no other connection is affected"
 
 
 def test_a_channel_is_not_used_before_it_is_open() -> None:
@@ -355,7 +355,7 @@ def test_limits_on_connections_channels_and_sessions() -> None:
     board.client()
     board.count += 1
     from cmdop_migrate.relay.router.router_events import Joined
-    from tests.unit.relay.boards import claims
+    from tests.unit.relay.router_board import claims
 
     assert said(board.do(Joined(90, claims("client", "alice"))), 90) == [("END", "too_many")]
     assert said(board.do(Joined(91, claims("host", "host-a"))), 91) == [("END", "too_many")]

@@ -25,7 +25,7 @@ from cmdop_migrate.relay.router.router_events import (
     Send,
     Ticked,
 )
-from tests.unit.relay.boards import claims
+from tests.unit.relay.router_board import claims
 
 SESSIONS = ["0a" * 12, "1b" * 12, "2c" * 12]
 HOSTS = ["host-a", "host-b"]
@@ -54,12 +54,12 @@ class World(RuleBasedStateMachine):
 
     def check(self, action: Action) -> None:
         if isinstance(action, Ask):
-            assert action.session not in self.asked, "two questions about one session at once"
+            assert action.session not in self.asked, "two questions about one session simultaneously"
             self.asked[action.session] = self.lease[action.session]
         elif isinstance(action, End):
             self.ending = action.conn
         elif isinstance(action, Send):
-            assert action.conn in self.there, "a frame to nobody"
+            assert action.conn in self.there, "a frame to a connection that is gone"
             encode(action.frame)
             self.check_frame(action.conn, action.frame)
 

@@ -1,4 +1,4 @@
-"""What a client's bridge sends after what has happened; and against holders that move, stall and lose their lines."""
+"""The resend buffer: the actions that follow each event, and runs against holders that move, freeze and lose channels."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_requests_are_resent_until_they_are_answered() -> None:
     bridge.closed()
     assert len(said(bridge.opened(1))) == 1
     acts = control(bridge, re="send", error="checkpointing")
-    assert [type(act) for act in acts] == [Retry], "it stands still: said again in a moment"
+    assert [type(act) for act in acts] == [Retry], "the session is frozen: the request is repeated in a moment"
     assert len(said(bridge.retry())) == 1
     assert said(control(bridge, re="send", seq=3, at=9), ToClient) == [{"re": "send", "seq": 3, "at": 9}]
     bridge.closed()
@@ -171,7 +171,7 @@ def test_no_room_for_input_while_too_much_is_unapplied() -> None:
 
 
 class Session:
-    """A session that says back what is typed, as its holder keeps it: the parts that travel, and those that do not."""
+    """A session that prints what is typed in capitals, with the state that its holder keeps and moves."""
 
     def __init__(self) -> None:
         self.token = 1
@@ -200,7 +200,7 @@ class Session:
 
 
 class Channel:
-    """What is under way between a bridge and one incarnation."""
+    """Messages in flight between a buffer and one incarnation."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -252,7 +252,7 @@ def test_input_and_output_exactly_once_over_broken_channels(steps: list[tuple[st
         bridge.closed()
 
     def take_up(most: int) -> None:
-        """The holder reads so many frames, and answers."""
+        """Have the holder read up to `most` messages, and answer."""
         assert channel is not None
         for _ in range(min(most, len(channel.up))):
             message = channel.up.pop(0)

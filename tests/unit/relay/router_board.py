@@ -1,4 +1,4 @@
-"""A switchboard under test, and what it said, by connection."""
+"""A router under test, and the frames it sent, by connection."""
 
 from __future__ import annotations
 

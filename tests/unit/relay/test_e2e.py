@@ -74,7 +74,7 @@ def test_an_older_incarnation_is_refused() -> None:
 
 
 def test_only_the_bearer_of_the_claims_is_accepted() -> None:
-    """Whoever shows another's claims has not the key."""
+    """Claims of another bearer do not help without their key."""
     thief = a_client(bearer=Ed25519PrivateKey.generate())
     host = a_host(thief.handshake)
     answer = thief.answer(host.first, 3)

@@ -1,4 +1,4 @@
-"""What the relay is told of a host's sessions, and what its clients may ask of them."""
+"""What a host registers at a relay, and the requests that each role allows."""
 
 from __future__ import annotations
 
