@@ -1,4 +1,4 @@
-"""Sessions from a program: an operator of one's own, beside a person or instead of one.
+"""Use sessions from a program: an operator beside a person, or instead of one.
 
     from cmdop_migrate import Session
 
@@ -6,9 +6,9 @@
     build.send("make test")
     print(build.expect(r"\\d+ passed", timeout=600).text)
 
-Here, as root, without a relay; through one from anywhere, as whom the credential
-names, and the session may move meanwhile. Errors are those of `cmdop_migrate.errors`.
-`AsyncSession` is the same for asyncio.
+Without a relay, a program must run as root on the session's host. Through a relay it
+runs anywhere, acts as the actor that its credential names, and the session may move
+meanwhile. Errors are those of `cmdop_migrate.errors`. In a coroutine, use `AsyncSession`.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.turn import Do, TurnOptions
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
+from cmdop_migrate.session import requests
 from cmdop_migrate.session.requests import Output
 
-SLICE = 1.0  # seconds that an AsyncSession that was cancelled still waits for in the background
+SLICE = 1.0  # seconds for which the thread of a cancelled AsyncSession call may still wait in the background
 __all__ = ["AsyncSession", "Match", "Output", "Session"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """What was found, and the number of the byte behind it."""
+    """The text that matched, and the number of the byte after it."""
 
     text: str
     seq: int
 
 
-class _Way(ABC):
-    """How a session is reached."""
+class _Access(ABC):
+    """Access to a session, on this host or through a relay."""
 
     actor: str
 
@@ -69,7 +70,9 @@ class _Way(ABC):
     def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]: ...
 
 
-class _Here(_Way):
+class _LocalAccess(_Access):
+    """Reach a session on this host. Output of sessions that have ended is read from disk."""
+
     def __init__(self, config: Config, actor: str) -> None:
         self.this_host, self.actor = Host(config), actor
 
@@ -92,32 +95,35 @@ class _Here(_Way):
             return migrate_flow.migrate(self.this_host, session, peer, wanted).to_json()
 
 
-class _Afar(_Way):
-    def __init__(self, place: client.Place) -> None:
-        self.place, self.actor = place, place.credential.claims.name
+class _RelayAccess(_Access):
+    """Reach a session through a relay."""
+
+    def __init__(self, relay: client.RelayAccess) -> None:
+        self.relay, self.actor = relay, relay.credential.claims.name
 
     def send(self, session: str, data: bytes) -> dict[str, Any]:
-        return client.send(self.place, session, data)
+        return client.send(self.relay, session, data)
 
     def output(self, session: str, start: int | None) -> Output:
-        return client.output(self.place, session, start)
+        return client.output(self.relay, session, start)
 
     def wait(self, session: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
-        return client.wait(self.place, session, pattern, timeout, start)
+        return client.wait(self.relay, session, pattern, timeout, start)
 
     def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]:
-        return client.turn(self.place, session, asked)
+        return client.turn(self.relay, session, asked)
 
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - a _Way
-        raise Usage("a relay moves nothing", f"On the host that has it: cmdop-migrate migrate {session[:12]} --to {to}")
+    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - an _Access
+        hint = f"On the host that has it: cmdop-migrate migrate {session[:12]} --to {to}"
+        raise Usage("a session cannot be migrated through a relay", hint)
 
 
 class Session:
-    """One session. `seq`: up to where its output was looked at; `expect` begins there. Nothing is kept open between
-    calls, and to drop one of these ends nothing."""
+    """One session. `seq` is the number of the first byte of output that has not been looked at; `expect` begins there.
+    No connection stays open between calls, and the session does not end with this object."""
 
-    def __init__(self, way: _Way, session: str, name: str, seq: int) -> None:
-        self._way, self.session, self.name, self.seq = way, session, name, seq
+    def __init__(self, access: _Access, session: str, name: str, seq: int) -> None:
+        self._access, self.session, self.name, self.seq = access, session, name, seq
 
     @classmethod
     def attach(
@@ -130,23 +136,21 @@ class Session:
         config: str | PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """A session by name, id or the beginning of its id; `seq` is at the end of what it has printed so far.
+        """Return a session by name, id or unique prefix of its id; `seq` is at the end of its output so far.
 
-        With `credential`, through a relay (`relay`, or the one the credential names); without, on this host. `config`,
-        `environ`: where this host's settings are from, as for the command line.
+        With `credential`, use a relay (`relay`, or the one that the credential names); without, this host. `config` and
+        `environ` are the sources of this host's settings, as for the command line. Raise SessionNotFound, NotAdmitted,
+        Unreachable or Usage.
         """
-        way: _Way
         if credential is not None:
-            place = client.place(relay, client.load(Path(credential).expanduser()))
-            way, found = _Afar(place), client.find(place, reference)
-            session, name = found.session, found.name
-        elif relay is not None:
-            raise Usage("a relay asks who you are", "Give a credential, too: relay token create --actor NAME")
-        else:
-            here = way = _Here(_config(config, environ), actor or getpass.getuser())
-            record = here.this_host.find(reference)
-            session, name = record.session, record.name
-        return cls(way, session, name, way.output(session, None).end)
+            through = client.access(relay, client.load(Path(credential).expanduser()))
+            with client.connected(through, reference) as (ref, channel):
+                return cls(_RelayAccess(through), ref.session, ref.name, requests.output(channel, None).end)
+        if relay is not None:
+            raise Usage("a relay needs a credential", "Give one: relay token create --actor NAME")
+        local = _LocalAccess(_config(config, environ), actor or getpass.getuser())
+        record = local.this_host.find(reference)
+        return cls(local, record.session, record.name, local.output(record.session, None).end)
 
     @classmethod
     def run(
@@ -157,72 +161,73 @@ class Session:
         config: str | PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """A new session on this host."""
+        """Start a session on this host."""
         loaded = _config(config, environ)
         record, _ = run_flow.run(loaded, run_flow.RunOptions(command=command, name=name), environ)
-        return cls(_Here(loaded, actor or getpass.getuser()), record.session, record.name, 0)
+        return cls(_LocalAccess(loaded, actor or getpass.getuser()), record.session, record.name, 0)
 
     @property
     def actor(self) -> str:
-        """Under which name what is sent goes into the record."""
-        return self._way.actor
+        """Return the actor under whose name inputs are recorded."""
+        return self._access.actor
 
     def send(self, text: str | bytes, enter: bool = True) -> int:
-        """One discrete input, whole, once -> its number in the journal. NotAdmitted when another has the write turn,
-        or the gate refuses it."""
+        """Send one input, whole and once, and return its number in the journal. Raise NotAdmitted if another actor has
+        the write turn, or if the gate refuses the input."""
         data = text.encode() if isinstance(text, str) else text
-        return int(self._way.send(self.session, data + (b"\r" if enter else b""))["seq"])
+        return int(self._access.send(self.session, data + (b"\r" if enter else b""))["seq"])
 
     def expect(self, pattern: str, timeout: float = 30.0) -> Match:
-        """Waits until it prints something that the regular expression finds, behind all that was found before.
-        TimedOut; SessionExited when it ends before."""
-        result = self._way.wait(self.session, pattern, timeout, self.seq)
+        """Wait until the session prints text that matches the regular expression, after all earlier matches. Raise
+        TimedOut, or SessionExited if it ends first."""
+        result = self._access.wait(self.session, pattern, timeout, self.seq)
         if "matched" not in result:
             raise SessionExited(f"session {self.name!r} ended before it printed {pattern!r}", str(result["reason"]))
-        found = Match(str(result["matched"]), int(result["seq"]))
-        self.seq = found.seq
-        return found
+        match = Match(str(result["matched"]), int(result["seq"]))
+        self.seq = match.seq
+        return match
 
     def read(self) -> str:
-        """What it has printed since it was looked at last; bytes that are no text are replaced."""
-        got = self._way.output(self.session, self.seq)
+        """Return the output since `seq`, and move `seq` behind it. Invalid UTF-8 is replaced."""
+        got = self._access.output(self.session, self.seq)
         self.seq = got.end
         return got.data.decode("utf-8", "replace")
 
     def output(self, start: int | None = None) -> Output:
-        """All that is kept, or from a number on. Does not move `seq`."""
-        return self._way.output(self.session, start)
+        """Return all output that is kept, or from byte `start`. Does not move `seq`."""
+        return self._access.output(self.session, start)
 
     def wait(self, timeout: float = 30.0) -> int | None:
-        """Waits for its end -> how it ended, as a shell would say it; None when it was not by itself. TimedOut."""
-        result = self._way.wait(self.session, None, timeout, None)
+        """Wait for the session's end and return its exit code as a shell reports it, or None if it did not exit by
+        itself. Raise TimedOut."""
+        result = self._access.wait(self.session, None, timeout, None)
         code = result["exited"]
         return None if code is None else int(code)
 
     def turn(
         self, do: Do, *, to: str | None = None, timeout: float | None = None, wait: float = 0.0, freeze: bool = False
     ) -> str | None:
-        """The write turn: request, grant, release, seize, show -> who has it afterwards. With `wait`, TimedOut when a
-        request was not granted within that time."""
+        """Request, grant, release, seize or show the write turn, and return the actor who has it afterwards. With
+        `wait`, raise TimedOut if a request was not granted within that time."""
         asked = TurnOptions(do, self.actor, to=to, timeout=timeout, freeze=freeze, wait=wait)
-        holder = self._way.turn(self.session, asked).get("holder")
+        holder = self._access.turn(self.session, asked).get("holder")
         return None if holder is None else str(holder)
 
     def migrate(self, to: str, *, pre_ship: int = 0, lazy: bool = False) -> dict[str, Any]:
-        """To another host, from the one it runs on -> what `migrate --json` answers. Who is attached through a relay
-        goes on with it; one that was attached here has to attach there."""
-        return self._way.migrate(self.session, to, migrate_flow.MigrateOptions(pre_ship=pre_ship, lazy=lazy))
+        """Migrate the session from this host to another, and return the fields of `migrate --json`. Clients attached
+        through a relay stay attached; local ones have to attach on the other host."""
+        return self._access.migrate(self.session, to, migrate_flow.MigrateOptions(pre_ship=pre_ship, lazy=lazy))
 
 
 class AsyncSession:
-    """`Session` for asyncio: the same, in threads. A cancelled `expect` is over within a second."""
+    """`Session` for asyncio: each call runs in a thread. A cancelled `expect` ends within a second."""
 
     def __init__(self, session: Session) -> None:
         self.sync = session
 
     @classmethod
     async def attach(cls, reference: str, **options: Any) -> Self:
-        """As Session.attach."""
+        """Return a session as Session.attach does."""
         return cls(await asyncio.to_thread(Session.attach, reference, **options))
 
     @property

@@ -20,6 +20,7 @@ from cmdop_migrate import clock, log
 from cmdop_migrate.agent import supervisor
 from cmdop_migrate.agent.deadline_watchdog import DeadlineWatchdog, is_current
 from cmdop_migrate.agent.holder_connections import HolderConnections
+from cmdop_migrate.agent.metrics import agent_metrics
 from cmdop_migrate.agent.move_recovery import MoveRecovery
 from cmdop_migrate.agent.pause_watchdog import PauseWatchdog
 from cmdop_migrate.errors import Blocked, CmdopError, Fenced, LeaseUnreachable, Unreachable
@@ -34,7 +35,6 @@ from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Held, LeaseStore
 from cmdop_migrate.migration import ownership, prefetch
 from cmdop_migrate.model import Record
-from cmdop_migrate.util.metrics import Metrics
 
 IDLE_ROUNDS = 2  # rounds without work after which an agent started on demand exits
 CHECK_RECORDS_EVERY = 0.2  # seconds between two looks at the records
@@ -61,7 +61,7 @@ class Agent:
         self.silent: set[str] = set()  # sessions whose holder does not take messages
         self.notified: dict[str, int] = {}  # session -> token of the incarnation whose on-fence hooks have run
         self.holders = HolderConnections(this_host.socket)
-        self.metrics = Metrics(self.config.run_dir / "metrics.prom")
+        self.metrics = agent_metrics(self.config.run_dir)
         self.name = HostName(leases, this_host)
         self.hooks = ThreadPoolExecutor(PARALLEL_HOOKS, "hooks")  # only the end of this process waits for them
         self.move_recovery = MoveRecovery(this_host, leases, self._run_thaw_hooks)

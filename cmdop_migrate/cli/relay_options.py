@@ -14,7 +14,7 @@ from cmdop_migrate.cli.app import App
 from cmdop_migrate.errors import NotAdmitted, SessionNotFound, Usage
 
 if TYPE_CHECKING:
-    from cmdop_migrate.gateway.client import Place
+    from cmdop_migrate.gateway.client import RelayAccess
 
 
 def through_relay(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +34,7 @@ def through_relay(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def elsewhere(app: App, relay: tuple[str | None, Path | None], session: str | None = None) -> Place | None:
+def elsewhere(app: App, relay: tuple[str | None, Path | None], session: str | None = None) -> RelayAccess | None:
     """The relay to go through; None: it is about this host. Without --relay that is so for root on a machine that is no
     client, or has a session of this name."""
     url, file = relay
@@ -48,7 +48,7 @@ def elsewhere(app: App, relay: tuple[str | None, Path | None], session: str | No
     from cmdop_migrate.gateway import client  # brings TLS and keys along, which nobody on a host needs
 
     try:
-        return client.place(url or app.config.relay, client.load(file or app.config.relay_credential))
+        return client.access(url or app.config.relay, client.load(file or app.config.relay_credential))
     except NotAdmitted:
         if named or os.geteuid() != 0:
             raise

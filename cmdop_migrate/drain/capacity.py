@@ -63,7 +63,7 @@ def names(config: Config, given: Sequence[str]) -> list[str]:
 def targets(
     this_host: Host, hosts: Sequence[str], sample: Record, timeout: float = math.inf
 ) -> tuple[list[DrainTarget], list[UnfitHost]]:
-    """HostQuery all hosts simultaneously how much room they have. A host that has not answered after `timeout` seconds is
+    """Ask all hosts simultaneously how much room they have. A host that has not answered after `timeout` seconds is
     reported as unfit. Raise Usage if one is this host itself under another name."""
     if not hosts:
         return [], []

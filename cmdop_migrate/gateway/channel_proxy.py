@@ -1,7 +1,8 @@
-"""One client's channel on its host: from the relay, unsealed, past the doorkeeper, to the holder; and back.
+"""Carry one client's channel on the session's host: frames from the relay are decrypted, checked against the client's
+role and passed to the holder, and the holder's frames go back encrypted.
 
 Nothing is read from the holder that the client has not given credit for, so a
-slow client costs nothing here: what it misses is dropped in the holder's ring.
+slow client costs nothing here: output it misses is dropped in the holder's ring.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, Kind
 
 HANDSHAKE_TIMEOUT = 10.0
-LEAST = 1024  # bytes of credit worth a message
+LEAST_CREDIT = 1024  # bytes that are worth a message
 _log = log.get("link")
 Send = Callable[[Frame], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """Whose channel it is, and to which incarnation."""
+class ChannelInfo:
+    """The number of a channel, its bearer, and the incarnation it leads to."""
 
     number: int
     session: str
@@ -39,62 +40,66 @@ class Way:
     holder: Path
 
 
-class Closed(Exception):
-    """Why it is over, as CLOSE says it."""
+class ChannelClosed(Exception):
+    """The channel has ended on the host's side; `code` and `why` go into the CLOSE frame."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
         self.code, self.why = code, why
 
 
-class Passage:
-    def __init__(self, way: Way, seal: e2e.HostSide, send: Send, window: int) -> None:
-        self.way = way
+class ChannelProxy:
+    """One client's channel, from the relay to the holder's socket and back."""
+
+    def __init__(self, info: ChannelInfo, seal: e2e.HostSide, send: Send, window: int) -> None:
+        self.info = info
         self._seal, self._send_frame, self._window = seal, send, window
-        self._came: asyncio.Queue[bytes] = asyncio.Queue()  # the relay lets no more than a window through
+        self._received: asyncio.Queue[bytes] = asyncio.Queue()  # bounded: the relay passes no more than a window
         self._credit, self._more = window, asyncio.Event()
         self._owed = 0
         self._seq = 0
-        self._talking = asyncio.Lock()
-        self._edges, self._at_edge = protocol.Edges(), False  # nothing is said before the handshake is over
+        self._sending = asyncio.Lock()
+        self._edges, self._at_edge = protocol.Edges(), False  # nothing is sent before the handshake is complete
         self._notices: list[bytes] = []
         self._sock = socket.socket(socket.AF_UNIX)
 
     def data(self, payload: bytes) -> None:
-        self._came.put_nowait(payload)
+        """Take the payload of a DATA frame from the client."""
+        self._received.put_nowait(payload)
 
     def credit(self, count: int) -> None:
+        """Take credit from the client: `count` more bytes may be sent to it."""
         self._credit += count
         self._more.set()
 
     async def run(self) -> None:
-        """Until either end is over; says why, unless it is the client that ended it (then this is cancelled)."""
+        """Carry frames until the holder's side ends, and send CLOSE with the reason. Cancelled when the client ends."""
         try:
             await self._join()
-        except Closed as over:
-            facts = {"code": over.code, "why": over.why}
-            closing = frames.with_table(Kind.CLOSE, facts, self.way.session, self.way.token, self.way.number)
-            await self._send_frame(closing)
+        except ChannelClosed as closed:
+            facts = {"code": closed.code, "why": closed.why}
+            info = self.info
+            await self._send_frame(frames.with_table(Kind.CLOSE, facts, info.session, info.token, info.number))
         finally:
             self._sock.close()
 
     async def _join(self) -> None:
-        await self._say(self._seal.first)
+        await self._send_data(self._seal.first)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT):
-                first = await self._came.get()
+                first = await self._received.get()
                 self._seal.accept(first)
                 await self._connect()
         except e2e.SealError as error:
-            raise Closed("not_admitted", str(error)) from error
+            raise ChannelClosed("not_admitted", str(error)) from error
         except TimeoutError as error:
-            raise Closed("timed_out", "nobody answered") from error
+            raise ChannelClosed("timed_out", "the client did not answer the handshake") from error
         except OSError as error:
-            raise Closed("lost", "the session's holder is not there") from error
-        await self._took(len(first))
-        async with self._talking:
+            raise ChannelClosed("lost", "the session's holder does not listen") from error
+        await self._give_credit(len(first))
+        async with self._sending:
             self._at_edge = True
-            await self._put_in()
+            await self._send_notices()
         tasks = [asyncio.create_task(self._inward()), asyncio.create_task(self._outward())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -108,41 +113,41 @@ class Passage:
 
     async def _connect(self) -> None:
         self._sock.setblocking(False)
-        directory = os.open(self.way.holder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(self.info.holder.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            path = f"/proc/self/fd/{directory}/{self.way.holder.name}"
+            path = f"/proc/self/fd/{directory}/{self.info.holder.name}"
             await asyncio.get_running_loop().sock_connect(self._sock, path)
         finally:
             os.close(directory)
 
     async def _inward(self) -> None:
-        """What the client says."""
+        """Pass the client's frames on to the holder."""
         decoder = protocol.Decoder()
         loop = asyncio.get_running_loop()
         while True:
-            payload = await self._came.get()
+            payload = await self._received.get()
             try:
-                found = decoder.feed(self._seal.open(payload))
-                for kind, content in found:
-                    passed = await self._judge(kind, content)
+                for kind, content in decoder.feed(self._seal.open(payload)):
+                    passed = await self._filter(kind, content)
                     if passed:
                         await loop.sock_sendall(self._sock, passed)
             except e2e.SealError as error:
-                raise Closed("not_admitted", str(error)) from error
+                raise ChannelClosed("not_admitted", str(error)) from error
             except protocol.ProtocolError as error:
-                raise Closed("protocol", str(error)) from error
+                raise ChannelClosed("protocol", str(error)) from error
             except OSError as error:
-                raise Closed("lost", "the session's holder is gone") from error
-            await self._took(len(payload))
+                raise ChannelClosed("lost", "the session's holder is gone") from error
+            await self._give_credit(len(payload))
 
-    async def _judge(self, kind: int, content: bytes) -> bytes:
-        claims = self.way.claims
+    async def _filter(self, kind: int, content: bytes) -> bytes:
+        """Return the frame that the holder is to get; empty if the client's role does not allow it."""
+        claims = self.info.claims
         if kind == protocol.INPUT and permissions.may_type(claims.role):
             return protocol.typed(content)
         message: dict[str, Any] = {"op": "type", "data": content}
         if kind == protocol.CONTROL:
             message = protocol.parse_control(content)
-            passed = permissions.let_through(claims.role, claims.name, message)
+            passed = permissions.allowed_request(claims.role, claims.name, message)
             if passed is not None:
                 return protocol.control(passed)
         _log.warning("%s (%s) may not %s", claims.name, claims.role, str(message.get("op"))[:40])
@@ -150,10 +155,10 @@ class Passage:
         return b""
 
     async def _outward(self) -> None:
-        """What the holder says."""
+        """Pass the holder's bytes on to the client, as credit allows."""
         loop = asyncio.get_running_loop()
         while True:
-            while self._credit < min(LEAST, self._window // 2) + e2e.OVERHEAD:
+            while self._credit < min(LEAST_CREDIT, self._window // 2) + e2e.OVERHEAD:
                 self._more.clear()
                 await self._more.wait()
             try:
@@ -161,38 +166,38 @@ class Passage:
             except OSError:
                 data = b""
             if not data:
-                raise Closed("lost", "the session's holder has ended")
-            async with self._talking:
-                await self._say(self._seal.seal(data))
+                raise ChannelClosed("lost", "the session's holder has ended")
+            async with self._sending:
+                await self._send_data(self._seal.seal(data))
                 self._at_edge = self._edges.feed(data)
-                await self._put_in()
+                await self._send_notices()
 
     async def tell(self, message: dict[str, Any]) -> None:
-        """A word of our own, between what the holder says."""
-        async with self._talking:
+        """Send a message of the host's own, between two frames of the holder."""
+        async with self._sending:
             self._notices.append(protocol.control(message))
             if self._at_edge:
-                await self._put_in()
+                await self._send_notices()
 
-    async def _put_in(self) -> None:
+    async def _send_notices(self) -> None:
         while self._at_edge and self._notices and self._credit > len(self._notices[0]) + e2e.OVERHEAD:
-            await self._say(self._seal.seal(self._notices.pop(0)))
+            await self._send_data(self._seal.seal(self._notices.pop(0)))
 
-    async def _say(self, payload: bytes) -> None:
+    async def _send_data(self, payload: bytes) -> None:
         self._credit -= len(payload)
         seq, self._seq = self._seq, self._seq + 1
-        await self._send_frame(Frame(Kind.DATA, self.way.session, self.way.token, seq, self.way.number, payload))
+        await self._send_frame(Frame(Kind.DATA, self.info.session, self.info.token, seq, self.info.number, payload))
 
-    async def _took(self, count: int) -> None:
-        """The client may send as much again. Not for every few bytes."""
+    async def _give_credit(self, count: int) -> None:
+        """Allow the client to send as much again. Not for every few bytes."""
         self._owed += count
         if self._owed >= self._window // 4:
             owed, self._owed = self._owed, 0
-            await self._send_frame(frames.with_credit(self.way.number, owed, self.way.session, self.way.token))
+            await self._send_frame(frames.with_credit(self.info.number, owed, self.info.session, self.info.token))
 
 
 async def end(tasks: list[asyncio.Task[None]]) -> None:
-    """Ends them, and waits until they have."""
+    """Cancel tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     for task in tasks:

@@ -1,8 +1,10 @@
-"""Sessions through a relay, by who they are: ls, attach, send, output, wait. Takes a credential, and not root."""
+"""Use sessions through a relay: list, attach, send, output, follow, wait, turn. Needs a credential, and not root.
+
+Each function makes one connection to the relay, which resolves the session's name and then carries its channel.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.errors import NotAdmitted, SessionExited, SessionNotFound, TimedOut, Usage
-from cmdop_migrate.gateway import relay_channel
+from cmdop_migrate.gateway.relay_channel import RelayStream
 from cmdop_migrate.host import turn as host_turn
 from cmdop_migrate.relay import credentials
 from cmdop_migrate.relay.credentials import Credential
@@ -22,45 +24,51 @@ from cmdop_migrate.session.holder_client import Channel, HolderGone
 from cmdop_migrate.session.requests import Output
 
 _ID = re.compile(r"[0-9a-f]{24}")
-NEW_RELAY = 2.0
-GATE_TIMEOUT = 5.0  # as hosts have it, unless they are told otherwise
-_WORDS = {
+NEW_RELAY = 2.0  # seconds in which the hosts of a relay that has just been started connect to it
+RELIST_EVERY = 0.3
+GATE_TIMEOUT = 5.0  # the hosts' default
+_UNREACHABLE = {
     "moving": "it is being moved",
     "parked": "it is parked in the store",
-    "waiting": "no host has it just now",
+    "waiting": "no host has it at the moment",
     "away": "the relay does not answer",
 }
 
 
 @dataclass(frozen=True)
-class Place:
-    """A relay, and as whom to come to it."""
+class RelayAccess:
+    """The address of a relay, and the credential to use there."""
 
     url: str
     credential: Credential
 
 
 @dataclass(frozen=True)
-class Found:
+class SessionRef:
+    """The id and the name of a session at a relay."""
+
     session: str
     name: str
 
 
 def load(file: Path) -> Credential:
-    """NotAdmitted when there is none, or none that can be used."""
+    """Return the credential in a file. Raise NotAdmitted if it is missing or invalid."""
     try:
         text = file.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError) as error:
-        words = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "not a text file"
         raise NotAdmitted(
-            f"no credential: {file}: {words}",
+            f"no credential: {file}: {why}",
             "Give --credential FILE, or set CMDOP_MIGRATE_RELAY_CREDENTIAL; on a host: relay token create",
         ) from error
     return credentials.parse(text)
 
 
-def place(url: str | None, credential: Credential) -> Place:
-    """`url` wins over what the credential says."""
+def access(url: str | None, credential: Credential) -> RelayAccess:
+    """Return how to use the relay at `url`, or at the address in the credential if `url` is None.
+
+    Raise NotAdmitted for a host's credential, Usage if neither names a relay.
+    """
     if credential.claims.kind != "client":
         raise NotAdmitted(
             "this is a host's credential", "Make one for yourself: relay token create --actor NAME --role execute"
@@ -68,103 +76,118 @@ def place(url: str | None, credential: Credential) -> Place:
     url = url or credential.relay
     if url is None:
         raise Usage("which relay?", "Give --relay wss://…, or set CMDOP_MIGRATE_RELAY.")
-    return Place(url, credential)
+    return RelayAccess(url, credential)
 
 
-def list_all(where: Place) -> list[dict[str, Any]]:
-    return sorted(asyncio.run(relay_channel.listing(where.url, where.credential)), key=lambda row: str(row.get("name")))
+def list_all(where: RelayAccess) -> list[dict[str, Any]]:
+    """Return the relay's rows of all sessions that the credential covers, by name. Raise NotAdmitted, Unreachable."""
+    with RelayStream(where.url, where.credential) as stream:
+        return _rows(stream)
 
 
-def find(where: Place, reference: str) -> Found:
-    """By name, id, or unique prefix of the id, among those that the credential is for."""
+def _rows(stream: RelayStream) -> list[dict[str, Any]]:
+    return sorted(stream.sessions(), key=lambda row: str(row.get("name")))
+
+
+def _find(stream: RelayStream, reference: str) -> SessionRef:
+    """Resolve a name, an id or a unique prefix of an id, among the sessions that the credential covers.
+
+    Raise SessionNotFound, or Usage if the reference is ambiguous.
+    """
     if _ID.fullmatch(reference):
-        return Found(reference, reference[:12])
-    rows = list_all(where)
+        return SessionRef(reference, reference[:12])
+    rows = _rows(stream)
     until = time.monotonic() + NEW_RELAY
-    while not rows and time.monotonic() < until:  # it may have just been started: its hosts are on their way back
-        time.sleep(0.3)
-        rows = list_all(where)
+    while not rows and time.monotonic() < until:  # the relay may have just been started: its hosts reconnect
+        time.sleep(RELIST_EVERY)
+        rows = _rows(stream)
     by_name = [row for row in rows if row["name"] == reference]
     by_name = [row for row in by_name if row["state"] != "exited"] or by_name
     by_id = [row for row in rows if reference and str(row["session"]).startswith(reference)]
-    found = by_name or by_id
-    if len(found) > 1:
-        some = ", ".join(f"{row['session'][:12]} ({row['name']})" for row in found[:5])
+    matching = by_name or by_id
+    if len(matching) > 1:
+        some = ", ".join(f"{row['session'][:12]} ({row['name']})" for row in matching[:5])
         raise Usage(f"{reference!r} is the name of several sessions: {some}", "Give the id.")
-    if not found:
+    if not matching:
         known = ", ".join(str(row["name"]) for row in rows[:20]) or "none"
         raise SessionNotFound(
             f"no session {reference!r} at the relay for this credential", f"There: {known}. See: ls --relay"
         )
-    return Found(str(found[0]["session"]), str(found[0]["name"]))
+    return SessionRef(str(matching[0]["session"]), str(matching[0]["name"]))
 
 
 @contextlib.contextmanager
-def _talking(where: Place, reference: str) -> Iterator[tuple[Found, Channel]]:
-    """What goes wrong with the way there is said as such. HolderGone after a farewell is the session's own end."""
-    found = find(where, reference)
-    with relay_channel.Line(where.url, where.credential, found.session) as opened:
+def connected(where: RelayAccess, reference: str) -> Iterator[tuple[SessionRef, Channel]]:
+    """Yield a session and a channel to it. Replace HolderGone without an exit event, and a timeout, by the reason why
+    the session could not be reached."""
+    with RelayStream(where.url, where.credential) as stream:
+        ref = _find(stream, reference)
         try:
-            yield found, opened.channel
+            yield ref, stream.open(ref.session)
         except HolderGone as error:
             if error.args:
                 raise
-            opened.settle()
-            raise opened.why or SessionExited(f"session {found.name!r} has ended", "See: ls --relay") from None
+            raise stream.failure or SessionExited(f"session {ref.name!r} has ended", "See: ls --relay") from None
         except TimedOut as error:
-            standing = opened.bridge.standing or {}
-            words = _WORDS.get(str(standing.get("event")))
-            if words is None:
+            why = _UNREACHABLE.get(stream.status or "")
+            if why is None:
                 raise
-            raise TimedOut(f"session {found.name!r} did not answer in time: {words}", error.hint) from error
+            raise TimedOut(f"session {ref.name!r} did not answer in time: {why}", error.hint) from error
 
 
 def attach(
-    where: Place, reference: str, read_only: bool, start: int | None, keyboard: int, display: int
-) -> tuple[Found, session_attach.Outcome]:
+    where: RelayAccess, reference: str, read_only: bool, start: int | None, keyboard: int, display: int
+) -> tuple[SessionRef, session_attach.Outcome]:
+    """Connect a terminal to a session until it is detached or the session ends."""
     read_only = read_only or where.credential.claims.role == "read"
-    with _talking(where, reference) as (found, channel):
+    with connected(where, reference) as (ref, channel):
         actor = where.credential.claims.name
         outcome = session_attach.attach(channel, actor, read_only, start, keyboard, display)
         if outcome.kind == "lost":
             raise HolderGone
-        return found, outcome
+        return ref, outcome
 
 
-def send(where: Place, reference: str, data: bytes) -> dict[str, Any]:
-    with _talking(where, reference) as (found, channel):
+def send(where: RelayAccess, reference: str, data: bytes) -> dict[str, Any]:
+    """Send one input, whole and once. Raise TimedOut if it is not known to have arrived."""
+    with connected(where, reference) as (ref, channel):
         try:
-            return requests.send(channel, found.name, data, where.credential.claims.name, GATE_TIMEOUT)
+            return requests.send(channel, ref.name, data, where.credential.claims.name, GATE_TIMEOUT)
         except TimedOut as error:
             raise TimedOut(
-                error.message, "It may have got it, or get it yet: look at its output before you repeat it."
+                error.message, "The session may have got it, or get it yet: look at its output before you repeat it."
             ) from error
 
 
-def output(where: Place, reference: str, start: int | None) -> Output:
-    with _talking(where, reference) as (_, channel):
+def output(where: RelayAccess, reference: str, start: int | None) -> Output:
+    """Return the output that is kept, from byte `start`."""
+    with connected(where, reference) as (_, channel):
         return requests.output(channel, start)
 
 
-def follow(where: Place, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
-    with _talking(where, reference) as (_, channel):
+def follow(where: RelayAccess, reference: str, start: int | None) -> Iterator[Output | dict[str, Any]]:
+    """Yield output and events as they arrive."""
+    with connected(where, reference) as (_, channel):
         yield from requests.follow(channel, start)
 
 
-def wait(where: Place, reference: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
+def wait(where: RelayAccess, reference: str, pattern: str | None, timeout: float, start: int | None) -> dict[str, Any]:
+    """Wait for output that matches `pattern`, or for the session's end. Raise TimedOut."""
     matcher = requests.compiled(pattern) if pattern is not None else None
     try:
-        with _talking(where, reference) as (found, channel):
+        with connected(where, reference) as (ref, channel):
             result = requests.wait(channel, matcher, timeout, start)
             if result is not None:
                 return result
             what = f"did not print {pattern!r}" if pattern is not None else "did not exit"
-            raise TimedOut(f"session {found.name!r} {what} within {timeout:g} s", "It goes on; give --timeout more.")
+            hint = "The session keeps running; give --timeout more."
+            raise TimedOut(f"session {ref.name!r} {what} within {timeout:g} s", hint)
     except HolderGone as error:
-        farewell, end = error.args
-        return {"exited": farewell.get("code"), "reason": farewell.get("reason"), "seq": end}
+        exit_event, end = error.args
+        return {"exited": exit_event.get("code"), "reason": exit_event.get("reason"), "seq": end}
 
 
-def turn(where: Place, reference: str, asked: host_turn.TurnOptions) -> dict[str, Any]:
-    with _talking(where, reference) as (found, channel):
-        return host_turn.over(channel, found.session, found.name, asked)
+def turn(where: RelayAccess, reference: str, asked: host_turn.TurnOptions) -> dict[str, Any]:
+    """Request, grant, release, seize or show the write turn."""
+    with connected(where, reference) as (ref, channel):
+        return host_turn.over(channel, ref.session, ref.name, asked)

@@ -1,4 +1,4 @@
-"""Credentials for the relay: made by a host of the fleet, listed beside the leases, revoked there."""
+"""Create, list and revoke credentials for the relay. A host of the fleet signs them; the lease store lists them."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ from cmdop_migrate.errors import CmdopError, NotFound, Usage
 from cmdop_migrate.host import leases, resources
 from cmdop_migrate.lease.registry import RELAY
 from cmdop_migrate.relay import certificate
-from cmdop_migrate.relay.credential_registry import Issue, Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry, IssuedCredential
 from cmdop_migrate.relay.credentials import Credential, Role, b64, issue
 
 
 def directory(config: Config) -> Path:
-    """Where a relay on this machine keeps what is its own."""
+    """Return the directory in which a relay on this machine keeps its files."""
     return config.state_dir / "relay"
 
 
 def identity(config: Config) -> bytes:
-    """The fleet's public key: all that a relay must be told."""
+    """Return the fleet's public key, all that a relay must know of the fleet."""
     return resources.open_keys(config).relay_signer.public_key().public_bytes_raw()
 
 
-def open_issued(config: Config) -> Issued:
-    return Issued(leases.open_beside(config, RELAY))
+def open_registry(config: Config) -> CredentialRegistry:
+    """Open the registry of credentials, which is kept beside the leases."""
+    return CredentialRegistry(leases.open_beside(config, RELAY))
 
 
 @dataclass(frozen=True)
-class Where:
-    """What a credential says of the relay itself; both may be left out."""
+class RelayAddress:
+    """The relay's URL and certificate pin to put into a credential; both are optional."""
 
     relay: str | None = None
     pin: str | None = None
 
 
 def create_client(
-    config: Config, actor: str, role: Role, sessions: str, seconds: float | None, where: Where | None = None
+    config: Config, actor: str, role: Role, sessions: str, seconds: float | None, where: RelayAddress | None = None
 ) -> Credential:
-    """One for a person or a program. Listed when this returns."""
+    """Create a credential for a person or a program. It is listed when this returns."""
     return _create(config, "client", actor, role, sessions, seconds, where)
 
 
-def create_host(config: Config, host: str, seconds: float | None, where: Where | None = None) -> Credential:
-    """One for a host, bound to its name: it can register what the lease store says that host holds."""
+def create_host(config: Config, host: str, seconds: float | None, where: RelayAddress | None = None) -> Credential:
+    """Create a credential for a host, bound to its name: it can register sessions whose lease that host holds."""
     return _create(config, "host", host_name(host), "host", "*", seconds, where)
 
 
 def _create(
-    config: Config, kind: str, name: str, role: Role, sessions: str, seconds: float | None, where: Where | None
+    config: Config, kind: str, name: str, role: Role, sessions: str, seconds: float | None, where: RelayAddress | None
 ) -> Credential:
     if seconds is not None and seconds <= 0:
-        raise Usage("a credential that is over already", "Write it like --expires 8h, or --expires never.")
-    where = where or Where()
-    own = certificate.made_here(directory(config))
+        raise Usage("--expires is in the past", "Write it like --expires 8h, or --expires never.")
+    where = where or RelayAddress()
+    own_certificate = certificate.made_here(directory(config))
     now = clock.walltime()
     credential = issue(
         resources.open_keys(config).relay_signer,
@@ -68,47 +69,47 @@ def _create(
         sessions,
         None if seconds is None else int(now + seconds),
         where.relay or config.relay,
-        where.pin or (certificate.pin_of(own) if own else None),
+        where.pin or (certificate.pin_of(own_certificate) if own_certificate else None),
     )
-    open_issued(config).add(credential.claims, round(now, 3))
+    open_registry(config).add(credential.claims, round(now, 3))
     return credential
 
 
-def listing(config: Config) -> list[Issue]:
-    """All that were ever made, the newest first."""
-    return sorted(open_issued(config).all(), key=lambda one: one.created, reverse=True)
+def listing(config: Config) -> list[IssuedCredential]:
+    """Return all credentials that were ever made, the newest first."""
+    return sorted(open_registry(config).all(), key=lambda issued: issued.created, reverse=True)
 
 
-def revoke(config: Config, reference: str) -> Issue:
-    """By id, or the beginning of one. Relays look again within seconds."""
-    issued = open_issued(config)
+def revoke(config: Config, reference: str) -> IssuedCredential:
+    """Revoke a credential by id or unique prefix of it. Relays check again within seconds. Raise NotFound."""
+    registry = open_registry(config)
     if len(reference) == 24:
-        return issued.revoke(reference, round(clock.walltime(), 3))
-    found = [one.claims.id for one in issued.all() if one.claims.id.startswith(reference)]
-    if not reference or len(found) != 1:
-        what = "several credentials begin" if found else "no credential begins"
+        return registry.revoke(reference, round(clock.walltime(), 3))
+    matching = [issued.claims.id for issued in registry.all() if issued.claims.id.startswith(reference)]
+    if not reference or len(matching) != 1:
+        what = "several credentials begin" if matching else "no credential begins"
         raise NotFound(f"{what} with {reference!r}", "See: cmdop-migrate relay token ls")
-    return issued.revoke(found[0], round(clock.walltime(), 3))
+    return registry.revoke(matching[0], round(clock.walltime(), 3))
 
 
-def facts(one: Issue) -> dict[str, object]:
-    """For programs; nothing in it lets anybody in."""
-    claims = one.claims
+def facts(issued: IssuedCredential) -> dict[str, object]:
+    """Return the JSON fields of a credential. They contain nothing that admits a bearer."""
+    claims = issued.claims
     return {
         "id": claims.id,
         "kind": claims.kind,
         "name": claims.name,
         "role": claims.role,
         "sessions": claims.sessions,
-        "created": one.created,
+        "created": issued.created,
         "expires": claims.expires,
-        "revoked": one.revoked,
-        "state": one.why_not(clock.walltime()) or "valid",
+        "revoked": issued.revoked,
+        "state": issued.invalid_because(clock.walltime()) or "valid",
     }
 
 
 def save(path: Path, credential: Credential) -> None:
-    """To a file of the owner's alone, whole or not at all."""
+    """Write a credential to a file that only its owner can read, atomically. Raise Usage if that fails."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -124,15 +125,16 @@ def save(path: Path, credential: Credential) -> None:
 
 
 @contextlib.contextmanager
-def revoked_unless_had(config: Config, credential: Credential) -> Iterator[None]:
-    """Whoever is to have it gets it meanwhile; one that nobody has got is not left valid."""
+def revoked_unless_delivered(config: Config, credential: Credential) -> Iterator[None]:
+    """Revoke the credential if the body, which delivers it, fails: no credential stays valid that no bearer has."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(CmdopError):  # what is said is why nobody has it
+        with contextlib.suppress(CmdopError):  # the error to report is why it was not delivered
             revoke(config, credential.claims.id)
         raise
 
 
 def shown(fleet: bytes) -> str:
+    """Return the fleet's public key as text."""
     return b64(fleet)

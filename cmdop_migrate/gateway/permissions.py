@@ -1,7 +1,7 @@
-"""What a client of a relay may ask of a holder, by its role. Pure.
+"""Requests that a client of the relay may make of a holder, by the role in its credential. Pure.
 
-The holder believes whoever connects to its socket, which is root here; so what
-comes from elsewhere is let through by name, and under the name of whoever it comes from.
+The holder trusts every process that can connect to its socket, which is root only. So
+requests from a relay pass by an allow list, and carry the actor of the client's credential.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ ALLOWED: dict[Role, frozenset[str]] = {"read": _READ, "execute": _EXECUTE, "admi
 
 
 def may_type(role: Role) -> bool:
+    """Return whether the role allows typing."""
     return "type" in ALLOWED[role]
 
 
-def let_through(role: Role, actor: str, message: dict[str, Any]) -> dict[str, Any] | None:
-    """The request as the holder is to get it; None: not from this one."""
+def allowed_request(role: Role, actor: str, message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the request as the holder is to get it, or None if the role does not allow it."""
     op = message.get("op")
     if not isinstance(op, str) or op not in ALLOWED[role]:
         return None
@@ -32,7 +33,7 @@ def let_through(role: Role, actor: str, message: dict[str, Any]) -> dict[str, An
 
 
 def refusal(message: dict[str, Any]) -> dict[str, Any]:
-    """What it hears instead of an answer; of what was typed nobody waits for one."""
+    """Return the client's reply to a request that is not allowed; for typed bytes, which have no reply, an event."""
     if message.get("op") == "type":
         return {"event": "refused", "bytes": len(message.get("data", "")), "why": "not_admitted"}
     return {"re": message.get("op"), "error": "not_admitted"}

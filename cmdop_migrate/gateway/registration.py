@@ -1,14 +1,14 @@
-"""What a relay is to know of this host's sessions: which live here, and where those go that do not any more.
+"""Decide what to register at a relay: the sessions that run on this host, and where those went that no longer do.
 
     record                                          relay
     live, under this token                          REGISTER
     live, but under another token than registered   REGISTER anew
     handing over to another host                    LEAVE moving, to that host
     exited: moved or superseded                     LEAVE moving
-    parked, or died with its holder                 LEAVE parked: from its last checkpoint, if any, it may come back
-    exited, or gone                                 LEAVE exited
+    parked, or died with its holder                 LEAVE parked: its last checkpoint, if any, may be restored
+    exited, or deleted                              LEAVE exited
 
-Reading is kept apart from judging: `changes` is pure.
+`SessionWatcher` reads the records; `changes`, which decides, is pure.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.model import Exit, Phase, Record
 from cmdop_migrate.util.inotify import Watch
 
-RECENT = 5.0
+RECENT = 5.0  # seconds after its end in which a move is waited for to be reported
 Stamp = tuple[int, int, int]
 State = Literal["moving", "parked", "exited"]
-SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session stands still here
+SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in which the session is frozen on this host
 
 
 @dataclass(frozen=True)
-class Standing:
-    """One session on this host. `to`: where a move takes it, while it is frozen for that."""
+class SessionStatus:
+    """The status of one session on this host. `to`: the target of a move, while the session is frozen for it."""
 
     session: str
     token: int
@@ -44,25 +44,29 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class Departure:
+    """A session that was registered and no longer runs here."""
+
     session: str
     token: int
     state: State
     to: str | None = None
 
 
-def changes(known: Mapping[str, int], seen: Mapping[str, Standing]) -> tuple[list[Standing], list[Leaving]]:
-    """`known`: what the relay was told, session -> token; `seen`: how it is -> what is to be told."""
-    coming = [one for one in seen.values() if one.phase == "live" and known.get(one.session) != one.token]
+def changes(
+    registered: Mapping[str, int], seen: Mapping[str, SessionStatus]
+) -> tuple[list[SessionStatus], list[Departure]]:
+    """Return the sessions to register and those to take back. `registered`: session -> fencing token."""
+    coming = [new for new in seen.values() if new.phase == "live" and registered.get(new.session) != new.token]
     leaving = []
-    for session, token in known.items():
-        one = seen.get(session)
-        if one is None or one.phase != "live":
-            leaving.append(Leaving(session, token, *_state(one)))
+    for session, token in registered.items():
+        status = seen.get(session)
+        if status is None or status.phase != "live":
+            leaving.append(Departure(session, token, *_state(status)))
     return coming, leaving
 
 
-def _state(one: Standing | None) -> tuple[State, str | None]:
+def _state(one: SessionStatus | None) -> tuple[State, str | None]:
     if one is None or one.phase == "gone":
         return "exited", None
     if one.phase in ("handing", "starting", "restoring"):
@@ -76,8 +80,8 @@ def _state(one: Standing | None) -> tuple[State, str | None]:
     return "exited", None
 
 
-class Lookout:
-    """This host's sessions as they are now. Cheap to ask: only what changed is read again."""
+class SessionWatcher:
+    """Report this host's sessions. A scan is cheap: only records that changed are read again."""
 
     def __init__(self, this_host: Host, watch: Watch) -> None:
         self._this_host, self._watch = this_host, watch
@@ -85,34 +89,35 @@ class Lookout:
         self._moves: dict[str, tuple[Stamp, move_journal.Move | None]] = {}
         self._migrations = this_host.config.state_dir / "migrations"
 
-    def look(self) -> dict[str, Standing]:
+    def scan(self) -> dict[str, SessionStatus]:
+        """Return all sessions as they are now."""
         for place in (self._this_host.config.state_dir, self._this_host.config.sessions_dir, self._migrations):
             self._watch.add(place)
         open_moves = self._open_moves()
         ids = self._this_host.ids()
         for gone in self._read.keys() - set(ids):
             del self._read[gone]
-        found = {}
+        statuses = {}
         for session in ids:
             record = self._record(session)
             if record is not None:
                 move = open_moves.get(session)
                 to = move.target if move else None
-                found[session] = Standing(session, record.token, record.name, record.phase, to, record.exit)
-        return found
+                statuses[session] = SessionStatus(session, record.token, record.name, record.phase, to, record.exit)
+        return statuses
 
-    def is_moving(self, told: Container[str]) -> bool:
-        """Whether a move from here is about to end, or has just ended and is not among those `told` of."""
+    def is_moving(self, reported: Container[str]) -> bool:
+        """Return whether a move from this host is about to end, or has just ended and is not `reported` yet."""
         known = [move for _, move in self._moves.values() if move is not None]
         recent = clock.walltime() - RECENT
-        ended = [one for one in known if one.end is move_journal.End.ON_TARGET and (one.ended or 0.0) > recent]
-        is_open = any(one.end is None and one.step in SHIPPING for one in known)
-        return is_open or any(one.id not in told for one in ended)
+        ended = [move for move in known if move.end is move_journal.End.ON_TARGET and (move.ended or 0.0) > recent]
+        is_open = any(move.end is None and move.step in SHIPPING for move in known)
+        return is_open or any(move.id not in reported for move in ended)
 
     def moved(self) -> list[move_journal.Move]:
-        """The last move of each session that went elsewhere from here, as of the last look."""
+        """Return the last move of each session that was moved from this host, as of the last scan."""
         done = [move for _, move in self._moves.values() if move is not None and move.figures and move.figures["token"]]
-        return list({one.session: one for one in sorted(done, key=lambda one: one.started)}.values())
+        return list({move.session: move for move in sorted(done, key=lambda move: move.started)}.values())
 
     def _record(self, session: str) -> Record | None:
         directory = self._this_host.directory(session)
@@ -120,16 +125,16 @@ class Lookout:
         before = self._read.get(session)
         if before is None:
             self._watch.add(directory)
-            stamp = _stamp(directory / "session.json")  # it may have changed just before it was watched
+            stamp = _stamp(directory / "session.json")  # the record may have changed just before the watch was added
         if before is None or before[0] != stamp:
             try:
                 self._read[session] = (stamp, self._this_host.load(session))
             except OSError:
-                return before[1] if before else None  # its disk fails: it is still what it was
+                return before[1] if before else None  # the disk fails: report the last known state
         return self._read[session][1]
 
     def _open_moves(self) -> dict[str, move_journal.Move]:
-        """Those that have their session standing still here."""
+        """Return the moves whose session is frozen on this host, by session."""
         try:
             names = [name for name in os.listdir(self._migrations) if name.endswith(".json")]
         except FileNotFoundError:
@@ -140,14 +145,14 @@ class Lookout:
             stamp = _stamp(self._migrations / name)
             if self._moves.get(name, (None,))[0] != stamp:
                 self._moves[name] = (stamp, move_journal.read(self._migrations / name))
-        found = [move for _, move in self._moves.values() if move is not None]
-        return {one.session: one for one in found if one.end is None and one.step in SHIPPING}
+        known = [move for _, move in self._moves.values() if move is not None]
+        return {move.session: move for move in known if move.end is None and move.step in SHIPPING}
 
 
 def _stamp(path: Path) -> Stamp:
-    """Files are replaced, not written to: another inode is another file, however coarse the clock."""
+    """Return a value that differs when a file was replaced: files get a new inode, however coarse the clock is."""
     try:
-        found = os.stat(path)
+        stat = os.stat(path)
     except OSError:
         return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)

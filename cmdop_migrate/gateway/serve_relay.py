@@ -1,4 +1,4 @@
-"""`relay serve`: the lease store, the fleet's identity and a certificate, put together into a running relay."""
+"""Run `relay serve`: build a relay from the lease store, the fleet's identity and a certificate."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from cmdop_migrate.host import leases
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.relay import certificate, http
 from cmdop_migrate.relay.credentials import KEY_SIZE, unb64
-from cmdop_migrate.relay.lease_lookup import Truth
-from cmdop_migrate.relay.metrics import Figures
-from cmdop_migrate.relay.server import Relay, Serving
+from cmdop_migrate.relay.lease_lookup import LeaseLookup
+from cmdop_migrate.relay.metrics import relay_metrics
+from cmdop_migrate.relay.server import Relay, ServerOptions
 from cmdop_migrate.util import limits
 
 TLS_BUFFER = 32 << 10
-OWN_FILES = 256  # not for connections
+OWN_FILES = 256  # descriptors that are not for connections
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What was asked for on the command line."""
+class RelayOptions:
+    """The options of `relay serve`."""
 
     listen: str
     cert: Path | None = None
@@ -44,46 +44,49 @@ class Wish:
     connections: int = 10_000
 
 
-def serve(config: Config, wish: Wish, say: Callable[[dict[str, Any]], None]) -> None:
-    """Until SIGTERM or SIGINT. `say` hears where it listens, once it does."""
-    host, port = address(wish.listen)
-    if not wish.tls and not _is_loopback(host):
+def serve(config: Config, options: RelayOptions, on_ready: Callable[[dict[str, Any]], None]) -> None:
+    """Serve until SIGTERM or SIGINT. Call `on_ready` with the address once the relay listens. Raise Usage or BadConfig
+    if it cannot, LeaseUnreachable if the lease store does not answer."""
+    host, port = address(options.listen)
+    if not options.tls and not _is_loopback(host):
         raise Usage("without TLS only on loopback", "Give --listen 127.0.0.1:7443, or leave --no-tls out.")
-    fleet = _fleet(config, wish.identity)
-    cert = wish.cert or (certificate.self_signed(credentials.directory(config)) if wish.tls else None)
-    tls = certificate.server_context(cert, wish.key) if cert is not None and wish.tls else None
+    fleet = _fleet(config, options.identity)
+    cert = options.cert or (certificate.self_signed(credentials.directory(config)) if options.tls else None)
+    tls = certificate.server_context(cert, options.key) if cert is not None and options.tls else None
     pin = certificate.pin_of(cert) if cert is not None and tls is not None else None
     _make_state_dir(config)
-    figures = Figures()
-    lease_store, issued = leases.open_store(config), credentials.open_issued(config)
-    issued.register.check()
-    issued.find("0" * 24)  # a relay that cannot ask is told so now, not by its first client
-    truth = Truth(lease_store, issued, figures)
+    metrics = relay_metrics()
+    lease_store, registry = leases.open_store(config), credentials.open_registry(config)
+    registry.register.check()
+    registry.find("0" * 24)  # fail now if the store does not answer, not with the first client
+    lookup = LeaseLookup(lease_store, registry, metrics)
     events = Events(config.state_dir, config.host)
-    most = min(wish.connections, limits.more_files(wish.connections + OWN_FILES) - OWN_FILES)
-    serving = Serving(host, port, fleet, tls, wish.origins, wish.assets or http.OWN, most)
-    relay = Relay(serving, truth, figures, lambda event, session, facts: events.emit(event, session or None, **facts))
+    most = min(options.connections, limits.more_files(options.connections + OWN_FILES) - OWN_FILES)
+    server_options = ServerOptions(host, port, fleet, tls, options.origins, options.assets or http.OWN, most)
+    relay = Relay(
+        server_options, lookup, metrics, lambda event, session, facts: events.emit(event, session or None, **facts)
+    )
     _small_buffers()
 
     def ready(bound: int) -> None:
         _emit(events, "relay_started", listen=f"{host}:{bound}")
         facts = {"listen": host, "port": bound, "tls": tls is not None, "pin": pin}
-        say({**facts, "identity": credentials.shown(fleet), "pid": os.getpid()})
+        on_ready({**facts, "identity": credentials.shown(fleet), "pid": os.getpid()})
 
     try:
-        asyncio.run(_until_told(relay, ready))
+        asyncio.run(_until_stopped(relay, ready))
     except OSError as error:
         raise Usage(
-            f"cannot listen on {wish.listen}: {error.strerror}", "Give another address with --listen."
+            f"cannot listen on {options.listen}: {error.strerror}", "Give another address with --listen."
         ) from error
     finally:
-        truth.close()
-        issued.register.close()
+        lookup.close()
+        registry.register.close()
         lease_store.close()
     _emit(events, "relay_stopped")
 
 
-async def _until_told(relay: Relay, ready: Callable[[int], None]) -> None:
+async def _until_stopped(relay: Relay, ready: Callable[[int], None]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +95,7 @@ async def _until_told(relay: Relay, ready: Callable[[int], None]) -> None:
 
 
 def address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:7443`, `[::1]:7443`."""
+    """Parse an address like `127.0.0.1:7443` or `[::1]:7443`. Raise Usage."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
         raise Usage(f"not an address to listen on: {text!r}", "Write it like 0.0.0.0:7443 or [::]:7443.")
@@ -116,7 +119,7 @@ def _fleet(config: Config, identity: str | None) -> bytes:
             ) from None
     if not config.key_file.exists():
         raise BadConfig(
-            "the relay does not know whose credentials to believe: there are no keys here",
+            "the relay does not know whose credentials to trust: there are no keys here",
             "Give --identity, with what `cmdop-migrate relay identity` prints on a host of the fleet.",
         )
     return keys.load(config.key_file).relay_signer.public_key().public_bytes_raw()
@@ -130,14 +133,14 @@ def _make_state_dir(config: Config) -> None:
 
 
 def _small_buffers() -> None:
-    """asyncio gives each TLS connection a read buffer of 256 KiB, most of what one that is mostly quiet costs. It is
-    not made to be changed, so that where it cannot be, a relay only needs more memory."""
+    """Shrink asyncio's read buffer of each TLS connection, 256 KiB by default and most of the memory of an idle one.
+    The attribute is internal: if a Python version lacks it, the relay only needs more memory."""
     if isinstance(getattr(sslproto.SSLProtocol, "max_size", None), int):
         setattr(sslproto.SSLProtocol, "max_size", TLS_BUFFER)  # noqa: B010 - it is not in the type stubs
 
 
 def _emit(events: Events, event: str, **facts: object) -> None:
-    """A full disk is no reason not to serve."""
+    """Record an event. A full disk does not stop the relay."""
     try:
         events.emit(event, None, **facts)
     except OSError as error:

@@ -44,7 +44,7 @@ class LocalFacts:
 
 
 class RemoteFacts:
-    """HostQuery another host through its own command line. A different store, lease store or key there is a finding, not an
+    """Ask another host through its own command line. A different store, lease store or key there is a finding, not an
     error."""
 
     def __init__(self, peer: Peer) -> None:

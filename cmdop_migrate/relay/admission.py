@@ -1,4 +1,5 @@
-"""Who may come in: challenge, proof, signature, list. What is refused says why only to who has proven who it is."""
+"""Admit connections: challenge, proof, signature, list of credentials. A refusal gives its reason only to a peer that
+has proven its identity."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from cmdop_migrate import clock
 from cmdop_migrate.errors import NotAdmitted, Unreachable
 from cmdop_migrate.relay.credentials import NONCE_SIZE, Claims, b64, verify_hello, verify_presented
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind, decode, with_table
-from cmdop_migrate.relay.lease_lookup import Truth
+from cmdop_migrate.relay.lease_lookup import LeaseLookup
 
 
 class Refusal(Exception):
-    """Not admitted. `why` goes over the wire; `who` only into the log."""
+    """A connection is not admitted. `why` goes over the wire; `who` only into the log."""
 
     def __init__(self, code: str, why: str, who: str = "") -> None:
         super().__init__(why)
@@ -20,12 +21,13 @@ class Refusal(Exception):
 
 
 def challenge() -> tuple[bytes, Frame]:
+    """Return a fresh nonce, and the frame that carries it."""
     nonce = os.urandom(NONCE_SIZE)
     return nonce, with_table(Kind.CHALLENGE, {"nonce": b64(nonce)})
 
 
 def examine(fleet: bytes, nonce: bytes, message: str | bytes) -> Claims:
-    """The claims of who answered the challenge rightly. Refusal. Pure."""
+    """Return the claims of the peer that answered the challenge. Raise Refusal if the answer is invalid. Pure."""
     if isinstance(message, str):
         raise Refusal("protocol", "a text message")
     try:
@@ -36,22 +38,22 @@ def examine(fleet: bytes, nonce: bytes, message: str | bytes) -> Claims:
     except FrameError as error:
         raise Refusal("protocol", str(error)) from error
     try:
-        found = verify_presented(fleet, claims, signature)
-        verify_hello(found, nonce, proof)
+        verified = verify_presented(fleet, claims, signature)
+        verify_hello(verified, nonce, proof)
     except NotAdmitted as error:
-        raise Refusal("not_admitted", "no good credential of this fleet", error.message) from error
-    return found
+        raise Refusal("not_admitted", "no valid credential of this fleet", error.message) from error
+    return verified
 
 
-async def listed(truth: Truth, claims: Claims) -> None:
-    """That the credential was made, is not revoked and not over. Refusal."""
+async def check_listed(lookup: LeaseLookup, claims: Claims) -> None:
+    """Raise Refusal unless the credential is listed, not revoked and not expired."""
     who = f"{claims.kind} {claims.name}, credential {claims.id}"
     try:
-        issue = await truth.issue(claims.id)
+        issued = await lookup.credential(claims.id)
     except Unreachable as error:
         raise Refusal("unavailable", "the lease store does not answer; try again", who) from error
-    if issue is None or issue.claims != claims:
+    if issued is None or issued.claims != claims:
         raise Refusal("not_admitted", "the credential is not listed", who)
-    why = issue.why_not(clock.walltime())
+    why = issued.invalid_because(clock.walltime())
     if why:
         raise Refusal("not_admitted", f"the credential is {why}", who)

@@ -1,4 +1,4 @@
-"""How long to wait before the next try. Pure but for the dice."""
+"""Delays between attempts. Pure, except for the random spread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ FIRST, MOST, FACTOR = 0.05, 5.0, 2.0
 
 
 class Backoff:
-    """Grows with every failure, and is spread: a thousand who lost a relay together do not come back together."""
+    """A delay that grows with every failure and is spread at random: a thousand peers that lost a relay together do not
+    reconnect together."""
 
     def __init__(self, first: float = FIRST, most: float = MOST) -> None:
         self._first, self._most = first, most
@@ -16,11 +17,12 @@ class Backoff:
         self.failures = 0
 
     def failed(self) -> float:
-        """Seconds to wait now."""
+        """Count a failure, and return the seconds to wait before the next attempt."""
         self.failures += 1
         now, self._next = self._next, min(self._most, self._next * FACTOR)
         return random.uniform(now / 2, now)
 
     def worked(self) -> None:
+        """Start again with the shortest delay."""
         self._next = self._first
         self.failures = 0

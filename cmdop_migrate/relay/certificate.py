@@ -1,4 +1,4 @@
-"""The relay's TLS: a certificate of the operator's, or a self-signed one that is made once and pinned."""
+"""The relay's TLS certificate: the operator's, or a self-signed one that is made once and pinned."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from cmdop_migrate.errors import BadConfig
 from cmdop_migrate.util import locks
 
 NAME = "cmdop-migrate relay"
-YEARS = 20  # whoever pins it looks at nothing else in it
+YEARS = 20  # a client that pins the certificate checks nothing else in it
 _FILE = "self-signed.pem"
 
 
 def self_signed(directory: Path) -> Path:
-    """The file with certificate and key, made when it is not there yet. Of several at once one makes it."""
+    """Return the file with certificate and key; create it if it does not exist. Of several processes that do this
+    simultaneously, one creates it. Raise BadConfig if the directory is not writable."""
     file = directory / _FILE
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -36,7 +37,7 @@ def self_signed(directory: Path) -> Path:
             new.unlink(missing_ok=True)
             fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as out:
-                out.write(_made())
+                out.write(_generate())
                 out.flush()
                 os.fsync(out.fileno())
             new.replace(file)
@@ -46,13 +47,14 @@ def self_signed(directory: Path) -> Path:
 
 
 def made_here(directory: Path) -> Path | None:
-    """The self-signed one, if there is one."""
+    """Return the file of the self-signed certificate, or None if it was not made."""
     file = directory / _FILE
     return file if file.exists() else None
 
 
 def pin_of(certificate: Path) -> str:
-    """SHA-256 of the first certificate in the file, as DER: what a client that pins compares."""
+    """Return the SHA-256 of the first certificate in the file, in DER form, which is what clients pin. Raise
+    BadConfig."""
     try:
         text = certificate.read_text(encoding="ascii")
         begin = text.index("-----BEGIN CERTIFICATE-----")
@@ -63,10 +65,11 @@ def pin_of(certificate: Path) -> str:
 
 
 def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
+    """Return the TLS settings of the server. Raise BadConfig if certificate or key cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # nobody resumes: connections are few and long
+    context.num_tickets = 0  # connections are few and long: TLS sessions are not resumed
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
@@ -76,7 +79,7 @@ def server_context(certificate: Path, key: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _made() -> bytes:
+def _generate() -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
     now = datetime.datetime.now(datetime.UTC)

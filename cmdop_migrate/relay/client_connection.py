@@ -1,4 +1,4 @@
-"""A connection to a relay, as hosts and clients make it: dialled, admitted, and known to be alive."""
+"""A connection to a relay, as hosts and clients make it: dialled, admitted, and kept alive by heartbeats."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
 
 OPEN_TIMEOUT = 10.0
-FIRST_TIMEOUT = 2.5  # a lost first packet is sent again after 1 s, then 3 s, then 7 s: a new try is sooner
+FIRST_TIMEOUT = 2.5  # a lost first packet is sent again after 1 s, then 3 s, then 7 s: a new attempt is sooner
 SILENT_BEATS = 3
-UNACKNOWLEDGED = 5.0
-LOOK_EVERY = 1.0
+UNACKNOWLEDGED = 5.0  # seconds
+HEARTBEAT_CHECK_EVERY = 1.0
 _HINT = "Is it up? Check --relay, or the setting relay."
 
 
 class Lost(Exception):
-    """The connection is over: cut, silent for too long, or closed by the relay. Dial again."""
+    """The connection has ended: cut, silent for too long, or closed by the relay. Dial again."""
 
 
 @dataclass(frozen=True)
 class Welcome:
+    """The relay's WELCOME: whom it has admitted, and the limits of the connection."""
+
     name: str
     role: str
     window: int
@@ -43,11 +45,11 @@ class Welcome:
 
 
 class Connection:
-    """Frames to and from the relay. Use as an async context manager; leaving it closes."""
+    """Send and receive frames. Use as an async context manager, which closes the connection at its end."""
 
     def __init__(self, opened: ClientConnection, welcome: Welcome) -> None:
         self._socket, self.welcome = opened, welcome
-        self._heard = self._said = clock.boottime()
+        self._received_at = self._sent_at = clock.boottime()
         self._beating = asyncio.create_task(self._beat(), name="beat")
 
     async def __aenter__(self) -> Self:
@@ -59,70 +61,74 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
+        """End the heartbeat and close the connection."""
         self._beating.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._beating
         await self._socket.close()
 
     async def send(self, frame: Frame) -> None:
-        """Waits while the network takes no more. Lost."""
-        self._said = clock.boottime()
+        """Send a frame; wait while the network takes no more. Raise Lost."""
+        self._sent_at = clock.boottime()
         try:
             await self._socket.send(frames.encode(frame))
         except WebSocketException as error:
             raise Lost(str(error)) from error
 
     async def receive(self) -> Frame:
-        """The next frame that says something. Lost."""
+        """Return the next frame that is not a heartbeat. Raise Lost."""
         while True:
             frame = await _receive(self._socket)
-            self._heard = clock.boottime()
+            self._received_at = clock.boottime()
             if frame.kind is not Kind.BEAT:
                 return frame
 
     async def _beat(self) -> None:
-        """Says that we are here, and ends what is silent. By the clock that goes on while the machine sleeps: after
-        that the connection is gone as a rule, and nobody will say so."""
+        """Send heartbeats, and abort the connection if the relay is silent. CLOCK_BOOTTIME counts while the machine is
+        suspended: after that the connection is usually gone, and no packet reports it."""
         beat = self.welcome.beat
         while True:
-            await asyncio.sleep(min(LOOK_EVERY, beat / 2))
-            if clock.boottime() - self._heard > SILENT_BEATS * beat:
+            await asyncio.sleep(min(HEARTBEAT_CHECK_EVERY, beat / 2))
+            if clock.boottime() - self._received_at > SILENT_BEATS * beat:
                 self._socket.transport.abort()
                 return
-            if clock.boottime() - self._said >= beat / 2:
+            if clock.boottime() - self._sent_at >= beat / 2:
                 with contextlib.suppress(Lost):
                     await self.send(Frame(Kind.BEAT))
 
 
 async def addresses(url: str) -> list[str]:
-    """All that the relay's name stands for: several relays may run behind one. Unreachable: for none."""
+    """Return all addresses of the relay's name: several relays may share one. Raise Unreachable if it has none."""
     try:
         parsed = parse_uri(url)
-        found = await asyncio.get_running_loop().getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
+        resolved = await asyncio.get_running_loop().getaddrinfo(parsed.host, parsed.port, type=socket.SOCK_STREAM)
     except InvalidURI as error:
         raise _no_address(url) from error
     except OSError as error:
         raise Unreachable(f"the relay at {url} cannot be reached: {error.strerror or error}", _HINT) from error
-    return sorted({str(one[4][0]) for one in found})
+    return sorted({str(entry[4][0]) for entry in resolved})
 
 
 async def dial(
     url: str, credential: Credential, timeout: float = OPEN_TIMEOUT, address: str | None = None
 ) -> Connection:
-    """An admitted connection, to one `address` of the name or any. NotAdmitted: the relay does not want us, or is not
-    the one we were told of. Unreachable: it does not answer, or not as a relay does."""
-    elsewhere: dict[str, Any] = {"host": address} if address is not None else {}
+    """Return an admitted connection to the relay, at one `address` of its name or at any.
+
+    Raise NotAdmitted if the relay refuses the credential, or its certificate is not the pinned one; Unreachable if it
+    does not answer, or not as a relay does.
+    """
+    fixed: dict[str, Any] = {"host": address} if address is not None else {}
     try:
         async with asyncio.timeout(timeout):
             opened = await connect(
                 url,
                 ssl=_tls(credential.pin) if url.startswith("wss:") else None,
                 max_size=frames.FRAME_MAX,
-                compression=None,  # what is sealed does not get smaller
-                ping_interval=None,  # frames of our own do that
+                compression=None,  # encrypted data does not compress
+                ping_interval=None,  # the protocol has its own heartbeats
                 open_timeout=None,
                 close_timeout=1.0,
-                **elsewhere,
+                **fixed,
             )
             try:
                 _notice_dead(opened)
@@ -134,12 +140,12 @@ async def dial(
         raise _no_address(url) from error
     except ssl.SSLCertVerificationError as error:
         raise NotAdmitted(
-            f"the relay's certificate is not good: {error.verify_message}",
-            "For one that it signed itself, use a credential with its pin: relay token create --pin",
+            f"the relay's certificate is not valid: {error.verify_message}",
+            "For a self-signed certificate, use a credential with its pin: relay token create --pin",
         ) from error
     except (OSError, TimeoutError, InvalidHandshake, Lost) as error:
-        words = str(error) or f"no answer within {timeout:g} s"
-        raise Unreachable(f"the relay at {url} cannot be reached: {words}", _HINT) from error
+        why = str(error) or f"no answer within {timeout:g} s"
+        raise Unreachable(f"the relay at {url} cannot be reached: {why}", _HINT) from error
 
 
 def _no_address(url: str) -> Usage:
@@ -147,7 +153,7 @@ def _no_address(url: str) -> Usage:
 
 
 def _notice_dead(connection: ClientConnection) -> None:
-    """Who changes networks is told by nobody: what was sent and is not acknowledged within seconds ends it."""
+    """End the connection if sent data is not acknowledged within seconds: no packet reports a change of networks."""
     tcp = connection.transport.get_extra_info("socket")
     if tcp is not None and tcp.family in (socket.AF_INET, socket.AF_INET6):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(UNACKNOWLEDGED * 1000))
@@ -156,31 +162,31 @@ def _notice_dead(connection: ClientConnection) -> None:
 def _tls(pin: str | None) -> ssl.SSLContext:
     if pin is None:
         return ssl.create_default_context()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the machine's authorities, which take long to read
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # `_admitted` looks at the pin
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # without the system's authorities, which take long to load
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # `_admitted` checks the pin
     return context
 
 
 async def _admitted(opened: ClientConnection, credential: Credential) -> Connection:
     if credential.pin is not None:
         tls = opened.transport.get_extra_info("ssl_object")
-        found = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest() if tls else ""
-        if not hmac.compare_digest(found, credential.pin):
+        digest = hashlib.sha256(tls.getpeercert(binary_form=True) or b"").hexdigest() if tls else ""
+        if not hmac.compare_digest(digest, credential.pin):
             raise NotAdmitted(
-                "this is not the relay that the credential is for: its certificate is another",
-                "If the relay has a new one, ask for a new credential: relay token create",
+                "this is not the relay that the credential is for: its certificate is a different one",
+                "If the relay has a new certificate, ask for a new credential: relay token create",
             )
     challenge = await _expect(opened, Kind.CHALLENGE)
     try:
         nonce = credentials.unb64(challenge.text("nonce"), credentials.NONCE_SIZE)
         await opened.send(frames.encode(frames.with_table(Kind.HELLO, credential.hello(nonce))))
-        said = (await _expect(opened, Kind.WELCOME)).table()
-        window, beat = int(said["window"]), float(said["beat"])
+        welcome = (await _expect(opened, Kind.WELCOME)).table()
+        window, beat = int(welcome["window"]), float(welcome["beat"])
         if window < 1 or not beat > 0:
-            raise ValueError("figures that make no sense")
-        return Connection(opened, Welcome(str(said["name"]), str(said["role"]), window, beat))
+            raise ValueError("invalid window or heartbeat interval")
+        return Connection(opened, Welcome(str(welcome["name"]), str(welcome["role"]), window, beat))
     except (WebSocketException, ValueError, KeyError, TypeError) as error:
-        raise Lost(f"it does not speak as a relay does: {error}") from error
+        raise Lost(f"protocol error from the relay: {error}") from error
 
 
 async def _expect(opened: ClientConnection, kind: Kind) -> Frame:
@@ -199,7 +205,7 @@ def _refused(frame: Frame) -> NotAdmitted | Lost:
         code, why = "", "without a reason"
     if code == "not_admitted":
         return NotAdmitted(f"the relay does not admit us: {why}", "See, on a host: cmdop-migrate relay token ls --all")
-    return Lost(f"it refuses for now: {why}")
+    return Lost(f"the relay refuses for now: {why}")
 
 
 async def _receive(opened: ClientConnection) -> Frame:
@@ -208,7 +214,7 @@ async def _receive(opened: ClientConnection) -> Frame:
     except WebSocketException as error:
         raise Lost(str(error)) from error
     if isinstance(data, str):
-        raise Lost("a text message: this is no relay")
+        raise Lost("a text message: this is not a relay")
     try:
         return frames.decode(data)
     except frames.FrameError as error:

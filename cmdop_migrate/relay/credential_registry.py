@@ -1,8 +1,8 @@
-"""What relays keep beside the leases: each credential that was made, and whether it is revoked; and sessions' names.
+"""The registry that relays keep beside the leases: issued credentials, whether they are revoked, and sessions' names.
 
 Two kinds of cells in one register: `c.ID` and `n.SESSION`. A credential that is not
-here admits nobody, however well it is signed, so a lost key of the fleet's can be
-answered: what it signs is listed nowhere.
+listed is not admitted, however valid its signature, so a stolen key of the fleet does
+not suffice: what it signs is not listed.
 """
 
 from __future__ import annotations
@@ -18,75 +18,81 @@ from cmdop_migrate.relay.credentials import Claims, b64, parse_claims, unb64
 
 _CREDENTIAL = "c."
 _NAME = "n."
-TRIES = 8
+WRITE_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Issue:
-    """One credential that was made. Times are unix seconds."""
+class IssuedCredential:
+    """One credential in the registry. Times are unix seconds."""
 
     claims: Claims
     created: float
     revoked: float | None
 
-    def why_not(self, now: float) -> str:
-        """Why it admits nobody any more; empty when it does."""
+    def invalid_because(self, now: float) -> str:
+        """Return why the credential is invalid; empty if it is valid."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.claims.is_over(now) else ""
 
     def to_bytes(self) -> bytes:
+        """Return the content of the credential's cell."""
         table = {"v": 1, "claims": b64(self.claims.to_bytes()), "created": self.created, "revoked": self.revoked}
         return json.dumps(table, sort_keys=True, separators=(",", ":")).encode()
 
 
-class Issued:
-    """Over any register; from several threads at once. LeaseUnreachable as that says."""
+class CredentialRegistry:
+    """Credentials and names in a register, for several threads. Raise LeaseUnreachable as the register does."""
 
     def __init__(self, register: Register) -> None:
         self.register = register
 
-    def add(self, claims: Claims, created: float) -> Issue:
-        issue = Issue(claims, created, None)
-        if self.register.write(Swap(_CREDENTIAL + claims.id, issue.to_bytes(), None)) is None:
-            found = self.find(claims.id)  # a lost answer that was tried again below us
-            if found != issue:
+    def add(self, claims: Claims, created: float) -> IssuedCredential:
+        """List a credential."""
+        issued = IssuedCredential(claims, created, None)
+        if self.register.write(Swap(_CREDENTIAL + claims.id, issued.to_bytes(), None)) is None:
+            existing = self.find(claims.id)  # ours, if the register lost the reply and wrote again
+            if existing != issued:
                 raise LeaseUnreachable("the credential's id is taken already", "Try again.")
-        return issue
+        return issued
 
-    def find(self, ident: str) -> Issue | None:
-        """As it stands now; None: never made, here."""
+    def find(self, ident: str) -> IssuedCredential | None:
+        """Return a credential as it is listed now, or None if it is not. Raise LeaseUnreadable if it is damaged."""
         cell = self.register.read(_CREDENTIAL + ident)
         return None if cell is None else _parsed(cell.data, ident)
 
-    def revoke(self, ident: str, at: float) -> Issue:
-        """From now on it admits nobody; a second time changes nothing."""
-        for _ in range(TRIES):
+    def revoke(self, ident: str, at: float) -> IssuedCredential:
+        """Revoke a credential; revoking it twice changes nothing. Raise NotFound, LeaseUnreachable."""
+        for _ in range(WRITE_ATTEMPTS):
             cell = self.register.read(_CREDENTIAL + ident)
             if cell is None:
                 raise NotFound(f"no credential {ident}", "See: cmdop-migrate relay token ls")
-            issue = _parsed(cell.data, ident)
-            if issue.revoked is not None:
-                return issue
-            issue = Issue(issue.claims, issue.created, at)
-            if self.register.write(Swap(_CREDENTIAL + ident, issue.to_bytes(), cell.version)) is not None:
-                return issue
-        raise LeaseUnreachable(f"credential {ident} changed {TRIES} times while it was being revoked", "Try again.")
+            issued = _parsed(cell.data, ident)
+            if issued.revoked is not None:
+                return issued
+            issued = IssuedCredential(issued.claims, issued.created, at)
+            if self.register.write(Swap(_CREDENTIAL + ident, issued.to_bytes(), cell.version)) is not None:
+                return issued
+        raise LeaseUnreachable(
+            f"credential {ident} changed {WRITE_ATTEMPTS} times while it was being revoked", "Try again."
+        )
 
-    def all(self) -> Iterator[Issue]:
+    def all(self) -> Iterator[IssuedCredential]:
+        """Yield all credentials."""
         for key in self.register.sessions():
             if key.startswith(_CREDENTIAL):
-                found = self.find(key.removeprefix(_CREDENTIAL))
-                if found is not None:
-                    yield found
+                issued = self.find(key.removeprefix(_CREDENTIAL))
+                if issued is not None:
+                    yield issued
 
     def name_of(self, session: str) -> str | None:
+        """Return the name that was kept for a session, or None."""
         cell = self.register.read(_NAME + session)
         return None if cell is None else cell.data.decode("utf-8", "replace")
 
     def keep_name(self, session: str, name: str) -> None:
-        """The last who holds the session says what it is called."""
-        for _ in range(TRIES):
+        """Keep a session's name. The last host that holds the session wins."""
+        for _ in range(WRITE_ATTEMPTS):
             cell = self.register.read(_NAME + session)
             if cell is not None and cell.data == name.encode():
                 return
@@ -95,16 +101,16 @@ class Issued:
                 return
 
 
-def _parsed(data: bytes, ident: str) -> Issue:
+def _parsed(data: bytes, ident: str) -> IssuedCredential:
     try:
         table: dict[str, Any] = json.loads(data)
         claims = parse_claims(unb64(table["claims"]))
         revoked = table["revoked"]
         if table["v"] != 1 or claims.id != ident:
             raise ValueError("of another version, or another credential")
-        return Issue(claims, float(table["created"]), None if revoked is None else float(revoked))
+        return IssuedCredential(claims, float(table["created"]), None if revoked is None else float(revoked))
     except (ValueError, KeyError, TypeError, RecursionError, NotAdmitted):
         raise LeaseUnreadable(
-            f"what the lease store holds for credential {ident} is none",
+            f"the lease store's entry of credential {ident} is damaged",
             "Make another: cmdop-migrate relay token create",
         ) from None

@@ -1,8 +1,8 @@
-"""Credentials: who may come to the relay, as what, for which sessions. Layout: docs/internals/relay-protocol.md.
+"""Credentials: bearer, role and sessions that the relay admits. Pure; docs/internals/relay-protocol.md has the layout.
 
 The fleet's Ed25519 key signs claims; the bearer proves that it has the private
-half of the key named in them. Ed25519 verification takes no secret, and nothing
-secret is compared here, so there is nothing to learn from how long it takes.
+half of the key named in them. Ed25519 verification uses no secret, and no secret
+is compared here, so the time that it takes reveals nothing.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _HINT = "Ask for another: cmdop-migrate relay token create"
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the fleet says of a bearer. `expires`: unix seconds, or None: not by itself. `key`: base64url."""
+    """The fleet's statement about a bearer. `expires`: unix seconds, or None for never. `key`: base64url."""
 
     id: str
     kind: Kind
@@ -60,24 +60,26 @@ class Claims:
     v: int = VERSION
 
     def to_bytes(self) -> bytes:
-        """Canonical: one value has one form, and `parse_claims` takes no other."""
+        """Return the canonical form: one value has one form, and `parse_claims` accepts no other."""
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
     def covers(self, session: str, name: str | None) -> bool:
-        """Whether they are for this session, by its id or by its name, when that is known."""
+        """Return whether the claims are for this session, by its id or, if it is known, by its name."""
         return fnmatchcase(session, self.sessions) or (name is not None and fnmatchcase(name, self.sessions))
 
     def is_over(self, now: float) -> bool:
+        """Return whether the claims have expired."""
         return self.expires is not None and now >= self.expires
 
     @property
     def public_key(self) -> Ed25519PublicKey:
+        """Return the bearer's key."""
         return Ed25519PublicKey.from_public_bytes(unb64(self.key, KEY_SIZE))
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """All that a bearer has. Prints nothing secret; only `text` gives the whole away."""
+    """All that a bearer has. Its repr contains no secret; only `text` reveals it."""
 
     claims: Claims
     signature: bytes
@@ -88,9 +90,11 @@ class Credential:
 
     @property
     def signer(self) -> Ed25519PrivateKey:
+        """Return the bearer's private key."""
         return Ed25519PrivateKey.from_private_bytes(self.seed.reveal())
 
     def text(self) -> str:
+        """Return the credential as the text that `parse` reads, with its secret."""
         table: dict[str, Any] = {
             "claims": b64(self.claims.to_bytes()),
             "signature": b64(self.signature),
@@ -101,11 +105,11 @@ class Credential:
         return PREFIX + b64(json.dumps(table, sort_keys=True, separators=(",", ":")).encode())
 
     def hello(self, nonce: bytes) -> dict[str, str]:
-        """The payload of HELLO, in answer to a CHALLENGE."""
+        """Return the payload of HELLO, the answer to a CHALLENGE."""
         return {**self.presented(), "proof": b64(self.signer.sign(_HELLO + nonce))}
 
     def presented(self) -> dict[str, str]:
-        """Claims and signature as they cross the wire: nobody can log in with them."""
+        """Return claims and signature as they cross the wire. Without the private key they admit no one."""
         return {"claims": b64(self.claims.to_bytes()), "signature": b64(self.signature)}
 
 
@@ -119,34 +123,34 @@ def issue(
     relay: str | None = None,
     pin: str | None = None,
 ) -> Credential:
-    """A new credential under the fleet's key. Usage when the words in it are none that a credential can have."""
+    """Return a new credential, signed with the fleet's key. Raise Usage if a field has an invalid value."""
     seed = os.urandom(KEY_SIZE)
     key = Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
     claims = Claims(os.urandom(12).hex(), kind, name, role, sessions, expires, b64(key))
-    trouble = _trouble(asdict(claims))
-    if trouble:
+    field = _invalid_field(asdict(claims))
+    if field:
         raise Usage(
-            f"a credential cannot have this {trouble}", "Names: letters, digits and . _ @ + -; --session: also * ? [ ]."
+            f"invalid {field} for a credential", "Names: letters, digits and . _ @ + -; --session: also * ? [ ]."
         )
     signature = signer.sign(_ISSUED + claims.to_bytes())
     return Credential(claims, signature, Secret(seed), signer.public_key().public_bytes_raw(), relay, pin)
 
 
 def parse(text: str) -> Credential:
-    """The credential this text is; NotAdmitted when it is none, or not signed by the fleet it names itself."""
+    """Parse a credential. Raise NotAdmitted if it is damaged, or not signed by the fleet that it names."""
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > TEXT_MAX:
         raise NotAdmitted(f"not a credential: it does not begin with {PREFIX}, or is too long", _HINT)
     try:
         table = json.loads(unb64(text.removeprefix(PREFIX)))
         if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-            raise ValueError("no table of texts")
+            raise ValueError("not a table of texts")
         fleet = unb64(table["fleet"], KEY_SIZE)
         seed = unb64(table["seed"], KEY_SIZE)
         raw, signature = unb64(table["claims"]), unb64(table["signature"], _SIGNATURE_SIZE)
         relay, pin = table.get("relay"), table.get("pin")
         if pin is not None and not _PIN.fullmatch(pin):
-            raise ValueError("no digest")
+            raise ValueError("not a digest")
     except (ValueError, KeyError, RecursionError):
         raise NotAdmitted("the credential is damaged", _HINT) from None  # the cause may quote it
     claims = verify(fleet, raw, signature)
@@ -157,14 +161,14 @@ def parse(text: str) -> Credential:
 
 
 def verify(fleet: bytes, claims: bytes, signature: bytes) -> Claims:
-    """The claims, when the fleet signed them. NotAdmitted. Says nothing of expiry and revocation."""
+    """Return the claims if the fleet signed them; raise NotAdmitted if not. Does not check expiry and revocation."""
     if not check_signature(fleet, _ISSUED + claims, signature):
         raise NotAdmitted("the credential is not signed by this fleet", _HINT)
     return parse_claims(claims)
 
 
 def verify_presented(fleet: bytes, claims: str, signature: str) -> Claims:
-    """The same for both as they cross the wire."""
+    """Verify claims and signature as they cross the wire. Raise NotAdmitted."""
     try:
         raw, signed = unb64(claims), unb64(signature, _SIGNATURE_SIZE)
     except ValueError:
@@ -173,7 +177,7 @@ def verify_presented(fleet: bytes, claims: str, signature: str) -> Claims:
 
 
 def verify_hello(claims: Claims, nonce: bytes, proof: str) -> None:
-    """That the one who answered this challenge has the key of these claims. NotAdmitted."""
+    """Raise NotAdmitted unless the proof shows that the peer has the key of these claims."""
     try:
         signature = unb64(proof, _SIGNATURE_SIZE)
     except ValueError:
@@ -183,7 +187,7 @@ def verify_hello(claims: Claims, nonce: bytes, proof: str) -> None:
 
 
 def host_words(session: str, token: int, host: str, client_key: bytes, host_key: bytes) -> bytes:
-    """What a link signs with the fleet's key: this incarnation of this session, here, with these keys."""
+    """Return what a link signs with the fleet's key: the incarnation of the session, its host, and both keys."""
     name = host.encode()
     return (
         _HOST + session_bytes(session) + token.to_bytes(8, "big") + len(name).to_bytes(1, "big") + name
@@ -192,39 +196,40 @@ def host_words(session: str, token: int, host: str, client_key: bytes, host_key:
 
 
 def client_words(client_key: bytes, host_key: bytes, session: str) -> bytes:
-    """What a client signs with its credential's key, inside the sealed channel."""
+    """Return what a client signs with its credential's key, inside the encrypted channel."""
     return _CLIENT + client_key + host_key + session_bytes(session)
 
 
-def check_signature(key: bytes, words: bytes, signature: bytes) -> bool:
+def check_signature(key: bytes, message: bytes, signature: bytes) -> bool:
+    """Return whether the signature over `message` is valid for the key."""
     try:
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, words)
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
     except (InvalidSignature, ValueError):
         return False
     return True
 
 
 def parse_claims(data: bytes) -> Claims:
-    """NotAdmitted when these are no claims in their canonical form."""
+    """Parse claims. Raise NotAdmitted if they are invalid or not in canonical form."""
     try:
         if len(data) > CLAIMS_MAX:
             raise ValueError("too long")
         table = json.loads(data.decode("utf-8"))
-        if not isinstance(table, dict) or _trouble(table):
-            raise ValueError("no claims")
+        if not isinstance(table, dict) or _invalid_field(table):
+            raise ValueError("invalid claims")
         claims = Claims(**table)
         if claims.to_bytes() != data:
             raise ValueError("not canonical")
     except (ValueError, TypeError, RecursionError):
-        raise NotAdmitted("the credential's claims are none that this version knows", _HINT) from None
+        raise NotAdmitted("the credential's claims are invalid for this version", _HINT) from None
     return claims
 
 
 _FIELDS = {field.name for field in fields(Claims)}
 
 
-def _trouble(table: dict[str, Any]) -> str:
-    """The field that is wrong; empty when none is."""
+def _invalid_field(table: dict[str, Any]) -> str:
+    """Return the name of the first invalid field; empty if all are valid."""
     if table.keys() != _FIELDS:
         return "set of fields"
     texts = (("id", _ID), ("name", _NAME), ("sessions", _GLOB))
@@ -246,14 +251,14 @@ def _trouble(table: dict[str, Any]) -> str:
 
 
 def b64(data: bytes) -> str:
-    """base64url without padding: the one form bytes have in this protocol's JSON."""
+    """Encode as base64url without padding, the only form of bytes in this protocol's JSON."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def unb64(text: str, size: int | None = None) -> bytes:
-    """The way back. ValueError for any other form of the same bytes, and for another size."""
+    """Decode base64url. Raise ValueError for any other form of the same bytes, and for another size."""
     if not isinstance(text, str):
-        raise ValueError("no text")
+        raise ValueError("not a text")
     data = base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if b64(data) != text or (size is not None and len(data) != size):
         raise ValueError("not base64url, or of another size")

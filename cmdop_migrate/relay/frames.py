@@ -1,4 +1,4 @@
-"""Frames between relay, hosts and clients, one binary WebSocket message each (docs/internals/relay-protocol.md)."""
+"""Frames between relay, hosts and clients, one binary WebSocket message each (docs/internals/relay-protocol.md). Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FRAME_MAX = HEADER_SIZE + PAYLOAD_MAX
 CHANNEL_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
 _CREDIT = struct.Struct(">I")
-_NOBODY = bytes(12)
+_NO_SESSION = bytes(12)
 
 
 class FrameError(ValueError):
-    """These bytes are no frame, or not one of its kind. Whoever sent them does not speak this protocol."""
+    """A message is not a valid frame, or not valid for its kind: the peer does not speak this protocol."""
 
 
 class Kind(IntEnum):
@@ -45,7 +45,8 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """`session` is 24 hex digits, or empty: about none. Numbers are unsigned: channel 32 bits, token and seq 64."""
+    """One frame. `session` is 24 hex digits, or empty for none. Numbers are unsigned: channel 32 bits, token and seq
+    64."""
 
     kind: Kind
     session: str = ""
@@ -55,29 +56,29 @@ class Frame:
     payload: bytes = b""
 
     def table(self) -> dict[str, Any]:
-        """The payload as the JSON object it must be; an empty one is no fields. FrameError, also for what could be read
-        and not be sent on: to whom it was sent on would have to suffer for it."""
+        """Return the payload as a JSON object; an empty payload is an empty object. Raise FrameError if it is not, and
+        also for a payload that can be read but not encoded again: it would fail at the peer it is forwarded to."""
         if not self.payload:
             return {}
         try:
             table = json.loads(self.payload.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite)
             if b"\\u" in self.payload:
-                json.dumps(table, ensure_ascii=False).encode()  # half a pair of surrogates is no text
+                json.dumps(table, ensure_ascii=False).encode()  # fails for a lone surrogate
         except (ValueError, RecursionError):
-            raise FrameError(f"the payload of {self.kind.name} is no JSON") from None
+            raise FrameError(f"the payload of {self.kind.name} is not JSON") from None
         if not isinstance(table, dict):
-            raise FrameError(f"the payload of {self.kind.name} is no JSON object")
+            raise FrameError(f"the payload of {self.kind.name} is not a JSON object")
         return table
 
     def text(self, field: str, default: str | None = None) -> str:
-        """A text field of the payload. FrameError when it is missing (without `default`) or something else."""
+        """Return a text field of the payload. Raise FrameError if it is missing (without `default`) or not a text."""
         value = self.table().get(field, default)
         if not isinstance(value, str):
             raise FrameError(f"{self.kind.name} has no text {field!r}")
         return value
 
     def credit(self) -> int:
-        """What a CREDIT gives. FrameError."""
+        """Return the bytes that a CREDIT grants. Raise FrameError."""
         if len(self.payload) != _CREDIT.size:
             raise FrameError("a credit is four bytes")
         (count,) = _CREDIT.unpack(self.payload)
@@ -87,17 +88,18 @@ class Frame:
 def with_table(
     kind: Kind, table: dict[str, Any], session: str = "", token: int = 0, channel: int = 0, seq: int = 0
 ) -> Frame:
-    """A frame whose payload is this JSON object."""
+    """Return a frame whose payload is this JSON object."""
     payload = json.dumps(table, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     return Frame(kind, session, token, seq, channel, payload)
 
 
 def with_credit(channel: int, count: int, session: str = "", token: int = 0) -> Frame:
+    """Return a CREDIT frame for `count` bytes."""
     return Frame(Kind.CREDIT, session, token, 0, channel, _CREDIT.pack(count))
 
 
 def encode(frame: Frame) -> bytes:
-    """FrameError when it cannot be sent: the caller put too much, or something else than it should, into it."""
+    """Return the bytes of a frame. Raise FrameError if its payload is too long or a number out of range."""
     if len(frame.payload) > PAYLOAD_MAX:
         raise FrameError(f"a payload of {len(frame.payload)} bytes; at most {PAYLOAD_MAX}")
     numbers = ((frame.channel, CHANNEL_MAX), (frame.token, _U64_MAX), (frame.seq, _U64_MAX))
@@ -108,7 +110,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def decode(data: bytes) -> Frame:
-    """The frame these bytes are, whole. FrameError when they are none."""
+    """Return the frame in a message. Raise FrameError if it is invalid."""
     if not HEADER_SIZE <= len(data) <= FRAME_MAX:
         raise FrameError(f"a message of {len(data)} bytes")
     version, kind, channel, session, token, seq = _HEADER.unpack_from(data)
@@ -118,12 +120,12 @@ def decode(data: bytes) -> Frame:
         known = Kind(kind)
     except ValueError:
         raise FrameError(f"unknown kind {kind}") from None
-    name = "" if session == _NOBODY else session.hex()
+    name = "" if session == _NO_SESSION else session.hex()
     return Frame(known, name, token, seq, channel, bytes(data[HEADER_SIZE:]))
 
 
 def session_bytes(session: str) -> bytes:
-    """The 12 bytes of a session's identity, as they are signed over. FrameError when it is none."""
+    """Return the 12 bytes of a session id, as they are signed. Raise FrameError if it is invalid."""
     if not session:
         raise FrameError("no session id")
     return _session_bytes(session)
@@ -131,8 +133,8 @@ def session_bytes(session: str) -> bytes:
 
 def _session_bytes(session: str) -> bytes:
     if not session:
-        return _NOBODY
-    if len(session) != 24 or any(one not in "0123456789abcdef" for one in session):
+        return _NO_SESSION
+    if len(session) != 24 or any(digit not in "0123456789abcdef" for digit in session):
         raise FrameError(f"not a session id: {session[:40]!r}")
     return bytes.fromhex(session)
 

@@ -1,4 +1,4 @@
-"""Plain HTTP on the relay's port: health, figures, and the files of a page. Everything else is no page."""
+"""Plain HTTP on the relay's port: health, metrics, and the files of the web page. Every other path is 404."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 
-# xterm.js writes style elements; libsodium is WebAssembly. Nothing else comes from anywhere else.
+# xterm.js writes style elements; libsodium is WebAssembly. Everything else is loaded from the relay itself.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,7 +35,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`packed`: the body as gzip, `tag`: by which a browser knows that it has this one already; files have both."""
+    """One page. `packed`: the body as gzip; `tag`: the ETag. Files have both."""
 
     status: http.HTTPStatus
     type: str
@@ -48,7 +48,7 @@ Maker = Callable[[], Page]
 
 
 class Pages:
-    """A table from path to page. Files are read once, when the table is made: no request ever names a file."""
+    """A table from path to page. Files are read once, when the table is made: no request opens a file."""
 
     def __init__(self, makers: dict[str, Maker], assets: Path | None = None) -> None:
         self._makers = dict(makers)
@@ -56,7 +56,7 @@ class Pages:
             self._makers.setdefault(path, page)
 
     def answer(self, request: Request) -> Response:
-        """For a request that is no WebSocket's."""
+        """Return the response to a request that is not for a WebSocket."""
         maker = self._makers.get(request.path.partition("?")[0])
         page = maker() if maker else text("no such page\n", http.HTTPStatus.NOT_FOUND)
         if not page.tag:
@@ -69,11 +69,13 @@ class Pages:
         return response(page, **more)
 
 
-def text(words: str, status: http.HTTPStatus = http.HTTPStatus.OK) -> Page:
-    return Page(status, "text/plain; charset=utf-8", words.encode())
+def text(content: str, status: http.HTTPStatus = http.HTTPStatus.OK) -> Page:
+    """Return a page of plain text."""
+    return Page(status, "text/plain; charset=utf-8", content.encode())
 
 
 def response(page: Page, **more: str) -> Response:
+    """Return the HTTP response for a page, with `more` headers."""
     headers = Headers(
         {
             "Content-Type": page.type,
@@ -96,7 +98,7 @@ def _same(page: Page) -> Page:
 
 
 def _files(directory: Path | None) -> dict[str, Maker]:
-    found: dict[str, Maker] = {}
+    pages: dict[str, Maker] = {}
     for file in sorted(directory.rglob("*")) if directory is not None else []:
         if file.is_file() and not any(part.startswith(".") for part in file.relative_to(directory or file).parts):
             kind = _TYPES.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
@@ -104,7 +106,7 @@ def _files(directory: Path | None) -> dict[str, Maker]:
             tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
             page = Page(http.HTTPStatus.OK, kind, body, gzip.compress(body, 6, mtime=0), tag)
             path = "/" + file.relative_to(directory or file).as_posix()
-            found[path] = partial(_same, page)
+            pages[path] = partial(_same, page)
             if file.name == "index.html":
-                found[path.removesuffix("index.html")] = partial(_same, page)
-    return found
+                pages[path.removesuffix("index.html")] = partial(_same, page)
+    return pages

@@ -1,4 +1,4 @@
-"""One connection of the relay: what waits to be sent on it, bounded by its channels' windows, and when it was alive."""
+"""One connection of the relay: its send queue, bounded by its channels' windows, and when it was last alive."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, encode
 
 POLICY_VIOLATION = 1008
-ROOM = 4 << 20
-GRACE = 2.0
+QUEUE_MOST = 4 << 20  # bytes queued for a client beyond which its frames are not read
+GOODBYE_TIMEOUT = 2.0
 
 
 class Connection:
-    """`heard`: when the last frame came. `moved`: when the last byte went, or there was none to go."""
+    """An admitted connection. `received_at`: when the last frame arrived. `progress_at`: when the peer last took queued
+    bytes, or the queue was empty."""
 
     def __init__(self, number: int, socket: ServerConnection, address: str, claims: Claims, now: float) -> None:
         self.number, self.socket, self.address, self.claims = number, socket, address, claims
-        self.heard = self.moved = now
+        self.received_at = self.progress_at = now
         self.queued = 0
         self.ended: str | None = None
         self._waiting: deque[bytes] = deque()
         self._wake = asyncio.Event()
 
     def put(self, frame: Frame) -> int:
-        """Its turn comes when the peer takes what is before it. How many bytes that is more."""
+        """Queue a frame, and return its size; 0 if the connection is ending."""
         if self.ended is not None:
             return 0
         data = encode(frame)
@@ -40,7 +41,7 @@ class Connection:
         return len(data)
 
     def end(self, code: str, last: Frame | None = None) -> None:
-        """Say this, and no more: what was under way to it is dropped. Who does not take even that is cut off."""
+        """Drop the queue, send `last`, and end the connection; abort it if the peer does not take even that."""
         if self.ended is None:
             self._waiting.clear()
             self.queued = 0
@@ -48,29 +49,30 @@ class Connection:
                 self.put(last)
             self.ended = code
             self._wake.set()
-            asyncio.get_running_loop().call_later(GRACE, self.cut)
+            asyncio.get_running_loop().call_later(GOODBYE_TIMEOUT, self.cut)
 
     def cut(self) -> None:
-        """At once. A peer that takes nothing would keep every politer way waiting."""
+        """Abort the connection immediately: a closing handshake would wait for a peer that reads nothing."""
         self.socket.transport.abort()
 
     async def room(self) -> None:
-        """Whoever does not take what it asked for is not heard until it does: it could ask for more and more."""
-        while self.queued > ROOM and self.ended is None:
+        """Wait until the peer has taken enough of its queue. A client that does not read could otherwise ask for more
+        and more."""
+        while self.queued > QUEUE_MOST and self.ended is None:
             await asyncio.sleep(0.05)
 
     async def write(self) -> None:
-        """Send until the connection is over."""
+        """Send queued frames until the connection ends."""
         with contextlib.suppress(ConnectionClosed):
             while True:
                 while self._waiting:
                     data = self._waiting.popleft()
                     await self.socket.send(data)
                     self.queued = max(0, self.queued - len(data))
-                    self.moved = boottime()
+                    self.progress_at = boottime()
                 if self.ended is not None:
                     break
-                self.moved = boottime()
+                self.progress_at = boottime()
                 self._wake.clear()
                 await self._wake.wait()
         self.ended = self.ended or "closed"
@@ -79,5 +81,5 @@ class Connection:
         await self.socket.close(POLICY_VIOLATION, self.ended[:100])
 
     def stuck(self, now: float, patience: float) -> bool:
-        """It has what it does not take."""
-        return self.queued > 0 and now - self.moved > patience
+        """Return whether the peer has taken nothing of its queue for `patience` seconds."""
+        return self.queued > 0 and now - self.progress_at > patience

@@ -1,4 +1,4 @@
-"""How often an address may fail before it is not listened to for a while. Pure; the time is given."""
+"""Limit failed attempts per address. Pure; the time is a parameter."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import ipaddress
 from collections import OrderedDict
 
 FAILURES = 10.0
-REFILL = 1 / 3  # a second
+REFILL = 1 / 3  # per second
 ADDRESSES = 4096
 
 
 class Throttle:
-    """A bucket of failures for each address, refilled with time. The table is bounded: the longest quiet go first."""
+    """A token bucket of failures for each address. The table is bounded: addresses that failed least recently are
+    dropped first."""
 
     def __init__(self, failures: float = FAILURES, refill: float = REFILL, addresses: int = ADDRESSES) -> None:
         self._most, self._refill, self._addresses = failures, refill, addresses
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allows(self, address: str, now: float) -> bool:
+        """Return whether the address may try again."""
         return self._of(group(address), now) >= 1
 
     def failed(self, address: str, now: float) -> None:
+        """Count a failure of the address."""
         key = group(address)
         self._left[key] = max(0.0, self._of(key, now) - 1), now
         self._left.move_to_end(key)
@@ -33,7 +36,7 @@ class Throttle:
 
 
 def group(address: str) -> str:
-    """What counts as one address: of IPv6 the /64, because one customer has all of it."""
+    """Return what counts as one address: for IPv6 the /64, because one customer has all of it."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

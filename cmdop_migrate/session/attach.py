@@ -134,32 +134,25 @@ class _Attachment:
     def _serve(self, wake: int) -> Outcome | None:
         """Wait for something to do, and do it."""
         outcome = None
-        sources = [self.channel.fileno(), wake]
-        if len(self.untyped) < MAX_UNSENT:
-            sources.append(self.terminal.keyboard)
-        full = [self.channel.fileno()] if self.untyped or self.resized else []
-        # Frames that arrived with the answer to `attach` are here already: no socket becomes readable for them.
-        waiting = self.channel.has_frames()
-        ready: list[Any]
-        ready, room, _ = select.select(sources, full, [], 0 if waiting else None)
-        if room:
+        readers = [wake, self.terminal.keyboard] if len(self.untyped) < MAX_UNSENT else [wake]
+        ready = self.channel.wait(readers, for_room=bool(self.untyped or self.resized))
+        if ready.room:
             self._type()
-        if wake in ready:
+        if wake in ready.readable:
             numbers = os.read(wake, 64)
             if any(ending in numbers for ending in ENDINGS):
                 return self._outcome("hangup")
             if signal.SIGCONT in numbers:
                 self.terminal.make_raw()  # the process that stopped us has used the terminal meanwhile
             self._resize()
-        if waiting or self.channel.fileno() in ready:
+        if ready.items:
             outcome = self._from_session()
-        if outcome is None and self.terminal.keyboard in ready:
+        if outcome is None and self.terminal.keyboard in ready.readable:
             outcome = self._from_person()
         return outcome
 
     def _from_session(self) -> Outcome | None:
-        for frame in self.channel.pending():
-            message = self.channel.read(frame)
+        for message in self.channel.pending():
             if isinstance(message, tuple):
                 self._show(*message)
             elif message.get("event") == "lost":
@@ -178,7 +171,7 @@ class _Attachment:
                 self._say_undone(message)
             elif message.get("event") in AWAY:
                 self._notice(AWAY[message["event"]].format(to=message.get("to") or "another host"))
-            elif message.get("event") == "goes_on":
+            elif message.get("event") == "resumed":
                 self._notice(None)
             elif message.get("event") == "exit":
                 self._notice(None)
@@ -245,15 +238,12 @@ class _Attachment:
         """Send as much of the input as there is room for."""
         if self.resized:
             self._resize()
-        while self.untyped and self._has_room():
+        while self.untyped and self.channel.has_room():
             self.channel.type(bytes(self.untyped[:STEP]))
             del self.untyped[:STEP]
 
-    def _has_room(self) -> bool:
-        return bool(select.select([], [self.channel.fileno()], [], 0)[1])
-
     def _resize(self) -> None:
-        self.resized = not self.read_only and not self._has_room()
+        self.resized = not self.read_only and not self.channel.has_room()
         if not self.read_only and not self.resized:
             self.channel.resize(*size_of(self.terminal.display))
 

@@ -1,51 +1,66 @@
-"""The agent's figures, in Prometheus' text form."""
+"""Gauges and counters of one process, in Prometheus' text format."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-NAMES = {
-    "sessions": ("gauge", "Live sessions of this host."),
-    "sessions_unsure": ("gauge", "Live sessions whose lease could not be renewed at the last try."),
-    "holders_silent": ("gauge", "Holders that did not take the agent's last word."),
-    "idle_seconds_max": ("gauge", "How long the session that nobody has used for the longest has been idle."),
-    "renew_seconds": ("gauge", "How long the last round of renewals took."),
-    "renewals_total": ("counter", "Leases renewed."),
-    "renewal_failures_total": ("counter", "Renewals that were not answered, or not with a lease."),
-    "superseded_total": ("counter", "Incarnations killed because another took over."),
-    "host_name_held": ("gauge", "Whether this installation holds its host name."),
-    "round_failures_total": ("counter", "Rounds of the agent that ended in an error."),
-}
+
+@dataclass(frozen=True)
+class Metric:
+    """Describe one metric. `label` names the label by which its samples differ; empty means one sample only."""
+
+    kind: Literal["gauge", "counter"]
+    help: str
+    label: str = ""
 
 
 class Metrics:
-    """Written whole to a file a collector reads; every figure is there from the start."""
+    """Hold the values of a fixed set of metrics. A metric without a label has a sample, 0, from the start."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._values: dict[str, float] = dict.fromkeys(NAMES, 0.0)
+    def __init__(self, prefix: str, metrics: Mapping[str, Metric]) -> None:
+        """`prefix` begins the name of every metric in the text."""
+        self._prefix, self._metrics = prefix, metrics
+        self._values: dict[str, dict[str, float]] = {
+            name: {} if metric.label else {"": 0.0} for name, metric in metrics.items()
+        }
 
-    def add(self, name: str, count: float = 1) -> None:
-        self._values[name] += count
+    def add(self, name: str, count: float = 1, label: str = "") -> None:
+        """Add to a counter; `label` is the value of its label. Raise KeyError for an unknown name."""
+        samples = self._values[name]
+        samples[label] = samples.get(label, 0.0) + count
 
     def set(self, name: str, value: float) -> None:
-        if name not in NAMES:
-            raise KeyError(name)
-        self._values[name] = value
+        """Set a gauge. Raise KeyError for an unknown name."""
+        self._values[name][""] = value
+
+    def text(self) -> str:
+        """Return all samples as a Prometheus collector reads them."""
+        lines = []
+        for name, metric in self._metrics.items():
+            full = f"{self._prefix}_{name}"
+            lines += [f"# HELP {full} {metric.help}", f"# TYPE {full} {metric.kind}"]
+            for label, value in sorted(self._values[name].items()):
+                labels = f'{{{metric.label}="{label}"}}' if metric.label else ""
+                lines.append(f"{full}{labels} {value:.10g}")
+        return "\n".join(lines) + "\n"
+
+
+class MetricsFile(Metrics):
+    """Metrics in a file that a collector reads."""
+
+    def __init__(self, prefix: str, metrics: Mapping[str, Metric], path: Path) -> None:
+        super().__init__(prefix, metrics)
+        self._path = path
 
     def write(self) -> None:
+        """Replace the file atomically. Raise OSError if that fails."""
         temporary = self._path.with_suffix(".tmp")
         temporary.write_text(self.text(), encoding="ascii")
         temporary.replace(self._path)
 
-    def text(self) -> str:
-        lines = []
-        for name, value in self._values.items():
-            kind, words = NAMES[name]
-            full = f"cmdop_migrate_{name}"
-            lines += [f"# HELP {full} {words}", f"# TYPE {full} {kind}", f"{full} {value:g}"]
-        return "\n".join(lines) + "\n"
-
     def remove(self) -> None:
-        """A collector must not read figures of an agent that is gone."""
+        """Delete the file: a collector must not read values of a process that has ended."""
         self._path.unlink(missing_ok=True)

@@ -8,13 +8,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cmdop_migrate.lease.registry import RELAY, open_lease, open_register, sibling
 from cmdop_migrate.lease.store import Held
-from cmdop_migrate.relay.credential_registry import Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry
 from cmdop_migrate.relay.credentials import issue
 
 
 def test_credentials_live_beside_the_leases(lease_url: str) -> None:
     leases = open_lease(lease_url, proven=True)
-    issued = Issued(open_register(sibling(lease_url, RELAY), proven=True))
+    issued = CredentialRegistry(open_register(sibling(lease_url, RELAY), proven=True))
     session = uuid.uuid4().hex[:24]
     assert isinstance(leases.acquire(session, "host-a", "i", 5.0), Held)
     claims = issue(Ed25519PrivateKey.generate(), "client", "alice", "read", "*", None).claims

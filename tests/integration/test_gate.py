@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate import config
-from cmdop_migrate.holder import cgroup, protocol
+from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.session.holder_client import Channel
@@ -238,7 +238,7 @@ def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: P
         records = LocalHost(config.load(environ=host.env()))
         asked = {"op": "send", "data": "echo hang\r", "actor": "ann", "stream": "a" * 16}
         with Channel(records.socket(session)) as lost:
-            lost.sock.sendall(protocol.control(asked))
+            lost.send(asked)
             until(lambda: (tmp_path / "asked").exists(), 10, "the gate is asked")
         with Channel(records.socket(session)) as again:
             answer = again.ask(**asked)

@@ -33,21 +33,21 @@ async def dialled(url: str, credential: Credential) -> str:
         return connection.welcome.name
 
 
-def test_it_is_the_one_that_was_pinned(relay: ARelay) -> None:
+def test_dial_checks_the_pinned_certificate(relay: ARelay) -> None:
     assert asyncio.run(dialled(relay.url, pinned(relay))) == "alice"
-    with pytest.raises(NotAdmitted, match="another"):
+    with pytest.raises(NotAdmitted, match="a different one"):
         asyncio.run(dialled(relay.url, pinned(relay, "00" * 32)))
     with pytest.raises(NotAdmitted, match="certificate"):
         asyncio.run(dialled(relay.url, replace(pinned(relay), pin=None)))
 
 
 @pytest.mark.parametrize(("url", "kind"), [("wss://127.0.0.1:1", Unreachable), ("wss://", Usage), ("nonsense", Usage)])
-def test_what_is_not_there(relay: ARelay, url: str, kind: type[CmdopError]) -> None:
+def test_dial_of_an_unreachable_or_invalid_address(relay: ARelay, url: str, kind: type[CmdopError]) -> None:
     with pytest.raises(kind):
         asyncio.run(dialled(url, pinned(relay)))
 
 
-def test_what_is_no_relay(relay: ARelay, tmp_path: Path) -> None:
+def test_dial_of_a_server_that_is_not_a_relay(relay: ARelay, tmp_path: Path) -> None:
     async def run() -> None:
         server = await asyncio.start_server(lambda reader, writer: writer.write(b"220 hello\r\n"), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -69,8 +69,8 @@ async def ended_within(relay: ARelay, url: str, then: object) -> float:
         return time.monotonic() - began
 
 
-def test_a_machine_that_slept_dials_again(relay: ARelay, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for an answer on a connection that nobody at the other end remembers."""
+def test_a_suspended_machine_dials_again(relay: ARelay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for an answer on a connection that the relay has forgotten."""
     real = clock.boottime
     assert asyncio.run(
         ended_within(relay, relay.url, lambda: monkeypatch.setattr(clock, "boottime", lambda: real() + 3600))

@@ -15,27 +15,27 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from cmdop_migrate.lease.memory import MemoryRegister
 from cmdop_migrate.lease.store import LeaseStore
-from cmdop_migrate.relay.credential_registry import Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry
 from cmdop_migrate.relay.credentials import Credential, issue, unb64
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, decode, encode, with_table
-from cmdop_migrate.relay.lease_lookup import Truth
-from cmdop_migrate.relay.metrics import Figures
+from cmdop_migrate.relay.lease_lookup import LeaseLookup
+from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.router.router_events import Limits
-from cmdop_migrate.relay.server import Relay, Serving
+from cmdop_migrate.relay.server import Relay, ServerOptions
 from tests.support.relay_server import PLACE, SESSION
 
 FLEET = Ed25519PrivateKey.from_private_bytes(bytes(32))
-BASE = Serving(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)
+BASE = ServerOptions(PLACE, 0, FLEET.public_key().public_bytes_raw(), None)
 
 
 class Inside:
-    def __init__(self, serving: Serving) -> None:
-        self.leases, self.issued = LeaseStore(MemoryRegister()), Issued(MemoryRegister())
-        self.figures = Figures()
+    def __init__(self, serving: ServerOptions) -> None:
+        self.leases, self.issued = LeaseStore(MemoryRegister()), CredentialRegistry(MemoryRegister())
+        self.metrics = relay_metrics()
         self.events: list[tuple[str, dict[str, Any]]] = []
-        self.truth = Truth(self.leases, self.issued, self.figures)
+        self.truth = LeaseLookup(self.leases, self.issued, self.metrics)
         self.relay = Relay(
-            serving, self.truth, self.figures, lambda event, _, facts: self.events.append((event, facts))
+            serving, self.truth, self.metrics, lambda event, _, facts: self.events.append((event, facts))
         )
         self.port = 0
 
@@ -68,7 +68,7 @@ async def next_of(socket: ClientConnection, kind: Kind) -> Frame:
 
 
 @contextlib.asynccontextmanager
-async def inside(serving: Serving) -> AsyncIterator[Inside]:
+async def inside(serving: ServerOptions) -> AsyncIterator[Inside]:
     one = Inside(serving)
     stop, ready = asyncio.Event(), asyncio.Event()
 
@@ -90,7 +90,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
-def test_both_sides_give_signs_of_life_and_who_gives_none_is_let_go() -> None:
+def test_heartbeats_and_the_end_of_silent_connections() -> None:
     async def test() -> None:
         async with inside(replace(BASE, limits=Limits(beat=0.5))) as at:
             alive, dead = await at.dial(at.credential()), await at.dial(at.credential())
@@ -132,7 +132,7 @@ async def fill(host: ClientConnection, size: int) -> int:
     return channel
 
 
-def test_what_slow_ones_cost_together_is_bounded_and_the_worst_goes_first() -> None:
+def test_queues_are_bounded_together_and_the_longest_ends_first() -> None:
     limits = Limits(window=32 << 20, beat=20)
 
     async def test() -> None:
@@ -153,7 +153,7 @@ def test_what_slow_ones_cost_together_is_bounded_and_the_worst_goes_first() -> N
     run(test)
 
 
-def test_who_takes_nothing_is_let_go_though_it_speaks() -> None:
+def test_a_client_that_reads_nothing_is_ended_despite_heartbeats() -> None:
     async def test() -> None:
         async with inside(replace(BASE, limits=Limits(window=32 << 20, beat=0.5))) as at:
             host = await a_route(at)
@@ -171,7 +171,7 @@ def test_who_takes_nothing_is_let_go_though_it_speaks() -> None:
     run(test)
 
 
-def test_who_does_not_take_its_lists_gets_no_more_of_them() -> None:
+def test_a_client_that_does_not_read_listings_gets_no_more() -> None:
     """Each is 100 times what it costs to ask for it."""
 
     async def test() -> None:
@@ -197,7 +197,7 @@ def test_who_does_not_take_its_lists_gets_no_more_of_them() -> None:
             await other.send(encode(Frame(Kind.LIST)))
             await next_of(other, Kind.LISTING)
             greedy.transport.abort()
-            while at.relay._door.count > 2:  # nothing of it is left, though it never took its lists
+            while at.relay._limiter.count > 2:  # nothing of it is left, though it never took its lists
                 await asyncio.sleep(0.05)
 
     run(test)

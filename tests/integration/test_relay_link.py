@@ -1,4 +1,4 @@
-"""The link dies, hangs, or loses its agent: clients go on, and leases are renewed all the same."""
+"""The link dies, hangs, or loses its agent: clients resume, and leases are renewed all the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def link_of(host: Host) -> int | None:
     return None
 
 
-def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
+def test_a_killed_link_is_restarted_and_clients_resume(world: Linked) -> None:
     file, a = world.credential(), world.a
     session = typing_client.start(a, "w")
     world.routed(session, file)
@@ -57,14 +57,14 @@ def test_it_comes_back_and_clients_go_on(world: Linked) -> None:
         assert second != first
         a.kill_agent()
         until(lambda: link_of(a) is None, 5, "it goes with its agent")
-        a.ok("ls")  # whoever comes by starts an agent, and that a link
+        a.ok("ls")  # any command starts an agent, and the agent a link
         typist.counts_on()
         typist.finish()
         assert not [one for one in typist.events if one["event"] in ("lost", "undone", "refused")]
     assert fenced_sessions.lease(a, session)["token"] == 1
 
 
-def test_one_that_hangs_keeps_no_lease_from_being_renewed(world: Linked) -> None:
+def test_a_hanging_link_does_not_delay_lease_renewal(world: Linked) -> None:
     file, a = world.credential(), world.a
     session = fenced_sessions.counter(a, "hang")
     world.routed(session, file)
@@ -86,7 +86,7 @@ def test_one_that_hangs_keeps_no_lease_from_being_renewed(world: Linked) -> None
 
 
 def test_several_relays_behind_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host is at all of them, so a client may come to any; one that dies takes nobody along."""
+    """A host is at all of them, so a client may come to any; one that dies disturbs no client of another."""
     places = [PLACE, "127.0.0.2"]
 
     async def resolve(_: str) -> list[str]:
@@ -130,7 +130,7 @@ def linking(world: Linked, url: str, credential: Path) -> Iterator[None]:
     loop = asyncio.new_event_loop()
 
     async def run() -> None:
-        listed = link_main.Listing(records.config).why_not
+        listed = link_main.CredentialCheck(records.config).invalid_because
         await host_link.Link(records, url, lambda: client.load(credential), signer.sign, listed).run()
 
     task = loop.create_task(run())

@@ -77,7 +77,7 @@ def test_relays_die_and_lines_are_cut_while_it_moves(world: Linked) -> None:
     world.a.ok("kill", "x", "--signal", "KILL")
 
 
-def test_a_person_sees_where_it_goes(world: Linked) -> None:
+def test_attach_shows_where_the_session_moves(world: Linked) -> None:
     file = world.credential()
     session = world.a.start("bash", "--norc", name="seen")["session"]
     world.routed(session, file)
@@ -94,7 +94,7 @@ def test_a_person_sees_where_it_goes(world: Linked) -> None:
     world.b.ok("kill", "seen", "--signal", "KILL")
 
 
-def test_a_move_that_fails_goes_on_where_it_was(world: Linked) -> None:
+def test_clients_resume_on_the_source_after_a_failed_move(world: Linked) -> None:
     """The client typed meanwhile: it is applied here, once."""
     file = world.credential()
     session = typing_client.start(world.a, "stay")
@@ -110,8 +110,8 @@ def test_a_move_that_fails_goes_on_where_it_was(world: Linked) -> None:
         host.ok("kill", "stay", "--signal", "KILL")
 
 
-def test_a_host_that_dies_says_what_was_undone(world: Linked) -> None:
-    """From a checkpoint before what the client has seen: it hears how much is gone, and goes on."""
+def test_clients_are_told_what_a_dead_host_has_undone(world: Linked) -> None:
+    """From a checkpoint before what the client has seen: it is told how much was undone, and resumes."""
     file = world.credential()
     session = typing_client.start(world.a, "gone")
     world.routed(session, file)
@@ -125,7 +125,7 @@ def test_a_host_that_dies_says_what_was_undone(world: Linked) -> None:
             if b"in after\n" in got:
                 break
         os.kill(world.a.holder(session), signal.SIGKILL)
-        world.a.sessions()  # who comes by puts the record right; the agent lets the lease go
+        world.a.sessions()  # any command corrects the record; the agent releases the lease
         world.b.ok("restore", session, "--wait", "20s", timeout=60)
         undone = {"output": 0, "input": 0}
         for message in line.channel.follow(30):

@@ -1,4 +1,4 @@
-"""The page that the relay serves, in a real browser: sign in, type, and go on typing while the session moves."""
+"""The page that the relay serves, in a real browser: sign in, type, and keep typing while the session moves."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def fits(page: Page) -> bool:
     )
 
 
-def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browser) -> None:
+def test_page_types_and_shows_output_through_a_move(world: Linked, browser: Browser) -> None:
     session = started(world, "mover")
     file = world.credential(sessions="mover")
     page = opened(browser, file, session)
@@ -111,7 +111,7 @@ def test_type_see_output_and_go_on_while_it_moves(world: Linked, browser: Browse
     page.wait(f"{row}?.querySelector('.host').textContent === 'host-b'")
     page.wait(f"{row}.querySelectorAll('.phases i').length > 8")
     words = page.eval(f"{row}.innerText")
-    assert "moved from host-a to host-b just now, stood still" in words and "running" in words, words
+    assert "moved from host-a to host-b just now, frozen for" in words and "running" in words, words
     assert page.eval(f"{row}.querySelector('.token').textContent") == "2"
 
     assert page.complaints == []
@@ -137,7 +137,7 @@ def test_a_cut_wire_and_a_relay_that_is_replaced(world: Linked, browser: Browser
     assert got(world.a, session)[-3:] == ["before", "while-cut", "while-away"]
 
 
-def test_who_may_only_read(world: Linked, browser: Browser, session: str) -> None:
+def test_page_with_a_read_credential(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(role="read", actor="rita"), session)
     shows(page, "ready")
     before = got(world.a, session)
@@ -150,7 +150,7 @@ def test_who_may_only_read(world: Linked, browser: Browser, session: str) -> Non
     assert page.complaints == []
 
 
-def test_a_credential_that_is_not_good(world: Linked, browser: Browser, session: str) -> None:
+def test_page_refuses_an_invalid_credential(world: Linked, browser: Browser, session: str) -> None:
     page = browser.page()
     error = "document.getElementById('sign-in-error').textContent"
     sign_in(page, browser, "cmr1_nonsense")
@@ -168,7 +168,7 @@ def test_a_credential_that_is_not_good(world: Linked, browser: Browser, session:
         assert one.complaints == []
 
 
-def test_a_session_that_ended_and_one_that_is_for_others(world: Linked, browser: Browser, session: str) -> None:
+def test_page_shows_ended_and_forbidden_sessions(world: Linked, browser: Browser, session: str) -> None:
     own = started(world, "short")
     page = opened(browser, world.credential(sessions="short"), own)
     world.a.ok("kill", "short", "--signal", "KILL")
@@ -181,7 +181,7 @@ def test_a_session_that_ended_and_one_that_is_for_others(world: Linked, browser:
         page.wait("!document.getElementById('list').hidden")
 
 
-def test_a_phone(world: Linked, browser: Browser, session: str) -> None:
+def test_page_on_a_phone(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(sessions="web"), session, 320, 640)
     before = got(world.a, session)
     assert page.eval("getComputedStyle(document.getElementById('keys')).display") == "flex"
@@ -220,7 +220,7 @@ def test_signing_out_forgets_everything(world: Linked, browser: Browser, session
     assert page.eval("document.getElementById('credential').value") == ""
 
 
-def test_without_its_packages_the_page_says_how_to_get_them(browser: Browser) -> None:
+def test_page_without_vendored_packages_names_the_command(browser: Browser) -> None:
     page = browser.page()
     page.call("Network.setBlockedURLs", urls=["*/vendor/*"])
     page.go(browser.url)
@@ -231,7 +231,7 @@ def test_without_its_packages_the_page_says_how_to_get_them(browser: Browser) ->
 def test_a_large_paste_goes_in_whole_and_once(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(), session)
     before = len(got(world.a, session))
-    lines = [f"p{number:05}" for number in range(12_000)]  # more than may be under way at once
+    lines = [f"p{number:05}" for number in range(12_000)]  # more than may be in flight
     page.eval(
         "globalThis.pasted = new DataTransfer();"
         f"pasted.setData('text/plain', Array.from({{length: {len(lines)}}}, (_, n) => 'p' + String(n).padStart(5, '0') + '\\n').join(''));"
@@ -242,7 +242,7 @@ def test_a_large_paste_goes_in_whole_and_once(world: Linked, browser: Browser, s
     assert got(world.a, session)[before:] == lines
 
 
-def test_the_turn_is_seen_asked_for_and_given_back(world: Linked, browser: Browser, session: str) -> None:
+def test_page_shows_requests_and_releases_the_turn(world: Linked, browser: Browser, session: str) -> None:
     page = opened(browser, world.credential(), session)
     turn = "document.getElementById('turn').textContent"
     before = got(world.a, session)
@@ -262,7 +262,7 @@ def test_the_turn_is_seen_asked_for_and_given_back(world: Linked, browser: Brows
     assert got(world.a, session) == [*before, "mine"]
 
 
-def test_a_full_screen_program_is_painted_anew(world: Linked, browser: Browser) -> None:
+def test_page_repaints_a_full_screen_program(world: Linked, browser: Browser) -> None:
     file = world.dir / "poem"
     file.write_text("first line\nsecond line\n")
     session = str(world.a.start("vim", "-u", "NONE", str(file), name="editor")["session"])

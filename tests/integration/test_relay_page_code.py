@@ -85,7 +85,7 @@ def test_frames_are_the_same_bytes(page: Page, frame: Frame) -> None:
     ],
     ids=["empty", "short", "version", "kind", "kind 0", "number", "long"],
 )
-def test_what_is_no_frame_is_refused(page: Page, data: bytes) -> None:
+def test_invalid_frames_are_refused(page: Page, data: bytes) -> None:
     tried = f"try {{ frames.decode({as_bytes(data)}) }} catch (error) {{ error instanceof frames.FrameError }}"
     assert page.eval(tried) is True
 
@@ -117,7 +117,7 @@ def spoiled() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("text", "why"), spoiled(), ids=["none", "cut", "empty", "claims", "seed", "host", "expired"])
-def test_a_bad_credential_is_refused_in_words(page: Page, text: str, why: str) -> None:
+def test_page_explains_why_a_credential_is_invalid(page: Page, text: str, why: str) -> None:
     said = page.eval(f"try {{ new credential.Credential({js(text)}) }} catch (error) {{ error.message }}")
     assert why in said
 
@@ -163,9 +163,9 @@ def test_a_channel_is_sealed_between_page_and_host(page: Page) -> None:
     assert both.open(data) == "SealError"  # repeated
 
 
-def test_no_other_host_session_or_older_incarnation_is_believed(page: Page) -> None:
+def test_page_rejects_other_hosts_sessions_and_older_incarnations(page: Page) -> None:
     assert Joined(page, fleet=Ed25519PrivateKey.generate()).answer().startswith("SealError")
-    assert "is over" in Joined(page, token=4, lowest=5).answer()
+    assert "is superseded" in Joined(page, token=4, lowest=5).answer()
     both = Joined(page)
     assert both.answer(token=5).startswith("SealError")
     swapped = both.host.first.replace("host-ä".encode(), "host-ö".encode())
@@ -173,7 +173,7 @@ def test_no_other_host_session_or_older_incarnation_is_believed(page: Page) -> N
     assert both.answer(first=both.host.first[:-1]).startswith("SealError")
 
 
-def test_the_holders_frames_come_apart_at_any_cut(page: Page) -> None:
+def test_holder_frames_are_decoded_at_any_split(page: Page) -> None:
     stream = (
         protocol.control({"event": "exit", "code": 0})
         + protocol.output(PAST_2_32, b"\x00\xffab")
@@ -208,7 +208,7 @@ QUESTIONS = [
 ]  # fmt: skip
 
 
-def test_old_questions_are_not_answered_and_new_ones_are(page: Page) -> None:
+def test_terminal_queries_in_replayed_output_are_not_answered(page: Page) -> None:
     page.eval("import('/vendor/xterm.mjs').then((found) => { globalThis.xterm = found; })")
     page.eval(
         "globalThis.answers = []; globalThis.terminal = new xterm.Terminal({windowOptions: {getWinSizeChars: true}});"
@@ -237,8 +237,8 @@ def test_every_file_of_the_page_is_served_with_its_policy(page: Page) -> None:
             assert "unsafe-eval'" not in got[1].replace("wasm-unsafe-eval'", "")
 
 
-def test_a_session_whose_name_nobody_knows_yet_is_listed_with_the_others(page: Page) -> None:
-    """Somebody waits for it by its id, and no host has registered it since there are relays."""
+def test_a_session_without_a_known_name_is_listed(page: Page) -> None:
+    """A client waits for it by its id, and no host has registered it yet."""
     rows = [
         {"session": f"{n}" * 24, "name": name, "host": None, "to": None, "state": "waiting", "routed": False}
         | {"token": 1, "clients": 1, "info": {}, "moved": None}

@@ -70,7 +70,7 @@ class Host:
                 self._heard.append(protocol.parse_control(payload))
 
     def typed(self, at: int, text: str) -> None:
-        """All of this comes, in whatever pieces, from number `at` on."""
+        """Expect all of this, in any pieces, from number `at` on."""
         got, end = "", time.monotonic() + 10
         while len(got) < len(text) and time.monotonic() < end:
             one = self.hear("type")
@@ -146,7 +146,7 @@ def shows(page: Page, text: str) -> None:
     page.wait(f"({ROWS}).includes({text!r})")
 
 
-def test_every_byte_once_whatever_breaks(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_input_and_output_exactly_once_over_broken_channels(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay)
     host.live(1)
     come(page, browser, who)
@@ -156,7 +156,7 @@ def test_every_byte_once_whatever_breaks(relay: ARelay, browser: Browser, page: 
     shows(page, "hello")
     page.type("abc")
     host.typed(0, "abc")
-    host.close()  # nobody knows whether it arrived
+    host.close()  # it is not known whether it arrived
 
     host.accept(who)
     asked = host.attached(start=0, end=9, applied=2)
@@ -181,7 +181,7 @@ def test_every_byte_once_whatever_breaks(relay: ARelay, browser: Browser, page: 
     page.wait(f"{STATUS} === 'on host-a, token 2'")
 
 
-def test_what_was_undone_with_a_host_is_said(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_reports_what_a_dead_host_has_undone(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay)
     host.live(3)
     come(page, browser, who)
@@ -201,7 +201,7 @@ def test_what_was_undone_with_a_host_is_said(relay: ARelay, browser: Browser, pa
     assert host.attached(start=0, end=2, since=2, applied=1)["from"] == 2
     shows(page, "2 bytes you typed were undone")
     page.type("q")
-    host.typed(1, "q")  # it goes on from there
+    host.typed(1, "q")  # it resumes from there
     host.say(event="refused", why="gap", bytes=1, at=0)
     host.typed(0, "q")
     host.say(event="applied", at=1)
@@ -209,7 +209,7 @@ def test_what_was_undone_with_a_host_is_said(relay: ARelay, browser: Browser, pa
     shows(page, "new")
 
 
-def test_a_host_that_is_not_of_the_fleet_is_not_believed(relay: ARelay, browser: Browser, page: Page) -> None:
+def test_page_rejects_a_host_of_another_fleet(relay: ARelay, browser: Browser, page: Page) -> None:
     who, host = relay.client_credential(), Host(relay, forged=True)
     host.live(5)
     come(page, browser, who)
@@ -240,12 +240,10 @@ class Quiet(SimpleHTTPRequestHandler):
         return
 
 
-def test_the_page_from_another_server_is_let_in_when_it_is_named(
-    relay: ARelay, browser: Browser, elsewhere: str
-) -> None:
+def test_page_of_a_configured_origin_may_connect(relay: ARelay, browser: Browser, elsewhere: str) -> None:
     host = Host(relay)
     host.live(6)
-    where = gateway_credentials.Where(browser.url.replace("https:", "wss:"))
+    where = gateway_credentials.RelayAddress(browser.url.replace("https:", "wss:"))
     who = gateway_credentials.create_client(relay.config, "alice", "execute", "*", 600, where)
     page = browser.page()
     page.go(elsewhere)

@@ -43,7 +43,7 @@ def own_relay(tmp_path: Path) -> Iterator[ARelay]:
 
 
 class Pair:
-    """A host and a client in a conversation that goes on: whether they notice anything."""
+    """A host and a client that keep exchanging data, to prove that they are not disturbed."""
 
     def __init__(self, relay: ARelay, session: str) -> None:
         self.session = session
@@ -77,7 +77,7 @@ def pair(relay: ARelay) -> Iterator[Pair]:
     one = Pair(relay, os.urandom(12).hex())
     one.echo()
     yield one
-    one.echo()  # whatever the test did, they did not notice
+    one.echo()  # the test has not disturbed them
     one.close()
 
 
@@ -99,7 +99,7 @@ def tampered(made: Credential, **changed: object) -> dict[str, str]:
     return {"claims": b64(Claims(**table).to_bytes())}  # type: ignore[arg-type]
 
 
-def test_bad_credentials_are_refused_and_recorded_and_told_nothing(relay: ARelay, pair: Pair) -> None:
+def test_invalid_credentials_are_refused_without_a_reason_and_recorded(relay: ARelay, pair: Pair) -> None:
     good = relay.client_credential()
     foreign = credentials.issue(Ed25519PrivateKey.generate(), "client", "alice", "admin", "*", None)
     lies = [
@@ -126,10 +126,10 @@ def test_expired_revoked_and_unlisted_credentials_are_refused(relay: ARelay, pai
     short = relay.client_credential(seconds=1.0)
     revoked = relay.client_credential()
     gateway_credentials.revoke(relay.config, revoked.claims.id[:10])
-    signer = gateway_credentials.tools.open_keys(relay.config).relay_signer
+    signer = gateway_credentials.resources.open_keys(relay.config).relay_signer
     unlisted = credentials.issue(
         signer, "client", "alice", "admin", "*", None
-    )  # whoever stole the key, and not the store
+    )  # signed with a stolen key, but not listed in the store
     time.sleep(max(0.0, (short.claims.expires or 0) - time.time()))
     for credential, word in ((short, "expired"), (revoked, "revoked"), (unlisted, "not listed")):
         answer = relay.hello(again(credential), "127.0.2.1").refused()
@@ -154,7 +154,7 @@ def test_an_open_connection_ends_when_its_credential_does(relay: ARelay, pair: P
     assert "expired" in client.refused(within=10)["why"]
 
 
-def test_a_session_that_is_not_ones_own_and_one_that_is_not_there_look_alike(relay: ARelay, pair: Pair) -> None:
+def test_forbidden_and_unknown_sessions_are_indistinguishable(relay: ARelay, pair: Pair) -> None:
     session, _ = a_session(relay, "secret")
     client = relay.dial(relay.client_credential(sessions="web-*"))
     answers = []
@@ -202,7 +202,7 @@ def test_a_fenced_host_gets_no_client(relay: ARelay, pair: Pair) -> None:
     assert new.expect(Kind.OPEN).session == session and old.is_quiet()
 
 
-def test_a_host_that_lost_its_lease_is_taken_out_though_nobody_came_instead(relay: ARelay, pair: Pair) -> None:
+def test_route_is_removed_when_its_host_loses_the_lease(relay: ARelay, pair: Pair) -> None:
     session = os.urandom(12).hex()
     relay.hold(session, "host-a", 1, ttl=1.5)
     host = relay.dial(relay.host_credential("host-a"))
@@ -217,7 +217,7 @@ def test_a_host_that_lost_its_lease_is_taken_out_though_nobody_came_instead(rela
     assert client.expect(Kind.STATUS).text("state") == "waiting"
 
 
-def test_a_relay_that_stood_still_does_not_route_by_what_it_knew(own_relay: ARelay) -> None:
+def test_a_stopped_relay_does_not_route_by_old_confirmations(own_relay: ARelay) -> None:
     """As after a laptop's suspend, or on a machine that swaps: the session has moved meanwhile."""
     relay = own_relay
     relay.hold(SESSION, "host-a", 1, ttl=1.0)
@@ -254,11 +254,11 @@ def test_a_move_as_a_client_sees_it(relay: ARelay, pair: Pair) -> None:
 # Floods and nonsense
 
 
-def test_a_flood_of_connections_is_bounded_and_the_others_do_not_notice(relay: ARelay, pair: Pair) -> None:
+def test_a_flood_of_connections_does_not_disturb_others(relay: ARelay, pair: Pair) -> None:
     opened = []
     try:
         for _ in range(150):
-            with contextlib.suppress(OSError):  # the relay cuts off whoever is too many
+            with contextlib.suppress(OSError):  # the relay aborts connections over the limit
                 plain = socket.create_connection((PLACE, relay.port), 5, (STRANGER, 0))
                 opened.append(insecure().wrap_socket(plain))
         pair.echo()
@@ -270,7 +270,7 @@ def test_a_flood_of_connections_is_bounded_and_the_others_do_not_notice(relay: A
             one.close()
 
 
-def test_who_fails_too_often_is_not_listened_to_for_a_while(relay: ARelay, pair: Pair) -> None:
+def test_an_address_with_many_failures_is_throttled(relay: ARelay, pair: Pair) -> None:
     good = relay.client_credential()
     answers = []
     for _ in range(12):
@@ -280,7 +280,7 @@ def test_who_fails_too_often_is_not_listened_to_for_a_while(relay: ARelay, pair:
             answers.append(str(error.response.status_code))
     assert answers[:10] == ["not_admitted"] * 10 and answers[-1] == "429"
     assert relay.logged("throttled")["address"] == "127.0.4.1"
-    relay.dial(good, "127.0.4.2").close()  # from elsewhere the same credential is as good as ever
+    relay.dial(good, "127.0.4.2").close()  # from another address the same credential is still valid
 
 
 def test_a_frame_that_is_too_big_ends_its_connection_only(relay: ARelay, pair: Pair) -> None:
@@ -320,7 +320,7 @@ def test_malformed_frames_end_their_connection_only(relay: ARelay, pair: Pair) -
     assert relay.process is not None and relay.process.poll() is None
 
 
-def test_who_does_not_speak_http_or_says_nothing_is_let_go(relay: ARelay, pair: Pair) -> None:
+def test_silent_and_non_http_connections_are_ended(relay: ARelay, pair: Pair) -> None:
     plain = socket.create_connection((PLACE, relay.port), 10, ("127.0.7.1", 0))
     with insecure().wrap_socket(plain) as odd:
         odd.sendall(b"\x16\x03 this is not HTTP\r\n\r\n")
@@ -332,7 +332,7 @@ def test_who_does_not_speak_http_or_says_nothing_is_let_go(relay: ARelay, pair: 
     assert relay.logged("silent")["address"] == "127.0.7.2"
 
 
-def test_a_slow_client_costs_one_window_and_no_one_else(relay: ARelay, pair: Pair) -> None:
+def test_a_slow_client_costs_one_window_and_delays_no_other(relay: ARelay, pair: Pair) -> None:
     session, host = a_session(relay)
     slow = relay.dial(relay.client_credential())
     slow.open(session)
@@ -381,7 +381,7 @@ def metric(relay: ARelay, name: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(f"cmdop_migrate_relay_{name} ")))
 
 
-def test_health_figures_the_page_and_nothing_else(relay: ARelay, pair: Pair) -> None:
+def test_http_serves_health_metrics_and_page_only(relay: ARelay, pair: Pair) -> None:
     status, body, headers = get(relay, "/healthz")
     assert (status, body) == (200, "ok\n") and "default-src 'none'" in headers["Content-Security-Policy"]
     assert metric(relay, "routes") >= 1 and metric(relay, "hosts") >= 1
@@ -416,7 +416,7 @@ def test_killed_and_restarted_hosts_and_clients_come_back(own_relay: ARelay) -> 
     host.register(token=5)
     client.open()
     client.expect(Kind.STATUS)
-    until(lambda: gateway_credentials.open_issued(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
+    until(lambda: gateway_credentials.open_registry(relay.config).name_of(SESSION) == "work", 5, "its name is kept")
     before = relay.facts
     relay.stop(signal.SIGKILL)
     with pytest.raises(ConnectionClosed):
@@ -434,7 +434,7 @@ def test_killed_and_restarted_hosts_and_clients_come_back(own_relay: ARelay) -> 
     assert host.expect(Kind.OPEN).session == SESSION
 
 
-def test_a_certificate_of_ones_own_and_a_page(own_relay: ARelay, tmp_path: Path) -> None:
+def test_own_certificate_and_own_page(own_relay: ARelay, tmp_path: Path) -> None:
     relay = own_relay
     relay.stop()
     (tmp_path / "page").mkdir()
@@ -449,7 +449,7 @@ def test_a_certificate_of_ones_own_and_a_page(own_relay: ARelay, tmp_path: Path)
     relay.dial(relay.client_credential()).close()
 
 
-def test_it_ends_when_asked_and_says_goodbye(own_relay: ARelay) -> None:
+def test_relay_stops_on_sigterm_with_a_closing_handshake(own_relay: ARelay) -> None:
     client = own_relay.dial(own_relay.client_credential())
     assert own_relay.stop(signal.SIGTERM) == 0
     with pytest.raises(ConnectionClosed) as closed:
@@ -458,7 +458,7 @@ def test_it_ends_when_asked_and_says_goodbye(own_relay: ARelay) -> None:
     assert own_relay.events("relay_stopped")
 
 
-def test_while_the_store_is_away_what_is_routed_stays_and_nothing_new_is(own_relay: ARelay) -> None:
+def test_routes_stay_and_none_is_added_while_the_store_is_unreachable(own_relay: ARelay) -> None:
     relay = own_relay
     relay.hold(SESSION, "host-a", 1, ttl=30.0)
     relay.hold(OTHER, "host-a", 1)

@@ -52,13 +52,13 @@ def test_a_credential_that_cannot_be_written_is_not_left_valid(at: Host) -> None
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
-@pytest.mark.parametrize("to", ["nobody", "full", "null", "closed"])
-def test_a_credential_that_nobody_reads_is_not_left_valid(at: Host, to: str, flags: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("to", ["broken", "full", "null", "closed"])
+def test_a_credential_that_is_not_read_is_not_left_valid(at: Host, to: str, flags: tuple[str, ...]) -> None:
     words = at.argv(*flags, "relay", "token", "create", "--actor", "a", "--role", "read", "--session", "*")
-    reader, nobody = os.pipe()
+    reader, writer = os.pipe()
     os.close(reader)
-    with os.fdopen(nobody, "wb") as broken, open("/dev/full", "wb") as full, open(os.devnull, "wb") as null:
-        where = {"nobody": broken, "full": full, "null": null, "closed": None}[to]
+    with os.fdopen(writer, "wb") as broken, open("/dev/full", "wb") as full, open(os.devnull, "wb") as null:
+        where = {"broken": broken, "full": full, "null": null, "closed": None}[to]
         closing = ["sh", "-c", 'exec "$@" >&-', "sh"] if where is None else []
         done = subprocess.run(
             [*closing, *words], env=at.env(), stdout=where, stderr=subprocess.PIPE, timeout=60, check=False
@@ -85,17 +85,17 @@ def test_a_credential_that_nobody_reads_is_not_left_valid(at: Host, to: str, fla
         (("serve", "--listen", "127.0.0.1:0", "--identity", "A" * 43, "--cert", "/dev/null"), 2, "bad_config"),
     ],
 )
-def test_what_makes_no_sense_is_said(at: Host, words: tuple[str, ...], status: int, code: str) -> None:
+def test_invalid_options_are_refused_with_a_hint(at: Host, words: tuple[str, ...], status: int, code: str) -> None:
     at.fails("relay", *words, status=status, code=code)
 
 
-def test_a_port_that_is_taken_is_said(at: Host) -> None:
+def test_a_port_in_use_is_reported(at: Host) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         at.fails("relay", "serve", "--listen", where, "--identity", "A" * 43, status=2, code="usage")
 
 
-def test_a_lease_store_that_does_not_answer_is_said_at_once(at: Host) -> None:
+def test_an_unreachable_lease_store_is_reported_at_start(at: Host) -> None:
     away = {"CMDOP_MIGRATE_LEASE": "etcd://127.0.0.1:1"}
     words = ("relay", "serve", "--listen", "127.0.0.1:0", "--identity", "A" * 43)
     at.fails(*words, status=6, code="lease_unreachable", env=away)

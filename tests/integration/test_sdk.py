@@ -26,7 +26,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
         yield made
 
 
-def test_only_who_asks_pays() -> None:
+def test_sdk_is_imported_only_on_use() -> None:
     loaded = "import sys, cmdop_migrate; print(len([one for one in sys.modules if one.startswith('cmdop_migrate.')]))"
     done = subprocess.run([sys.executable, "-c", loaded], text=True, capture_output=True, check=True, cwd=PROJECT)
     assert done.stdout == "0\n"
@@ -34,7 +34,7 @@ def test_only_who_asks_pays() -> None:
         _ = cmdop_migrate.Sessions  # type: ignore[attr-defined]  # that is the point
 
 
-def test_here(host: Host) -> None:
+def test_local_session_from_a_program(host: Host) -> None:
     env = host.env()
     shell = Session.run("bash", "--norc", name="sdk", actor="ann", environ=env)
     assert shell.send("echo $((6*7))") == 1
@@ -56,7 +56,7 @@ def test_here(host: Host) -> None:
     with pytest.raises(Usage):
         Session.attach("sdk", relay="wss://127.0.0.1:1", environ=env)
     with pytest.raises(SessionNotFound):
-        Session.attach("nobody", environ=env)
+        Session.attach("unknown", environ=env)
     with pytest.raises(Blocked, match="more than one request can hold; nothing was sent"):
         shell.send("\u044f" * 100_000)
     shell.send("exit 3")
@@ -89,7 +89,7 @@ def test_asyncio_can_be_cancelled(host: Host) -> None:
     assert time.monotonic() - began < 10
 
 
-def test_through_a_relay_and_a_move(world: Linked) -> None:
+def test_sdk_through_a_relay_and_a_move(world: Linked) -> None:
     file = world.credential(actor="carl")
     session = world.a.start("bash", "--norc", name="far")["session"]
     world.routed(session, file)
@@ -97,7 +97,7 @@ def test_through_a_relay_and_a_move(world: Linked) -> None:
     assert shell.actor == "carl"
     shell.send("x=kept; echo $((6*7))")
     assert shell.expect(r"^\d+").text == "42"
-    with pytest.raises(Usage, match="moves nothing"):
+    with pytest.raises(Usage, match="cannot be migrated through a relay"):
         shell.migrate("host-b")
     moved = Session.attach("far", environ=world.a.env()).migrate("host-b")
     assert moved["to"] == "host-b"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from cmdop_migrate.holder import protocol
 from cmdop_migrate.session.holder_client import Channel
 from tests.support.host import Host, until
 
@@ -18,7 +17,7 @@ def attach(channel: Channel, stream: str = STREAM) -> int:
 
 
 def type_at(channel: Channel, at: int, data: str) -> dict[str, Any]:
-    channel.sock.sendall(protocol.control({"op": "type", "at": at, "data": data}))
+    channel.send({"op": "type", "at": at, "data": data})
     for message in channel.follow(10):
         if isinstance(message, dict) and message.get("event") in ("applied", "refused"):
             return message

@@ -116,7 +116,7 @@ def start(lab: TestLab, name: str) -> tuple[str, Client]:
 
 
 def moves(lab: TestLab, name: str, client: Client, count: int) -> list[tuple[float, float]]:
-    """Of each move: how long nothing came to the client, and how long the session itself stood still."""
+    """Of each move: how long nothing came to the client, and how long the session itself was frozen."""
     pauses = []
     for number in range(count):
         here, there = ("host-a", "host-b") if number % 2 == 0 else ("host-b", "host-a")

@@ -57,7 +57,7 @@ class Failed(Exception):
 
 class Browser:
     def __init__(self, place: Path, certificate: Path, net: NetHost, proxy: Proxy) -> None:
-        """`certificate`: one that is believed although nobody known signed it, and no other."""
+        """`certificate`: a self-signed one to trust, and no other."""
         self.net, self.proxy = net, proxy
         self.url = f"https://{net.gateway}:{proxy.port}/"
         found = program()
@@ -130,7 +130,7 @@ class Browser:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._out.close()  # it ends when nobody drives it any more
+            self._out.close()  # the browser ends when its pipe is closed
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:

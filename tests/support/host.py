@@ -28,7 +28,7 @@ from cmdop_migrate.util.timings import TEST_STOP
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parents[2]
 OWN_GROUPS = ("holders", "restorers", "agent")
-AGENT_FILES = ("agent.lock", "lease.proven", "metrics.prom", "metrics.tmp", "ready.sock")
+AGENT_FILES = ("agent.lock", "lease.proven", "link.json", "metrics.prom", "metrics.tmp", "ready.sock")
 STOP = f"{TEST_STOP}="
 CM = [sys.executable, "-m", "cmdop_migrate"]
 

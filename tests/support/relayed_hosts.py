@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.gateway import client as gateway_client
-from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.gateway.relay_channel import RelayStream
 from tests.support.host import CM, PROJECT, Host, until
 from tests.support.host_pair import World, two
 from tests.support.pty_client import Pty
@@ -68,10 +68,10 @@ class Linked:
     def attach(self, file: Path, session: str, *options: str) -> Pty:
         return Pty(self.argv(file, "attach", session, *options), self.env())
 
-    def line(self, file: Path, session: str) -> Line:
+    def line(self, file: Path, session: str) -> RelayStream:
         credential = gateway_client.load(file)
         assert credential.relay
-        return Line(credential.relay, credential, session)
+        return RelayStream(credential.relay, credential, session)
 
     def move(self, name: str, there: bool) -> dict[str, Any]:
         """Between the two, from wherever it is; A drives B over SSH, B has it back by way of the store."""

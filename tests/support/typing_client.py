@@ -1,5 +1,5 @@
-"""A session that counts and says back what is typed, and a client that types numbered lines at it: whatever happens on
-the way, every byte of output comes once and in order, and every line is applied once and in order."""
+"""A session that counts and prints what is typed, and a client that types numbered lines at it: every byte of output
+arrives once and in order, and every line is applied once and in order, over any failure on the way."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.gateway import client
-from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.gateway.relay_channel import RelayStream
 from cmdop_migrate.session.holder_client import HolderGone
 from tests.support.host import Host, until
 
@@ -49,44 +49,48 @@ def start(host: Host, name: str) -> str:
 class Typist:
     """What one client has seen and done. `gaps`: seconds in which nothing came, the longer ones."""
 
-    line: Line
+    line: RelayStream
     typed: int = 0
     data: bytearray = field(default_factory=bytearray)
     start: int | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     error: BaseException | None = None
-    _over: threading.Event = field(default_factory=threading.Event)
+    _over: threading.Event = field(default_factory=threading.Event)  # no more is typed
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _last: float = field(default_factory=time.monotonic)
 
-    def read(self) -> None:
-        channel, last = self.line.channel, time.monotonic()
+    def run(self, every: float) -> None:
+        """Read and type in turn, one line each `every` seconds: a stream belongs to one thread."""
         try:
-            for message in channel.follow():
-                now = time.monotonic()
-                if isinstance(message, tuple):
-                    seq, piece = message
-                    if self.start is None:
-                        self.start = seq
-                    assert seq == self.start + len(self.data), f"byte {seq} after {self.start + len(self.data)}"
-                    self.data += piece
-                    if now - last > 0.15:
-                        self.gaps.append(now - last)
-                    last = now
-                else:
-                    self.events.append({**message, "at": now})
-        except (HolderGone, OSError, ValueError):
+            while not self._closed.is_set() and self._read(every):
+                if not self._over.is_set():
+                    self.typed += 1
+                    self.line.channel.type(b"%d\n" % self.typed)
+        except HolderGone:
             if not self._over.is_set():
-                self.error = self.line.why or HolderGone()
+                self.error = self.line.failure or HolderGone()
         except BaseException as error:
             self.error = error
 
-    def type(self, every: float) -> None:
-        try:
-            while not self._over.wait(every):
-                self.typed += 1
-                self.line.channel.type(b"%d\n" % self.typed)
-        except BaseException as error:
-            self.error = error
+    def _read(self, seconds: float) -> bool:
+        """Take what comes within this time; False: the session has ended."""
+        for message in self.line.channel.follow(seconds):
+            now = time.monotonic()
+            if isinstance(message, tuple):
+                seq, piece = message
+                if self.start is None:
+                    self.start = seq
+                assert seq == self.start + len(self.data), f"byte {seq} after {self.start + len(self.data)}"
+                self.data += piece
+                if now - self._last > 0.15:
+                    self.gaps.append(now - self._last)
+                self._last = now
+            else:
+                self.events.append({**message, "at": now})
+                if message.get("event") == "exit":
+                    return False
+        return True
 
     @property
     def counted(self) -> list[int]:
@@ -123,21 +127,19 @@ class Typist:
 
 
 @contextmanager
-def typing(line: Line, every: float = 0.03) -> Iterator[Typist]:
+def typing(line: RelayStream, every: float = 0.03) -> Iterator[Typist]:
     with line:
         answer = line.channel.ask(op="attach", actor="x", read_only=False, **{"from": None}, terminal=True)
         assert "error" not in answer, answer
         one = Typist(line)
-        threads = [threading.Thread(target=one.read), threading.Thread(target=one.type, args=(every,))]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=one.run, args=(every,))
+        thread.start()
         try:
             yield one
         finally:
             one._over.set()
-            threads[1].join(10)
-            line.channel.sock.shutdown(2)
-            threads[0].join(10)
+            one._closed.set()
+            thread.join(10)
 
 
 def main() -> None:
@@ -145,7 +147,7 @@ def main() -> None:
     answers with the longest pause since the last one; `stop` finishes and answers with all there was."""
     credential = client.load(Path(sys.argv[1]))
     assert credential.relay is not None
-    with typing(Line(credential.relay, credential, sys.argv[2])) as typist:
+    with typing(RelayStream(credential.relay, credential, sys.argv[2])) as typist:
         typist.counts_on()
         print(json.dumps({"ready": True}), flush=True)
         for order in sys.stdin:

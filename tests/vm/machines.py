@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cmdop_migrate.gateway import client
-from cmdop_migrate.gateway.relay_channel import Line
+from cmdop_migrate.gateway.relay_channel import RelayStream
 from scripts.vmlib.model import FLEET, RUN, SSH_CONFIG, Fleet
 from tests.support.host import Host, until
 
@@ -271,10 +271,10 @@ class Machines:
         file.chmod(0o600)
         return file
 
-    def line(self, file: Path, session: str) -> Line:
+    def line(self, file: Path, session: str) -> RelayStream:
         found = client.load(file)
         assert found.relay
-        return Line(found.relay, found, session)
+        return RelayStream(found.relay, found, session)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from cmdop_migrate.session.holder_client import exited
 from cmdop_migrate.session.requests import Output
 
 if TYPE_CHECKING:
-    from cmdop_migrate.gateway.client import Place
+    from cmdop_migrate.gateway.client import RelayAccess
 
 Relay = tuple[str | None, Path | None]
 
@@ -61,7 +61,7 @@ def attach(app: App, session: str, read_only: bool, start: int | None, actor: st
     attach_to(app.this_host(), session, actor_name(actor), read_only, start)
 
 
-def _attach_afar(where: Place, session: str, read_only: bool, start: int | None) -> None:
+def _attach_afar(where: RelayAccess, session: str, read_only: bool, start: int | None) -> None:
     from cmdop_migrate.gateway import client
 
     found, outcome = client.attach(where, session, read_only, start, sys.stdin.fileno(), sys.stdout.fileno())
@@ -159,7 +159,7 @@ def output(app: App, session: str, start: int | None, follow: bool, relay: Relay
 
 
 def _printed(
-    app: App, session: str, start: int | None, follow: bool, where: Place | None
+    app: App, session: str, start: int | None, follow: bool, where: RelayAccess | None
 ) -> tuple[Output | None, Iterator[Output | dict[str, Any]]]:
     """What there is, or what comes."""
     if where is not None:

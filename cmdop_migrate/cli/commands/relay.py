@@ -59,7 +59,7 @@ def serve(app: App, no_tls: bool, max_connections: int, **wish: Any) -> None:
         if facts["pin"]:
             render.line(f"certificate SHA-256 {facts['pin']}")
 
-    flow.serve(app.config, flow.Wish(tls=not no_tls, connections=max_connections, **wish), say)
+    flow.serve(app.config, flow.RelayOptions(tls=not no_tls, connections=max_connections, **wish), say)
 
 
 @relay.command()
@@ -111,7 +111,7 @@ def create(
       cmdop-migrate relay token create --actor alice --role execute --session 'web-*' --expires 8h
       cmdop-migrate relay token create --host host-a --out /var/lib/cmdop-migrate/relay.credential
     """
-    where = credentials.Where(url, _pin(pin))
+    where = credentials.RelayAddress(url, _pin(pin))
     if (actor is None) == (host is None):
         raise Usage("a credential is for an actor or for a host", "Give one of --actor and --host.")
     if out is None and render.is_void():
@@ -128,7 +128,7 @@ def create(
     claims = made.claims
     facts = {"id": claims.id, "kind": claims.kind, "name": claims.name, "role": claims.role}
     facts |= {"sessions": claims.sessions, "expires": cast(Any, claims.expires), "relay": cast(Any, made.relay)}
-    with credentials.revoked_unless_had(app.config, made):
+    with credentials.revoked_unless_delivered(app.config, made):
         if out is not None:
             credentials.save(out, made)
         else:

@@ -21,7 +21,7 @@ from cmdop_migrate.host import run as run_flow
 from cmdop_migrate.session import attach
 
 if TYPE_CHECKING:
-    from cmdop_migrate.gateway.client import Place
+    from cmdop_migrate.gateway.client import RelayAccess
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -129,7 +129,7 @@ def ls(app: App, all_hosts: bool, relay: tuple[str | None, Path | None]) -> None
     )
 
 
-def _list_afar(app: App, where: Place) -> None:
+def _list_afar(app: App, where: RelayAccess) -> None:
     from cmdop_migrate.gateway import client
 
     found = client.list_all(where)

@@ -1,7 +1,7 @@
-"""The patch bay: channels plugged between clients and hosts, and what passes through them. Pure.
+"""The table of channels between clients and hosts, and the frames that pass through them. Pure.
 
-It decides nothing about who may be joined to whom (that is the switchboard's); it keeps
-that a frame only ever goes to the other end of its own channel, in its turn and paid for.
+It does not decide which channel leads where (the router does). It guarantees that a frame
+goes only to the other end of its own channel, in order and within the receiver's credit.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ CODE_MAX = 40
 WHY_MAX = 200
 
 
-class Patchbay:
+class ChannelTable:
+    """Connections, known sessions, and the channels between them."""
+
     def __init__(self, window: int, remembered: int) -> None:
         self.clients: dict[int, Client] = {}
         self.hosts: dict[int, Host] = {}
@@ -23,26 +25,27 @@ class Patchbay:
         self._window, self._remembered = window, remembered
 
     def entry(self, session: str) -> Entry:
-        found = self.entries.get(session)
-        if found is None:
-            found = self.entries[session] = Entry(session)
-        return found
+        """Return the entry of a session; create it if needed."""
+        entry = self.entries.get(session)
+        if entry is None:
+            entry = self.entries[session] = Entry(session)
+        return entry
 
     def forget(self, entry: Entry) -> None:
-        """What nobody uses is kept for listings only while there is room; what never was, not at all. Safe, because
-        the lease store has the truth: a token that was forgotten is asked about again."""
+        """Drop an entry that is not in use. Entries of sessions that exist are kept for listings while there is room.
+        Dropping is safe: the lease store is authoritative, and is asked again about a token that was dropped."""
         if entry.in_use or self.entries.get(entry.session) is not entry:
             return
         del self.entries[entry.session]
         if entry.highest and entry.name is not None:
-            self.entries[entry.session] = entry  # at the end: the oldest go first
+            self.entries[entry.session] = entry  # at the end: the oldest are dropped first
             if len(self.entries) > self._remembered:
-                oldest = next((one for one in self.entries.values() if not one.in_use), None)
+                oldest = next((unused for unused in self.entries.values() if not unused.in_use), None)
                 if oldest is not None:
                     del self.entries[oldest.session]
 
-    def plug(self, client: Client, frame: Frame) -> Channel:
-        """A new channel of this client's, that leads nowhere yet."""
+    def add(self, client: Client, frame: Frame) -> Channel:
+        """Add a channel of this client, which is not joined to a host yet."""
         window = self._window
         channel = Channel(
             client.conn, frame.channel, frame.session, frame.payload, Flow(window, window), Flow(window, window)
@@ -50,12 +53,13 @@ class Patchbay:
         client.channels[frame.channel] = channel
         return channel
 
-    def is_plugged(self, channel: Channel) -> bool:
+    def is_open(self, channel: Channel) -> bool:
+        """Return whether the client still has this channel."""
         client = self.clients.get(channel.client)
         return client is not None and client.channels.get(channel.number) is channel
 
     def join(self, entry: Entry, route: Route, channel: Channel) -> list[Action]:
-        """From now on it leads to this incarnation."""
+        """Join a channel to the incarnation that is routed."""
         host = self.hosts[route.conn]
         number = host.last % CHANNEL_MAX + 1
         while number in host.channels:
@@ -68,8 +72,8 @@ class Patchbay:
         opening, channel.opening = Frame(Kind.OPEN, payload=channel.opening), b""
         return [Send(channel.client, replies.status(entry, channel)), *self.to_host(channel, opening)]
 
-    def pull(self, channel: Channel) -> None:
-        """Every trace of it goes."""
+    def remove(self, channel: Channel) -> None:
+        """Remove a channel from all tables."""
         client = self.clients.get(channel.client)
         if client is not None and client.channels.get(channel.number) is channel:
             del client.channels[channel.number]
@@ -84,52 +88,56 @@ class Patchbay:
             self.forget(entry)
 
     def from_client(self, client: Client, frame: Frame) -> list[Action]:
+        """Forward a frame from a client to the host of its channel."""
         channel = client.channels.get(frame.channel)
         if channel is None:
-            return []  # closed meanwhile
+            return []  # the channel was closed meanwhile
         if channel.host is None and frame.kind is not Kind.CLOSE:
             return self._break(channel, "the channel is not open yet")
-        return self._pass(channel, frame, ahead=True)
+        return self._forward(channel, frame, inward=True)
 
     def from_host(self, host: Host, frame: Frame) -> list[Action]:
+        """Forward a frame from a host to the client of its channel."""
         channel = host.channels.get(frame.channel)
-        return [] if channel is None else self._pass(channel, frame, ahead=False)
+        return [] if channel is None else self._forward(channel, frame, inward=False)
 
     def cut(self, channel: Channel, code: str, why: str) -> list[Action]:
-        """Both ends hear that it is over."""
+        """Close a channel, and tell both ends."""
         frame = replies.close(code, why)
         actions = [*self.to_client(channel, frame), *self.to_host(channel, frame)]
-        self.pull(channel)
+        self.remove(channel)
         return actions
 
     def to_client(self, channel: Channel, frame: Frame) -> list[Action]:
+        """Send a frame to the client of a channel, under the client's channel number."""
         if channel.client not in self.clients:
             return []
         whole = Frame(frame.kind, channel.session, channel.token, frame.seq, channel.number, frame.payload)
         return [Send(channel.client, whole)]
 
     def to_host(self, channel: Channel, frame: Frame) -> list[Action]:
+        """Send a frame to the host of a channel, under the host's channel number."""
         if channel.host is None or channel.host not in self.hosts:
             return []
         whole = Frame(frame.kind, channel.session, channel.token, frame.seq, channel.host_number, frame.payload)
         return [Send(channel.host, whole)]
 
-    def _pass(self, channel: Channel, frame: Frame, ahead: bool) -> list[Action]:
-        """DATA, CREDIT or CLOSE to the other end; `ahead`: from the client to the host."""
+    def _forward(self, channel: Channel, frame: Frame, inward: bool) -> list[Action]:
+        """Forward DATA, CREDIT or CLOSE to the other end; `inward`: from the client to the host."""
         if frame.session not in ("", channel.session) or frame.token not in (0, channel.token):
             return self._break(channel, "a frame about another session or token")
-        onward = self.to_host if ahead else self.to_client
-        sent, received = (channel.to_host, channel.to_client) if ahead else (channel.to_client, channel.to_host)
+        onward = self.to_host if inward else self.to_client
+        sent, received = (channel.to_host, channel.to_client) if inward else (channel.to_client, channel.to_host)
         if frame.kind is Kind.DATA:
             if not sent.take(frame.seq, len(frame.payload)):
-                return self._break(channel, "data out of turn, or without credit")
+                return self._break(channel, "data out of order, or without credit")
         elif frame.kind is Kind.CREDIT:
             if not received.give(frame.credit()):
-                return self._break(channel, "credit for what was never sent")
+                return self._break(channel, "credit for bytes that were never sent")
         else:
-            said = replies.close(frame.text("code", "closed")[:CODE_MAX], frame.text("why", "")[:WHY_MAX])
-            actions = onward(channel, said)
-            self.pull(channel)
+            closing = replies.close(frame.text("code", "closed")[:CODE_MAX], frame.text("why", "")[:WHY_MAX])
+            actions = onward(channel, closing)
+            self.remove(channel)
             return actions
         return onward(channel, frame)
 

@@ -1,4 +1,4 @@
-"""What the switchboard says and how it reads a registration: frames from its state, and the way back. Pure."""
+"""Frames that the router sends, built from its state, and the parsing of frames that hosts send. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STATE_MAX = 40
 
 
 def claim(conn: int, frame: Frame) -> Claim:
-    """What a REGISTER claims. FrameError."""
+    """Parse a REGISTER. Raise FrameError."""
     if not frame.session or not frame.token:
         raise FrameError("REGISTER needs a session and a token")
     info = frame.table().get("info", {})
@@ -23,42 +23,43 @@ def claim(conn: int, frame: Frame) -> Claim:
     if not 0 < len(name) <= NAME_MAX or not name.isprintable() or len(state) > STATE_MAX:
         raise FrameError("REGISTER with a bad name or state")
     if not isinstance(info, dict) or len(json.dumps(info)) > INFO_MAX:
-        raise FrameError(f"REGISTER with an info of more than {INFO_MAX} bytes, or none")
+        raise FrameError(f"REGISTER with an info of more than {INFO_MAX} bytes, or an invalid one")
     return Claim(conn, frame.token, name, state, info)
 
 
 def moved(host: str, frame: Frame) -> dict[str, Any]:
-    """What a MOVED says, as listings show it. FrameError."""
+    """Parse a MOVED into the fields that listings show. Raise FrameError."""
     table = frame.table()
     phases = table.get("phases", {})
     figures = [table.get(name) for name in ("at", "frozen_s", "downtime_s")]
     if not frame.session or not frame.token or not isinstance(phases, dict) or len(frame.payload) > INFO_MAX:
         raise FrameError("MOVED without a session, a token or phases, or too long")
-    if not all(type(one) in (int, float) for one in phases.values()) or not all(
-        one is None or type(one) in (int, float) for one in figures
+    if not all(type(seconds) in (int, float) for seconds in phases.values()) or not all(
+        figure is None or type(figure) in (int, float) for figure in figures
     ):
-        raise FrameError("MOVED with figures that are none")
+        raise FrameError("MOVED with figures that are not numbers")
     at, frozen, downtime = figures
     known = {"from": host, "to": frame.text("to")[:NAME_MAX], "token": frame.token, "at": at}
     return {**known, "frozen_s": frozen, "downtime_s": downtime, "phases": phases}
 
 
 def listing(entries: Iterable[Entry], moves: Mapping[str, dict[str, Any]]) -> Iterator[Frame]:
-    """As many frames as it takes; all but the last say that more come."""
+    """Yield the listing in as many frames as it takes; all but the last have `more` set."""
     page: list[dict[str, Any]] = []
     size = 0
     for entry in entries:
-        one = {**_listed(entry), "moved": moves.get(entry.session)}
-        cost = len(json.dumps(one, ensure_ascii=False, separators=(",", ":")).encode()) + 1
+        row = {**_listed(entry), "moved": moves.get(entry.session)}
+        cost = len(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode()) + 1
         if size + cost > PAYLOAD_MAX - 64:
             yield with_table(Kind.LISTING, {"sessions": page, "more": True})
             page, size = [], 0
-        page.append(one)
+        page.append(row)
         size += cost
     yield with_table(Kind.LISTING, {"sessions": page, "more": False})
 
 
 def status(entry: Entry, channel: Channel) -> Frame:
+    """Return a STATUS frame: where the session of a channel is."""
     route = entry.route
     state = "routed" if route else entry.state
     token = route.token if route else entry.highest
@@ -67,11 +68,12 @@ def status(entry: Entry, channel: Channel) -> Frame:
 
 
 def close(code: str, why: str) -> Frame:
-    """Session, token and channel are those of whom it is sent to."""
+    """Return a CLOSE frame. Session, token and channel are filled in for each receiver."""
     return with_table(Kind.CLOSE, {"code": code, "why": why})
 
 
 def refused(code: str, why: str, session: str = "", token: int = 0, channel: int = 0) -> Frame:
+    """Return a REFUSED frame."""
     return with_table(Kind.REFUSED, {"code": code, "why": why}, session, token, channel)
 
 

@@ -1,8 +1,8 @@
-"""The switchboard: who is joined to whom. Pure: events in, actions out, the time is given.
+"""The router: decides which client channel leads to which host. Pure: events in, actions out, the time is a parameter.
 
-It keeps that a session has at most one route, and that a route's token was confirmed
-by the lease store and is the highest ever seen. Everything that takes time (asking the
-store, sending) is an action for the server, whose answer comes back as an event.
+It guarantees that a session has at most one route, and that a route's fencing token was
+confirmed by the lease store and is the highest ever seen. Everything that takes time (asking
+the store, sending) is an action for the server, whose result comes back as an event.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, FrameError, Kind, with_table
 from cmdop_migrate.relay.router import replies
-from cmdop_migrate.relay.router.channels import Patchbay
+from cmdop_migrate.relay.router.channels import ChannelTable
 from cmdop_migrate.relay.router.router_events import (
     Action,
     Answer,
@@ -22,36 +22,38 @@ from cmdop_migrate.relay.router.router_events import (
     Event,
     Joined,
     Keep,
+    LeaseStatus,
     Left,
     Limits,
     Note,
     NotKept,
     Received,
     Send,
-    Standing,
     Ticked,
 )
 from cmdop_migrate.relay.router.routing_state import Budget, Channel, Claim, Client, Entry, Host, Route
 
 OPENING_MAX = 4096
 CONFIRMATIONS_PER_TTL = 3
-ASK_AGAIN = 10.0  # seconds: whether a session that clients wait for still exists
-STOOD_STILL = 1.5  # seconds without any event, though time is told more often
+ASK_AGAIN = 10.0  # seconds between questions whether a session that clients wait for still exists
+PAUSED = 1.5  # seconds without any event, though ticks are more frequent: the process was stopped or suspended
 _NO_SESSION = ("no_session", "no session of this identity that this credential is for")
 _LEAVING = {"moving": "moved", "parked": "moved", "exited": "exited", "fenced": "lost"}
 
 
-class Switchboard:
+class Router:
+    """The routing decisions of one relay."""
+
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self.bay = Patchbay(self.limits.window, self.limits.remembered)
+        self.channels = ChannelTable(self.limits.window, self.limits.remembered)
         self._handled = float("-inf")
-        self._moved: dict[str, dict[str, Any]] = {}  # session -> its last move, as its source told it
+        self._moved: dict[str, dict[str, Any]] = {}  # session -> its last move, as the source host reported it
 
     def handle(self, event: Event, now: float) -> list[Action]:
-        """What is to be done about it, in order."""
-        # Whoever stood still, stopped or suspended, must not act on what was confirmed before.
-        stale = self._ticked(now) if now - self._handled > STOOD_STILL and not isinstance(event, Ticked) else []
+        """Return the actions that an event requires, in order."""
+        # After a pause of this process, routes that were confirmed before it must not be used.
+        stale = self._ticked(now) if now - self._handled > PAUSED and not isinstance(event, Ticked) else []
         self._handled = now
         return stale + self._handle(event, now)
 
@@ -69,61 +71,63 @@ class Switchboard:
             case Answered(session, answer):
                 return self._answered(session, answer, now)
             case NotKept(session):
-                if session in self.bay.entries:
-                    self.bay.entries[session].kept = None
+                if session in self.channels.entries:
+                    self.channels.entries[session].kept = None
                 return []
             case Ticked():
                 return self._ticked(now)
 
-    # Coming and going
+    # Connections
 
     def _joined(self, conn: int, claims: Claims, now: float) -> list[Action]:
         limits, is_host = self.limits, claims.kind == "host"
-        others = self.bay.hosts.values() if is_host else self.bay.clients.values()
+        others = self.channels.hosts.values() if is_host else self.channels.clients.values()
         most = limits.host_connections if is_host else limits.client_connections
-        if sum(one.claims.id == claims.id for one in others) >= most:
+        if sum(other.claims.id == claims.id for other in others) >= most:
             return [End(conn, "too_many", f"more than {most} connections with one credential")]
         if is_host:
-            self.bay.hosts[conn] = Host(conn, claims)
+            self.channels.hosts[conn] = Host(conn, claims)
         else:
-            self.bay.clients[conn] = Client(conn, claims, Budget(limits.requests, limits.refill, limits.requests, now))
+            self.channels.clients[conn] = Client(
+                conn, claims, Budget(limits.requests, limits.refill, limits.requests, now)
+            )
         facts = {"name": claims.name, "role": claims.role, "window": limits.window, "beat": limits.beat}
         return [Send(conn, with_table(Kind.WELCOME, facts))]
 
     def _left(self, conn: int) -> list[Action]:
         actions: list[Action] = []
-        client = self.bay.clients.pop(conn, None)
+        client = self.channels.clients.pop(conn, None)
         for channel in list(client.channels.values()) if client else []:
-            actions += self.bay.cut(channel, "gone", "the client's connection ended")
-        host = self.bay.hosts.pop(conn, None)
+            actions += self.channels.cut(channel, "gone", "the client's connection ended")
+        host = self.channels.hosts.pop(conn, None)
         for session in list(host.sessions) if host else []:
-            entry = self.bay.entries.get(session)
+            entry = self.channels.entries.get(session)
             if entry is not None and entry.route is not None and entry.route.conn == conn:
-                actions += self._take_out(entry, "lost", "the host's connection ended")
+                actions += self._remove_route(entry, "lost", "the host's connection ended")
         return actions
 
     def _received(self, conn: int, frame: Frame, now: float) -> list[Action]:
-        client, host = self.bay.clients.get(conn), self.bay.hosts.get(conn)
+        client, host = self.channels.clients.get(conn), self.channels.hosts.get(conn)
         if frame.kind is Kind.BEAT or (client is None and host is None):
-            return []  # a sign of life; or of one that is being ended
-        passing = frame.kind in (Kind.DATA, Kind.CREDIT, Kind.CLOSE)
+            return []  # a heartbeat; or a connection that is being ended
+        is_forwarded = frame.kind in (Kind.DATA, Kind.CREDIT, Kind.CLOSE)
         if client is not None:
-            if passing:
-                return self.bay.from_client(client, frame)
+            if is_forwarded:
+                return self.channels.from_client(client, frame)
             if frame.kind in (Kind.OPEN, Kind.LIST):
                 if not client.budget.spend(now):
                     return [End(conn, "too_many", "too many requests")]
                 return self._open(client, frame, now) if frame.kind is Kind.OPEN else self._list(client)
         if host is not None:
-            if passing:
-                return self.bay.from_host(host, frame)
+            if is_forwarded:
+                return self.channels.from_host(host, frame)
             if frame.kind is Kind.REGISTER:
                 return self._register(host, frame, now)
             if frame.kind is Kind.LEAVE:
                 return self._leave(host, frame)
             if frame.kind is Kind.MOVED:
                 return self._note_move(host, frame)
-        raise FrameError(f"{frame.kind.name} does not come from there")
+        raise FrameError(f"{frame.kind.name} is not allowed from this peer")
 
     # Clients
 
@@ -137,26 +141,28 @@ class Switchboard:
         if len(client.channels) >= self.limits.channels:
             why = f"more than {self.limits.channels} channels"
             return [Send(client.conn, replies.refused("too_many", why, session, channel=number))]
-        channel = self.bay.plug(client, frame)
-        entry = self.bay.entry(session)
+        channel = self.channels.add(client, frame)
+        entry = self.channels.entry(session)
         if entry.route is not None and client.claims.covers(session, entry.name):
-            return self.bay.join(entry, entry.route, channel)
-        # Unknown and not allowed take the same way, and the same time: the store is asked about both.
+            return self.channels.join(entry, entry.route, channel)
+        # Unknown and not allowed take the same path, and the same time: the store is asked about both.
         return self._ask(entry, channel, now)
 
     def _decide(self, entry: Entry, channel: Channel, answer: Answer) -> list[Action]:
-        """What a channel that leads nowhere yet gets by the store's word."""
-        if not self.bay.is_plugged(channel) or channel.host is not None:
-            return []  # it was closed, or joined meanwhile
-        covered = self.bay.clients[channel.client].claims.covers(entry.session, entry.name)
+        """Join, refuse or keep waiting a channel that is not joined, by the store's answer."""
+        if not self.channels.is_open(channel) or channel.host is not None:
+            return []  # the channel was closed or joined meanwhile
+        covered = self.channels.clients[channel.client].claims.covers(entry.session, entry.name)
         key = channel.client, channel.number
         if entry.route is not None and covered:
-            return self.bay.join(entry, entry.route, channel)
+            return self.channels.join(entry, entry.route, channel)
         if answer == "silent":
-            return [] if key in entry.waiting else self._refuse(channel, "unavailable", "the lease store is silent")
+            return (
+                [] if key in entry.waiting else self._refuse(channel, "unavailable", "the lease store does not answer")
+            )
         if isinstance(answer, str) or not covered:
             return self._refuse(channel, *_NO_SESSION)
-        if answer.over or (entry.state == "exited" and answer.state == "held"):  # or: its host will let go of it soon
+        if answer.over or (entry.state == "exited" and answer.state == "held"):  # or its host releases the lease soon
             return self._refuse(channel, "exited", "the session has ended")
         if key in entry.waiting:
             return []
@@ -164,8 +170,8 @@ class Switchboard:
         return [Send(channel.client, replies.status(entry, channel))]
 
     def _refuse(self, channel: Channel, code: str, why: str) -> list[Action]:
-        self.bay.pull(channel)
-        claims = self.bay.clients[channel.client].claims
+        self.channels.remove(channel)
+        claims = self.channels.clients[channel.client].claims
         facts = {"code": code, "actor": claims.name, "credential": claims.id}
         return [
             Send(channel.client, replies.refused(code, why, channel.session, channel=channel.number)),
@@ -173,7 +179,7 @@ class Switchboard:
         ]
 
     def _list(self, client: Client) -> list[Action]:
-        known = (one for one in self.bay.entries.values() if one.highest and _covers(client, one))
+        known = (entry for entry in self.channels.entries.values() if entry.highest and _covers(client, entry))
         return [Send(client.conn, frame) for frame in replies.listing(known, self._moved)]
 
     # Hosts
@@ -183,7 +189,7 @@ class Switchboard:
         if session not in host.sessions and len(host.sessions) >= self.limits.sessions:
             why = f"more than {self.limits.sessions} sessions of one host"
             return self._reject(host, session, token, "too_many", why)
-        entry = self.bay.entry(session)
+        entry = self.channels.entry(session)
         if token < entry.highest:
             return self._reject(host, session, token, "fenced", f"token {entry.highest} has been seen")
         route = entry.route
@@ -195,8 +201,8 @@ class Switchboard:
         return self._ask(entry, claim, now)
 
     def _settle(self, entry: Entry, claim: Claim, answer: Answer) -> list[Action]:
-        """What a REGISTER that waited for the store's word gets."""
-        host = self.bay.hosts.get(claim.conn)
+        """Accept or reject a REGISTER that waited for the store's answer."""
+        host = self.channels.hosts.get(claim.conn)
         if host is None:
             return []
         session, token = entry.session, claim.token
@@ -207,11 +213,17 @@ class Switchboard:
         if token < entry.highest:
             return self._reject(host, session, token, "fenced", f"the lease is at token {entry.highest}")
         if answer.state != "held" or answer.host != host.claims.name or answer.token != token:
-            return self._reject(host, session, token, "not_confirmed", f"by the lease it is {answer.state}, not so")
+            return self._reject(
+                host,
+                session,
+                token,
+                "not_confirmed",
+                f"the lease is {answer.state}, not held by this host with this token",
+            )
         actions: list[Action] = []
         if entry.route is not None:
-            # Tokens below were taken out already: this is the same host on a newer connection.
-            actions += self._take_out(entry, "lost", "the host dialled again")
+            # Routes of lower tokens were removed already: this is the same host on a newer connection.
+            actions += self._remove_route(entry, "lost", "the host connected again")
         host.sessions.add(session)
         entry.name, entry.state, entry.to = claim.name, "routed", ""
         entry.route = Route(host.conn, host.claims.name, token, claim.state, claim.info, entry.asked, answer.ttl)
@@ -221,12 +233,12 @@ class Switchboard:
             entry.kept = claim.name
             actions.append(Keep(session, claim.name))
         for channel in list(entry.waiting.values()):
-            if _covers(self.bay.clients[channel.client], entry):
-                actions += self.bay.join(entry, entry.route, channel)
+            if _covers(self.channels.clients[channel.client], entry):
+                actions += self.channels.join(entry, entry.route, channel)
         return actions
 
     def _reject(self, host: Host, session: str, token: int, code: str, why: str) -> list[Action]:
-        entry = self.bay.entries.get(session)
+        entry = self.channels.entries.get(session)
         if entry is None or entry.route is None or entry.route.conn != host.conn:
             host.sessions.discard(session)
         facts = {"code": code, "by": host.claims.name, "token": token, "credential": host.claims.id}
@@ -239,7 +251,7 @@ class Switchboard:
         state, to = frame.text("state"), frame.text("to", "")[: replies.NAME_MAX]
         if state not in _LEAVING:
             raise FrameError("LEAVE with an unknown state")
-        entry = self.bay.entries.get(frame.session)
+        entry = self.channels.entries.get(frame.session)
         if entry is None:
             return []
         _withdraw(entry, host)
@@ -248,12 +260,13 @@ class Switchboard:
             host.sessions.discard(frame.session)
             return []
         if route.token != frame.token:
-            return []  # of an older incarnation
-        actions = self._take_out(entry, _LEAVING[state], f"the session is {state}", state, to)
+            return []  # from an older incarnation
+        actions = self._remove_route(entry, _LEAVING[state], f"the session is {state}", state, to)
         return [*actions, Note("relay_left", entry.session, {"token": frame.token, "state": state, "to": to})]
 
     def _note_move(self, host: Host, frame: Frame) -> list[Action]:
-        """For listings; nothing is decided by it. Known or not yet: after a restart this may come before who has it."""
+        """Keep the figures of a move for listings; no decision depends on them. After a restart of the relay they may
+        arrive before the session is registered."""
         moved = replies.moved(host.claims.name, frame)
         before = self._moved.pop(frame.session, None)
         self._moved[frame.session] = moved if before is None or before["token"] <= moved["token"] else before
@@ -261,18 +274,18 @@ class Switchboard:
             del self._moved[next(iter(self._moved))]
         return []
 
-    def _take_out(self, entry: Entry, code: str, why: str, state: str = "waiting", to: str = "") -> list[Action]:
-        """There is no route any more. Both ends of its channels hear of it, while they are there."""
+    def _remove_route(self, entry: Entry, code: str, why: str, state: str = "waiting", to: str = "") -> list[Action]:
+        """Remove the route of a session, and close its channels at both ends."""
         route = entry.route
         assert route is not None
         entry.route, entry.state, entry.to = None, state, to
         actions: list[Action] = []
         for channel in list(route.channels.values()):
-            actions += self.bay.cut(channel, code, why)
-        host = self.bay.hosts.get(route.conn)
+            actions += self.channels.cut(channel, code, why)
+        host = self.channels.hosts.get(route.conn)
         if host is not None:
             host.sessions.discard(entry.session)
-        self.bay.forget(entry)
+        self.channels.forget(entry)
         return actions
 
     # The lease store
@@ -285,58 +298,58 @@ class Switchboard:
 
     def _ask_now(self, entry: Entry, waiters: list[Claim | Channel], now: float) -> list[Action]:
         entry.asking, entry.asked = waiters, now
-        return [Ask(entry.session, any(isinstance(one, Channel) for one in waiters))]
+        return [Ask(entry.session, any(isinstance(waiter, Channel) for waiter in waiters))]
 
     def _answered(self, session: str, answer: Answer, now: float) -> list[Action]:
-        entry = self.bay.entries.get(session)
+        entry = self.channels.entries.get(session)
         if entry is None or entry.asking is None:
             return []
-        waiters, entry.asking = entry.asking, []  # still in use, until all is said
+        waiters, entry.asking = entry.asking, []  # keeps the entry in use until the end of this method
         actions = self._confirm(entry, answer)
-        for one in waiters:
-            if isinstance(one, Claim):
-                actions += self._settle(entry, one, answer)
-        for one in [*waiters, *entry.waiting.values()]:
-            if isinstance(one, Channel):
-                actions += self._decide(entry, one, answer)
+        for waiter in waiters:
+            if isinstance(waiter, Claim):
+                actions += self._settle(entry, waiter, answer)
+        for waiter in [*waiters, *entry.waiting.values()]:
+            if isinstance(waiter, Channel):
+                actions += self._decide(entry, waiter, answer)
         entry.asking = None
         if entry.later:
             later, entry.later = entry.later, []
             return actions + self._ask_now(entry, later, now)
-        self.bay.forget(entry)
+        self.channels.forget(entry)
         return actions
 
     def _confirm(self, entry: Entry, answer: Answer) -> list[Action]:
-        """What the store's word means for the route there is."""
-        if isinstance(answer, Standing):
+        """Confirm or remove the route of a session, by the store's answer."""
+        if isinstance(answer, LeaseStatus):
             entry.highest = max(entry.highest, answer.token)
             entry.name = entry.name or answer.name
         route = entry.route
         if route is None or answer == "silent":
             return []
-        replaced = isinstance(answer, Standing) and answer.token > route.token
-        if isinstance(answer, Standing) and not replaced and answer.state == "held" and answer.host == route.host:
+        replaced = isinstance(answer, LeaseStatus) and answer.token > route.token
+        if isinstance(answer, LeaseStatus) and not replaced and answer.state == "held" and answer.host == route.host:
             route.confirmed, route.ttl = entry.asked, answer.ttl
             return []
         if replaced:
-            return self._put_out(entry, route, "moved", "fenced", "a newer token was given")
-        return self._put_out(entry, route, "lost", "not_confirmed", "the lease is not held")
+            return self._revoke_route(entry, route, "moved", "fenced", "a newer token was issued")
+        return self._revoke_route(entry, route, "lost", "not_confirmed", "the lease is not held")
 
-    def _put_out(self, entry: Entry, route: Route, closed: str, code: str, why: str) -> list[Action]:
-        """Take it out, and tell its host."""
-        actions = self._take_out(entry, closed, why)
-        host = self.bay.hosts.get(route.conn)
+    def _revoke_route(self, entry: Entry, route: Route, closed: str, code: str, why: str) -> list[Action]:
+        """Remove a route, and tell its host."""
+        actions = self._remove_route(entry, closed, why)
+        host = self.channels.hosts.get(route.conn)
         return actions + (self._reject(host, entry.session, route.token, code, why) if host else [])
 
     def _ticked(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for entry in list(self.bay.entries.values()):
+        for entry in list(self.channels.entries.values()):
             route = entry.route
             if route is not None and now - route.confirmed >= route.ttl:
-                actions += self._put_out(entry, route, "lost", "unavailable", "the lease store does not answer")
+                actions += self._revoke_route(entry, route, "lost", "unavailable", "the lease store does not answer")
             elif (route is not None or entry.waiting) and entry.asking is None:
                 pause = route.ttl / CONFIRMATIONS_PER_TTL if route is not None else ASK_AGAIN
-                # Those that came at once, after a restart, are not to be asked about at once for ever.
+                # Spread the questions: sessions that registered together are not asked about together forever.
                 if now - entry.asked >= pause * (0.75 + 0.25 * int(entry.session[:2], 16) / 255):
                     actions += self._ask_now(entry, [], now)
         return actions
@@ -347,6 +360,6 @@ def _covers(client: Client, entry: Entry) -> bool:
 
 
 def _withdraw(entry: Entry, host: Host) -> None:
-    """What this host claimed before is not to be settled any more."""
+    """Drop what this host has registered before and is not answered yet."""
     for waiters in (entry.asking or [], entry.later):
-        waiters[:] = [one for one in waiters if not (isinstance(one, Claim) and one.conn == host.conn)]
+        waiters[:] = [waiter for waiter in waiters if not (isinstance(waiter, Claim) and waiter.conn == host.conn)]

@@ -1,4 +1,4 @@
-"""What the switchboard hears and what it wants done. Values only; numbers of connections are the server's."""
+"""Events that the router handles and actions that it returns. Values only; the server numbers the connections."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from cmdop_migrate.relay.frames import Frame
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one bearer may cost. `window`: bytes a channel may have under way each way; `beat`: seconds between signs of
-    life; `requests`: how many OPENs and LISTs a client may make at once, and `refill` how many more each second."""
+    """Limits on what one bearer may cost. `window`: bytes in flight in each direction of a channel; `beat`: seconds
+    between heartbeats; `requests`: OPENs and LISTs that a client may make in a burst; `refill`: how many more each
+    second."""
 
     window: int = 256 << 10
     beat: float = 10.0
@@ -26,8 +27,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What the lease store says of a session. `over`: it ended, and nothing can bring it back."""
+class LeaseStatus:
+    """The state of a session's lease. `over`: the session has ended and has no checkpoint to restore."""
 
     token: int
     state: Literal["held", "parked", "free"]
@@ -37,13 +38,13 @@ class Standing:
     name: str | None = None
 
 
-# unknown: there is no such session. silent: the store did not say.
-Answer = Standing | Literal["unknown", "silent"]
+# unknown: there is no such session. silent: the store did not answer.
+Answer = LeaseStatus | Literal["unknown", "silent"]
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A bearer was admitted."""
+    """A connection was admitted."""
 
     conn: int
     claims: Claims
@@ -51,20 +52,22 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Received:
+    """A frame arrived."""
+
     conn: int
     frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The connection is over, for whatever reason. Nothing is heard of it after this."""
+    """The connection has ended, for any reason. It is the last event of this connection."""
 
     conn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """To the one Ask for this session that was under way."""
+    """The answer to the one Ask for this session that was pending."""
 
     session: str
     answer: Answer
@@ -72,7 +75,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class NotKept:
-    """A Keep that failed."""
+    """A Keep has failed."""
 
     session: str
 
@@ -87,13 +90,15 @@ Event = Joined | Received | Left | Answered | NotKept | Ticked
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """Send a frame."""
+
     conn: int
     frame: Frame
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Say REFUSED with this, then end the connection; `Left` follows."""
+    """Send REFUSED with this reason, then end the connection; `Left` follows."""
 
     conn: int
     code: str
@@ -102,7 +107,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask the lease store about a session, once. Its name too, where that is kept, when `named`."""
+    """Ask the lease store about a session, once; with `named`, also for the name that was kept."""
 
     session: str
     named: bool
@@ -110,7 +115,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Keep a session's name in the store: the next relay must know it before a host tells it."""
+    """Keep a session's name in the store: the next relay must know it before a host registers the session."""
 
     session: str
     name: str
@@ -118,7 +123,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For the record and the figures. Holds no secret."""
+    """Record an event and count it in the metrics. Contains no secret."""
 
     event: str
     session: str

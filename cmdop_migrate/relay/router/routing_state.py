@@ -1,4 +1,4 @@
-"""The switchboard's own state: connections, channels, routes. No decisions but the arithmetic of flow."""
+"""The router's state: connections, channels, routes. Decides nothing but the arithmetic of flow control."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cmdop_migrate.relay.credentials import Claims
 
 @dataclass(slots=True)
 class Flow:
-    """One direction of a channel: what its sender may still send, and the number of its next frame."""
+    """One direction of a channel: the credit of its sender, and the number of its next frame."""
 
     window: int
     credit: int
     seq: int = 0
 
     def take(self, seq: int, size: int) -> bool:
-        """Whether this frame may pass: in its turn, and paid for."""
+        """Return whether a frame may pass, in order and within the credit; use the credit up if so."""
         if seq != self.seq or size > self.credit:
             return False
         self.seq += 1
@@ -25,7 +25,7 @@ class Flow:
         return True
 
     def give(self, count: int) -> bool:
-        """Whether the receiver may give that much: never more than it has got."""
+        """Return whether the receiver may grant this credit, never more than it has received; add it if so."""
         if self.credit + count > self.window:
             return False
         self.credit += count
@@ -34,7 +34,7 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A client's way to a session. `host` None: it waits."""
+    """A client's channel to a session. `host` is None while no host has the session."""
 
     client: int
     number: int
@@ -49,7 +49,7 @@ class Channel:
 
 @dataclass(slots=True)
 class Budget:
-    """Requests a client may make: `most` at once, `refill` more a second."""
+    """A token bucket of requests: a burst of `most`, and `refill` more per second."""
 
     most: float
     refill: float
@@ -57,6 +57,7 @@ class Budget:
     at: float
 
     def spend(self, now: float) -> bool:
+        """Return whether a request is allowed; count it if so."""
         self.left = min(self.most, self.left + max(0.0, now - self.at) * self.refill)
         self.at = now
         if self.left < 1:
@@ -67,6 +68,8 @@ class Budget:
 
 @dataclass(slots=True, eq=False)
 class Client:
+    """A client's connection."""
+
     conn: int
     claims: Claims
     budget: Budget
@@ -75,7 +78,7 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """`sessions`: those it claims, routed or not yet. `channels`: by the relay's own numbers."""
+    """A host's connection. `sessions`: registered ones, routed or not yet. `channels`: by the relay's numbers."""
 
     conn: int
     claims: Claims
@@ -86,7 +89,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A REGISTER that waits for the lease store's word."""
+    """A REGISTER that waits for the lease store's answer."""
 
     conn: int
     token: int
@@ -97,7 +100,7 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """The one incarnation that is reachable. `confirmed`: when the question was asked that the store said yes to."""
+    """The one incarnation that is reachable. `confirmed`: when the question was asked that the store confirmed."""
 
     conn: int
     host: str
@@ -111,8 +114,9 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """What the relay knows of a session. `highest`: no lower token is ever routed. `asking`: who waits for the question
-    that is under way (None: none is), `later`: for the one after it, because that one may be older than they are."""
+    """A session as the relay knows it. `highest`: no lower fencing token is ever routed. `asking`: what waits for the
+    pending question (None: no question); `later`: what waits for the next one, because the pending question may be
+    older than they are."""
 
     session: str
     name: str | None = None
@@ -128,4 +132,5 @@ class Entry:
 
     @property
     def in_use(self) -> bool:
+        """Return whether the session has a route, a waiting channel or a pending question."""
         return self.route is not None or bool(self.waiting) or self.asking is not None

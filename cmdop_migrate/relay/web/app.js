@@ -1,4 +1,4 @@
-// The page: signing in and out, and which of its views is shown.
+// The page: sign in and out, and select the view that is shown.
 
 import sodium from "./vendor/libsodium-wrappers.mjs";
 import { Credential, CredentialError } from "./credential.js";
@@ -6,7 +6,7 @@ import { List } from "./list.js";
 import { Relay } from "./relay.js";
 import { Session } from "./session.js";
 
-const KEPT = "credential"; // in sessionStorage: this tab's, gone with it
+const KEPT = "credential"; // in sessionStorage: belongs to this tab and is deleted with it
 const VIEWS = ["sign-in", "list", "session"];
 const $ = (id) => document.getElementById(id);
 
@@ -31,12 +31,12 @@ export async function start() {
 }
 
 function show(view) {
-  for (const one of VIEWS) $(one).hidden = one !== view;
+  for (const id of VIEWS) $(id).hidden = id !== view;
 }
 
-function complain(words) {
-  $("sign-in-error").textContent = words;
-  $("sign-in-error").hidden = !words;
+function complain(message) {
+  $("sign-in-error").textContent = message;
+  $("sign-in-error").hidden = !message;
 }
 
 async function signIn() {
@@ -51,24 +51,24 @@ async function signIn() {
   new Page(credential);
 }
 
-// Loading anew is the one sure way to forget everything that was here.
+// Reload the page: the only sure way to drop everything it holds.
 function signOut() {
   sessionStorage.removeItem(KEPT);
   location.replace(location.pathname);
 }
 
-function refuse(words) {
+function refuse(message) {
   sessionStorage.removeItem(KEPT);
   $("who").hidden = $("sign-out").hidden = true;
   $("link").textContent = "";
   show("sign-in");
-  complain(words);
+  complain(message);
   $("credential").focus();
 }
 
 function address(credential) {
-  const wanted = document.querySelector('meta[name="relay"]').content;
-  if (wanted === "credential" && credential.relay) return new URL(credential.relay);
+  const source = document.querySelector('meta[name="relay"]').content;
+  if (source === "credential" && credential.relay) return new URL(credential.relay);
   const own = new URL("./", location.href);
   own.protocol = own.protocol === "https:" ? "wss:" : "ws:";
   own.hash = own.search = "";
@@ -96,8 +96,8 @@ class Page {
     this.#relay.start();
   }
 
-  #say(words) {
-    $("link").textContent = words;
+  #say(message) {
+    $("link").textContent = message;
   }
 
   #refused(why) {
@@ -109,13 +109,13 @@ class Page {
 
   #route = () => {
     const from = this.#session;
-    const found = /^#\/s\/([0-9a-f]{24})$/.exec(location.hash);
+    const match = /^#\/s\/([0-9a-f]{24})$/.exec(location.hash);
     this.#session?.close();
     this.#session = null;
-    if (found) {
+    if (match) {
       this.#list.hide();
       show("session");
-      this.#session = new Session(this.#relay, found[1], this.#list.nameOf(found[1]));
+      this.#session = new Session(this.#relay, match[1], this.#list.nameOf(match[1]));
     } else {
       show("list");
       this.#list.show(from?.session);

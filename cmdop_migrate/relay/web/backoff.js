@@ -1,4 +1,4 @@
-// How long to wait before the next try: grows with every failure, and is spread.
+// The delay before the next attempt: grows with every failure, and is spread at random.
 
 export class Backoff {
   #first; #most; #next;
@@ -8,7 +8,7 @@ export class Backoff {
     this.#most = most;
   }
 
-  // Milliseconds to wait now.
+  // Count a failure, and return the milliseconds to wait.
   failed() {
     const now = this.#next;
     this.#next = Math.min(this.#most, now * 2);

@@ -1,4 +1,4 @@
-// Starts the page, or says what is missing. By itself, so that it runs when something is.
+// Start the page, or show what is missing. A module of its own, so that it runs when another one cannot be loaded.
 
 try {
   const { start } = await import("./app.js");

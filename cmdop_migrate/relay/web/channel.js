@@ -1,4 +1,5 @@
-// One sealed channel to one incarnation of a session: credit, numbers, seals. It is opened once, and ends once.
+// One encrypted channel to one incarnation of a session: credit, sequence numbers, encryption. It opens once and ends
+// once.
 
 import { b64 } from "./credential.js";
 import { credit, Kind, table, withCredit, withTable } from "./frames.js";
@@ -9,7 +10,7 @@ export class Channel {
   #over = false;
 
   // `heard`: {status(facts), opened(host, token), data(bytes) -> promise when they are used, closed(code, why)}.
-  // `lowest`: no incarnation under a lower token is believed. The relay must be up.
+  // `lowest`: an incarnation with a lower fencing token is rejected. The relay must be up.
   constructor(relay, session, lowest, heard) {
     const { credential } = relay;
     this.#relay = relay;
@@ -26,7 +27,7 @@ export class Channel {
     return this.#open && !this.#over;
   }
 
-  // Bytes of the holder's wire format. They wait for credit.
+  // Send bytes of the holder's protocol, as credit allows.
   say(bytes) {
     for (let at = 0; at < bytes.length; at += PIECE) this.#waiting.push(bytes.subarray(at, at + PIECE));
     this.#flush();

@@ -1,21 +1,22 @@
-// A move as a bar: what happened where, and how long the session stood still.
+// A move as a bar: its phases, where they happened, and how long the session was frozen.
 
-// Phases on the source in which it stands still; on the target all do until it runs, which "memory" is behind.
-const STILL = new Set(["freeze", "reset", "dump", "capture", "upload", "commit"]);
+// Phases on the source in which the session is frozen. On the target it is frozen in all phases but "memory", which
+// follows the restore.
+const FROZEN = new Set(["freeze", "reset", "dump", "capture", "upload", "commit"]);
 const KINDS = {
   here: "on the source, running",
-  still: "on the source, standing still",
-  there: "on the target, standing still",
+  still: "on the source, frozen",
+  there: "on the target, frozen",
   behind: "running on the target",
 };
 
-// -> [name, kind, seconds], in order.
+// Return [name, kind, seconds] of each phase, in order.
 export function bars(phases) {
   const found = Object.entries(phases).filter(([, seconds]) => typeof seconds === "number" && seconds >= 0);
   const here = found.filter(([name]) => name !== "there" && name !== "forget" && !name.startsWith("there."));
   const there = found.filter(([name]) => name.startsWith("there."));
   return [
-    ...here.map(([name, seconds]) => [name, STILL.has(name) ? "still" : "here", seconds]),
+    ...here.map(([name, seconds]) => [name, FROZEN.has(name) ? "still" : "here", seconds]),
     ...there.map(([name, seconds]) => [name, name === "there.memory" ? "behind" : "there", seconds]),
     ...found.filter(([name]) => name === "forget").map(([name, seconds]) => [name, "behind", seconds]),
   ];
@@ -23,8 +24,8 @@ export function bars(phases) {
 
 export function chart(moved, open) {
   const details = element("details", { open });
-  const frozen = typeof moved.frozen_s === "number" ? `, stood still ${show(moved.frozen_s)}` : "";
-  const words = `moved from ${moved.from} to ${moved.to} ${ago(moved.at)}${frozen}`;
+  const frozen = typeof moved.frozen_s === "number" ? `, frozen for ${show(moved.frozen_s)}` : "";
+  const text = `moved from ${moved.from} to ${moved.to} ${ago(moved.at)}${frozen}`;
   const found = bars(moved.phases ?? {});
   const total = found.reduce((sum, [, , seconds]) => sum + seconds, 0) || 1;
   const bar = element("span", { className: "phases", ariaHidden: "true" });
@@ -33,7 +34,7 @@ export function chart(moved, open) {
     part.style.flexGrow = seconds / total;
     bar.append(part);
   }
-  const summary = element("summary", {}, element("span", { textContent: words }), bar);
+  const summary = element("summary", {}, element("span", { textContent: text }), bar);
   const table = element("table", {}, element("caption", { className: "hidden", textContent: "Phases of the move" }));
   for (const [name, kind, seconds] of found) {
     const key = element("i", { className: kind, title: KINDS[kind] });
@@ -41,7 +42,7 @@ export function chart(moved, open) {
     table.append(element("tr", {}, head, element("td", { textContent: show(seconds) })));
   }
   const legend = element("p", { className: "legend" });
-  for (const kind of new Set(found.map(([, one]) => one))) {
+  for (const kind of new Set(found.map(([, each]) => each))) {
     legend.append(element("span", {}, element("i", { className: kind }), KINDS[kind]));
   }
   details.append(summary, table, legend);

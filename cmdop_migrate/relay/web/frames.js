@@ -10,10 +10,10 @@ export const Kind = Object.freeze({
 const LAST_KIND = Math.max(...Object.values(Kind));
 const EMPTY = new Uint8Array(0);
 
-// These bytes are no frame. Whoever sent them does not speak this protocol.
+// A message is not a valid frame: the peer does not speak this protocol.
 export class FrameError extends Error {}
 
-// `session`: 24 hex digits, or empty: about none.
+// Return the bytes of a frame. `session`: 24 hex digits, or empty for none.
 export function encode({ kind, session = "", token = 0, seq = 0, channel = 0, payload = EMPTY }) {
   if (payload.length > PAYLOAD_MAX) throw new FrameError(`a payload of ${payload.length} bytes`);
   const data = new Uint8Array(HEADER_SIZE + payload.length);
@@ -47,16 +47,16 @@ export function decode(data) {
   };
 }
 
-// The payload as the JSON object it must be; an empty one is no fields.
+// Return the payload as a JSON object; an empty payload is an empty object.
 export function table(frame) {
   if (!frame.payload.length) return {};
   let found = null;
   try {
     found = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(frame.payload));
   } catch {
-    throw new FrameError("the payload is no JSON");
+    throw new FrameError("the payload is not JSON");
   }
-  if (typeof found !== "object" || found === null || Array.isArray(found)) throw new FrameError("no JSON object");
+  if (typeof found !== "object" || found === null || Array.isArray(found)) throw new FrameError("not a JSON object");
   return found;
 }
 
@@ -81,20 +81,20 @@ export function sessionBytes(session) {
 }
 
 export function hex(bytes) {
-  return Array.from(bytes, (one) => one.toString(16).padStart(2, "0")).join("");
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 export function concat(...parts) {
-  const whole = new Uint8Array(parts.reduce((sum, one) => sum + one.length, 0));
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
   let at = 0;
-  for (const one of parts) {
-    whole.set(one, at);
-    at += one.length;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
   }
   return whole;
 }
 
-// Numbers of this protocol only grow by one; none gets near to what a double cannot hold.
+// Numbers of this protocol grow by one each time and stay far below 2^53.
 function number(value) {
   if (value > BigInt(Number.MAX_SAFE_INTEGER)) throw new FrameError("a number out of range");
   return Number(value);

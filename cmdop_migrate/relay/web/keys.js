@@ -9,12 +9,12 @@ export class Keys {
     this.#terminal = terminal;
     this.#ctrl = row.querySelector('[data-key="ctrl"]');
     this.#hold(false);
-    // The keyboard on the screen stays where it is only while the terminal keeps the focus.
+    // The on-screen keyboard stays open only while the terminal keeps the focus.
     row.addEventListener("pointerdown", (event) => event.target.closest("button") && event.preventDefault(), { signal });
     row.addEventListener("click", (event) => this.#press(event.target.closest("button")?.dataset.key, type), { signal });
   }
 
-  // What was typed, under a Ctrl that is held.
+  // Return what was typed, combined with Ctrl if it is held.
   held(text) {
     if (!this.#isHeld) return text;
     this.#hold(false);

@@ -1,21 +1,21 @@
-// A session as a client has it: goes on through moves, lost connections and restarts of the relay. Output comes once and
-// in order by its numbers; what is typed is numbered too, and kept until the session has it (docs/internals/relay-protocol.md).
+// A client's view of one session, which lasts through moves, lost connections and restarts of the relay. Output is
+// numbered and is shown once and in order; input is numbered, too, and kept until it is applied (docs/internals/relay-protocol.md).
 
 import { Backoff } from "./backoff.js";
 import { Channel } from "./channel.js";
 import { concat, hex } from "./frames.js";
 import { control, CONTROL, Decoder, latin1, OUTPUT, parseControl, parseOutput } from "./wire.js";
 
-const UNAPPLIED_MAX = 64 << 10; // bytes under way that the session has not got yet
-const PENDING_MAX = 1 << 20; // and with those that wait behind them: a large paste
+const UNAPPLIED_MAX = 64 << 10; // bytes sent that are not applied yet
+const PENDING_MAX = 1 << 20; // together with those not sent yet: a large paste
 const STEP = 4096; // bytes of input in one message: JSON may make six of one
-// Codes after which there is nothing to try again, and what a person is told.
+// Codes after which no other attempt is made, and the message for the person.
 const FINAL = {
   no_session: () => "No such session for this credential.",
   exited: () => "The session has ended.",
   not_admitted: (why) => `Not admitted: ${why}.`,
   sealed: (why) =>
-    `What came over the relay is not from a host of this fleet (${why}). Someone has put something else in its place.`,
+    `What came over the relay is not from a host of this fleet (${why}). Someone on the way, or the relay, has replaced it.`,
 };
 
 export class Line {
@@ -45,12 +45,12 @@ export class Line {
     this.#channel = null;
   }
 
-  // How many bytes the session has not got yet.
+  // Return the number of typed bytes that are not applied yet.
   get pending() {
     return this.#pending.length;
   }
 
-  // False: there is no room, and nothing of it was taken.
+  // Take typed bytes. Return false if there is no room; then nothing was taken.
   type(bytes) {
     if (this.#readOnly || this.#closed || this.#pending.length + bytes.length > PENDING_MAX) return false;
     this.#pending = concat(this.#pending, bytes);
@@ -63,7 +63,7 @@ export class Line {
     if (this.#attached && !this.#readOnly) this.#ask({ op: "resize", rows, cols });
   }
 
-  // A full-screen program paints itself anew when its window changes.
+  // Change the window size and back: a full-screen program repaints itself then.
   repaint() {
     const { rows, cols } = this.#size;
     if (rows > 1) this.#ask({ op: "resize", rows: rows - 1, cols });
@@ -117,7 +117,7 @@ export class Line {
     }
     if (!this.#relay.isUp) {
       this.#state("reconnecting");
-      return; // "up" opens the next
+      return; // "up" opens the next channel
     }
     this.#state(code === "moved" ? "moving" : "reconnecting", { why });
     this.#retry = setTimeout(this.#open, worked ? 0 : this.#backoff.failed());
@@ -128,7 +128,7 @@ export class Line {
     this.#view.ended(words);
   }
 
-  // Resolves when all of it was used: the credit for more is given then.
+  // Resolve when all of it was used: the credit for more is given then.
   async #data(bytes) {
     const used = [];
     for (const [kind, payload] of this.#decoder.feed(bytes)) {
@@ -139,7 +139,7 @@ export class Line {
   }
 
   #output(seq, data) {
-    if (!this.#attached) return undefined; // of an answer that is asked for again
+    if (!this.#attached) return undefined; // from an attach that will be repeated
     const fresh = data.subarray(Math.max(0, Math.min(data.length, this.#next - seq)));
     this.#next = seq + data.length;
     return fresh.length ? this.#view.output(this.#next - fresh.length, fresh) : undefined;
@@ -154,7 +154,7 @@ export class Line {
     else if (message.event === "moving") this.#state("moving", { to: message.to });
     else if (message.event === "stays") this.#live();
     else if (message.event === "fenced" || message.event === "unfenced") {
-      this.#view.note(`it ${message.event === "fenced" ? "stands still" : "goes on"}: ${message.why}`);
+      this.#view.note(`the session ${message.event === "fenced" ? "is frozen" : "resumes"}: ${message.why}`);
     } else if (message.event === "exit") {
       this.#onExit(message);
     } else if (message.error === "not_admitted" && message.re !== "turn") {
@@ -165,7 +165,7 @@ export class Line {
   #onAttach({ error, start, end, since = 0, applied = 0, modes = [] }) {
     const kept = error === "range" ? end : since;
     if (this.#next !== null && (error === "range" || this.#isNew) && kept < this.#next) {
-      // It was brought back from before what we have seen, and has gone another way since.
+      // The session was restored from a state before the output we have seen, and has printed other bytes since.
       this.#view.note(`${this.#next - kept} bytes of its output were undone with the host that died`);
       this.#next = kept;
       this.#isNew = false;
@@ -185,12 +185,12 @@ export class Line {
     this.#isNew = false;
     this.#backoff.worked();
     this.#sent = 0;
-    this.#view.turn({ holder: null }); // who has it is told next, if somebody has
+    this.#view.turn({ holder: null }); // an event with its holder follows, if it is taken
     this.#live();
     this.#onApplied(applied);
   }
 
-  // Less of what was typed is there than we were told; what is left is numbered from there.
+  // Number the kept bytes from `applied`: the session has less input than it reported as applied.
   #undone(applied) {
     if (applied >= this.#applied) return;
     this.#view.note(`${this.#applied - applied} bytes you typed were undone with the host that died`);
@@ -207,7 +207,7 @@ export class Line {
     this.#view.note(`${bytes} bytes of output were too much to keep`);
   }
 
-  // It is over; or only here, and goes on elsewhere, or from the store.
+  // The session has ended; or only this incarnation, and it continues on another host or from the store.
   #onExit({ code, reason, checkpoint }) {
     if (checkpoint != null) this.#state("parked");
     else if (code === null || reason.startsWith("superseded")) this.#state("moving");

@@ -1,8 +1,8 @@
-// The sessions that this credential is for, as they are now.
+// The list of sessions that this credential covers.
 
 import { chart } from "./chart.js";
 
-const EVERY = 2000;
+const REFRESH_EVERY = 2000; // ms
 const $ = (id) => document.getElementById(id);
 
 export class List {
@@ -15,12 +15,12 @@ export class List {
     for (const one of ["filter", "ended"]) $(one).addEventListener("input", () => this.#filter());
   }
 
-  // `from`: the session one comes back from; the keyboard goes on there.
+  // `from`: the session that was shown before; its row gets the focus.
   show(from) {
     this.hide();
     this.#rows.get(from)?.querySelector(".name").focus();
     this.#relay.list();
-    this.#timer = setInterval(() => document.hidden || this.#relay.list(), EVERY);
+    this.#timer = setInterval(() => document.hidden || this.#relay.list(), REFRESH_EVERY);
   }
 
   hide() {
@@ -33,7 +33,7 @@ export class List {
   }
 
   #listed(sessions) {
-    for (const one of sessions) one.name ??= one.session.slice(0, 12); // no host has told it yet
+    for (const one of sessions) one.name ??= one.session.slice(0, 12); // no host has registered it yet
     this.#sessions = sessions.sort((a, b) => a.name.localeCompare(b.name) || a.session.localeCompare(b.session));
     const seen = new Set(sessions.map((one) => one.session));
     for (const [session, row] of this.#rows) {
@@ -42,7 +42,7 @@ export class List {
         this.#rows.delete(session);
       }
     }
-    // Rows that are there stay the same elements: the focus, and an open detail, are the person's.
+    // Existing rows stay the same elements: focus and open details are kept.
     let before = null;
     for (const one of this.#sessions) {
       const row = this.#row(one);
@@ -69,20 +69,20 @@ export class List {
   }
 
   #filter() {
-    const wanted = $("filter").value.trim().toLowerCase();
+    const filter = $("filter").value.trim().toLowerCase();
     const ended = $("ended").checked;
     const known = this.#sessions.filter((one) => ended || one.state !== "exited");
     let shown = 0;
     for (const one of this.#sessions) {
       const text = `${one.name} ${one.host ?? ""} ${one.state} ${one.session}`.toLowerCase();
       const row = this.#rows.get(one.session);
-      row.hidden = !known.includes(one) || !text.includes(wanted);
+      row.hidden = !known.includes(one) || !text.includes(filter);
       shown += !row.hidden;
     }
     $("count").textContent = shown < known.length ? `${shown} of ${known.length}` : shown || "";
     $("nothing").hidden = shown > 0;
     $("nothing").textContent = known.length
-      ? "None of them matches." : "No session that this credential is for is known to the relay.";
+      ? "No session matches." : "The relay knows no session that this credential covers.";
   }
 }
 

@@ -1,7 +1,7 @@
-// One connection to the relay, made again whenever it is lost, and the channels on it.
+// The connection to the relay, made again whenever it is lost, and the channels on it.
 //
 // Events (addEventListener): "up"; "down"; "listing" with detail = sessions; "refused" with detail = {code, why}: the
-// relay does not want this credential, and there is no other try.
+// relay does not admit this credential, and no other attempt is made.
 
 import { Backoff } from "./backoff.js";
 import { decode, encode, Kind, table, withTable } from "./frames.js";
@@ -25,7 +25,7 @@ export class Relay extends EventTarget {
   }
 
   start() {
-    // A laptop that wakes, or a network that came back: do not wait for a timer to notice.
+    // After a suspend, or when the network is back, do not wait for a timer.
     addEventListener("online", this.#look);
     document.addEventListener("visibilitychange", this.#look);
     this.#watch = setInterval(this.#look, 1000);
@@ -45,7 +45,7 @@ export class Relay extends EventTarget {
     if (this.isUp) this.send({ kind: Kind.LIST });
   }
 
-  // A number for a channel; `heard` gets its frames, and null when the connection is lost.
+  // Return a number for a channel; `heard` gets its frames, and null when the connection is lost.
   join(heard) {
     do this.#last = (this.#last % 0xffffffff) + 1; while (this.#channels.has(this.#last));
     this.#channels.set(this.#last, heard);
@@ -74,7 +74,7 @@ export class Relay extends EventTarget {
   #take(data) {
     this.#heard = Date.now();
     try {
-      if (typeof data === "string") throw new Error("a text message: this is no relay");
+      if (typeof data === "string") throw new Error("a text message: this is not a relay");
       this.#receive(decode(new Uint8Array(data)));
     } catch (error) {
       console.warn("relay:", error);
@@ -87,9 +87,9 @@ export class Relay extends EventTarget {
     if (frame.kind === Kind.CHALLENGE) {
       this.send(withTable(Kind.HELLO, this.credential.hello(table(frame).nonce)));
     } else if (frame.kind === Kind.WELCOME) {
-      const said = table(frame);
-      if (!(said.window >= 1024) || !(said.beat > 0)) throw new Error("figures that make no sense");
-      this.welcome = said;
+      const welcome = table(frame);
+      if (!(welcome.window >= 1024) || !(welcome.beat > 0)) throw new Error("invalid window or heartbeat interval");
+      this.welcome = welcome;
       this.#backoff.worked();
       this.dispatchEvent(new Event("up"));
     } else if (frame.kind === Kind.REFUSED && frame.channel === 0) {
@@ -99,7 +99,7 @@ export class Relay extends EventTarget {
     } else if (heard !== undefined) {
       heard(frame);
     }
-    // Answered, not timed: a page in the background has slow timers, but hears at once.
+    // Send the heartbeat on receipt, not by a timer: timers of a page in the background are slow, messages are not.
     if (this.isUp && Date.now() - this.#said > this.welcome.beat * 500) this.send({ kind: Kind.BEAT });
   }
 
@@ -111,7 +111,7 @@ export class Relay extends EventTarget {
     this.dispatchEvent(new CustomEvent("listing", { detail }));
   }
 
-  // The connection is over. Only a credential that is not good is no reason to dial again.
+  // The connection has ended. Dial again, except after an invalid credential.
   #refused({ code, why }) {
     if (code !== "not_admitted") {
       this.#lost();
@@ -144,6 +144,6 @@ export class Relay extends EventTarget {
     socket?.close();
     const heard = [...this.#channels.values()];
     this.#channels.clear();
-    for (const one of heard) one(null);
+    for (const receive of heard) receive(null);
   }
 }

@@ -1,11 +1,11 @@
-// Old output, shown again without its questions: a terminal would answer them, and the answers would be typed into the
+// Replay old output without its queries: the terminal would answer them, and the answers would be typed into the
 // session, which asked long ago.
 
-// As holder/output_ring.py has them: those that change what a terminal shows or sends.
+// The modes of holder/output_ring.py: those that change what a terminal shows or sends.
 const TRACKED = new Set([1, 5, 6, 7, 25, 47, 1000, 1002, 1003, 1004, 1005, 1006, 1015, 1047, 1049, 2004]);
 const AT_START = [7, 25];
 
-// Brings a fresh terminal into the modes that were on where the replay begins.
+// Return the codes that set the modes of a fresh terminal to those at the start of the replay.
 export function modeCodes(on) {
   const codes = on.filter((mode) => TRACKED.has(mode) && !AT_START.includes(mode)).map((mode) => `\x1b[?${mode}h`);
   return [...codes, ...AT_START.filter((mode) => !on.includes(mode)).map((mode) => `\x1b[?${mode}l`)].join("");
@@ -17,7 +17,7 @@ export class Replay {
   constructor(terminal) {
     this.#terminal = terminal;
     const { parser } = terminal;
-    const question = () => this.isOld; // true: it is dealt with
+    const question = () => this.isOld; // true: handled, do not answer
     for (const prefix of ["", "?", ">", "="]) {
       for (const final of ["c", "n", "q", "u", "x"]) {
         if (final === "u" && prefix !== "?") continue;
@@ -47,7 +47,7 @@ export class Replay {
     return this.#shown < this.#end;
   }
 
-  // Resolves when it is on the screen.
+  // Resolve when the data is on the screen.
   async write(seq, data) {
     const cut = Math.max(0, Math.min(data.length, this.#end - seq));
     for (const piece of [data.subarray(0, cut), data.subarray(cut)]) {

@@ -1,5 +1,5 @@
-// The client's end of the sealed channel: what we and the link on the host say, and the relay between cannot read or
-// change (docs/internals/relay-protocol.md). Pure: bytes in, bytes out. libsodium must be ready.
+// The client's side of the end-to-end encryption with the link on the host: the relay between them can neither read nor
+// change a message (docs/internals/relay-protocol.md). Pure: bytes in, bytes out. libsodium must be ready.
 
 import sodium from "./vendor/libsodium-wrappers.mjs";
 import { concat, sessionBytes } from "./frames.js";
@@ -8,18 +8,18 @@ const KEY = 32;
 const SIGNATURE = 64;
 const HEADER = 24;
 export const OVERHEAD = 17;
-export const PIECE = 32 << 10; // bytes of the stream in one sealed message, at most
+export const PIECE = 32 << 10; // bytes of the stream in one encrypted message, at most
 const words = (text) => new TextEncoder().encode(text);
 const HOST = words("cmdop-migrate relay host 1\0");
 const CLIENT = words("cmdop-migrate relay client 1\0");
 
-// What came is not from whom it should be, or not what they said. The channel is over.
+// A message is not from the expected peer, or not as it was sent. The channel cannot be used any more.
 export class SealError extends Error {}
 
 export class ClientSide {
   #session; #fleet; #sign; #lowest; #keys; #push; #pull;
 
-  // `fleet`: whom to believe; `sign`: with the credential's key; `lowest`: the highest token seen of this session.
+  // `fleet`: the key to trust; `sign`: signs with the credential's key; `lowest`: the highest fencing token seen.
   constructor(session, fleet, sign, lowest, keys = sodium.crypto_kx_keypair()) {
     this.#session = sessionBytes(session);
     this.#fleet = fleet;
@@ -30,22 +30,22 @@ export class ClientSide {
     this.host = "";
   }
 
-  // The link's first DATA, under `token` -> ours. SealError: it is not a host of this fleet that speaks, not of this
-  // session, or an incarnation that is over.
+  // Check the link's first DATA, under `token`, and return the client's. Throw SealError if it is not from a host of
+  // this fleet, not for this session, or from an incarnation that was superseded.
   answer(first, token) {
-    const { host, name, key, signature, header } = parted(first);
-    if (token < this.#lowest) throw new SealError(`token ${token} is over: ${this.#lowest} has been seen`);
+    const { host, name, key, signature, header } = split(first);
+    if (token < this.#lowest) throw new SealError(`token ${token} is superseded: ${this.#lowest} has been seen`);
     const number = new Uint8Array(8);
     new DataView(number.buffer).setBigUint64(0, BigInt(token));
-    const said = concat(HOST, this.#session, number, Uint8Array.of(name.length), name, this.handshake, key);
-    if (!sodium.crypto_sign_verify_detached(signature, said, this.#fleet)) {
+    const signed = concat(HOST, this.#session, number, Uint8Array.of(name.length), name, this.handshake, key);
+    if (!sodium.crypto_sign_verify_detached(signature, signed, this.#fleet)) {
       throw new SealError("not signed by the fleet for this session");
     }
     let session;
     try {
       session = sodium.crypto_kx_client_session_keys(this.handshake, this.#keys.privateKey, key);
     } catch {
-      throw new SealError("a key that is none");
+      throw new SealError("an invalid key");
     }
     this.#pull = sodium.crypto_secretstream_xchacha20poly1305_init_pull(header, session.sharedRx);
     const ours = sodium.crypto_secretstream_xchacha20poly1305_init_push(session.sharedTx);
@@ -59,7 +59,7 @@ export class ClientSide {
       this.#push, data, null, sodium.crypto_secretstream_xchacha20poly1305_TAG_MESSAGE);
   }
 
-  // SealError unless this is the next message, as it was sealed.
+  // Decrypt the next message. Throw SealError unless it is the next one, unaltered.
   open(data) {
     const found = data.length >= OVERHEAD && sodium.crypto_secretstream_xchacha20poly1305_pull(this.#pull, data);
     if (!found) throw new SealError("a message was altered, repeated, left out or moved");
@@ -67,9 +67,9 @@ export class ClientSide {
   }
 }
 
-function parted(first) {
+function split(first) {
   const length = first.length ? first[0] : 0;
-  if (!length || first.length !== 1 + length + KEY + SIGNATURE + HEADER) throw new SealError("not how a link begins");
+  if (!length || first.length !== 1 + length + KEY + SIGNATURE + HEADER) throw new SealError("invalid first message of a link");
   const name = first.subarray(1, 1 + length);
   let at = 1 + length;
   const take = (size) => first.slice(at, (at += size));
@@ -77,7 +77,7 @@ function parted(first) {
   try {
     host = new TextDecoder("utf-8", { fatal: true }).decode(name);
   } catch {
-    throw new SealError("not how a link begins");
+    throw new SealError("invalid first message of a link");
   }
   return { host, name, key: take(KEY), signature: take(SIGNATURE), header: take(HEADER) };
 }

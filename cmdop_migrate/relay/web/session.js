@@ -1,4 +1,4 @@
-// One session: a terminal, what is known of where it is, and keys for those who have none.
+// The view of one session: a terminal, a status line, and keys for devices without a keyboard.
 
 import { FitAddon } from "./vendor/addon-fit.mjs";
 import { Terminal } from "./vendor/xterm.mjs";
@@ -20,7 +20,7 @@ export class Session {
     this.#claims = relay.credential.claims;
     const readOnly = this.#claims.role === "read";
     this.#call(name);
-    // Who comes here by a link, or loads the page anew, has not seen the list.
+    // After a link or a reload the list has not been shown, and the name is not known.
     relay.addEventListener("listing", ({ detail }) => this.#call(detail.find((one) => one.session === session)?.name), { signal });
     relay.addEventListener("up", () => relay.list(), { signal });
     $("keys").hidden = readOnly;
@@ -93,10 +93,10 @@ export class Session {
 
   #type(text) {
     if (this.#claims.role === "read" || this.#facts.state === "ended") return;
-    if (!this.#line.type(new TextEncoder().encode(text))) this.note("that is too much to type at once: nothing was sent");
+    if (!this.#line.type(new TextEncoder().encode(text))) this.note("too much input at once: nothing was sent");
   }
 
-  // What the line tells.
+  // Callbacks of the line.
 
   replay(end, modes) {
     this.#replay.begin(end);
@@ -139,7 +139,7 @@ export class Session {
   #turn({ holder = null, frozen = false }) {
     const { name, role } = this.#claims;
     const who = holder === name ? "You have" : `${holder} has`;
-    $("turn").textContent = holder === null ? "" : `${who} the turn${frozen ? "; it stands still" : ""}`;
+    $("turn").textContent = holder === null ? "" : `${who} the turn${frozen ? "; the session is frozen" : ""}`;
     const shown = { request: holder !== name, release: holder === name, seize: role === "admin" && holder !== name };
     for (const button of document.querySelectorAll("[data-turn]")) {
       button.hidden = role === "read" || !shown[button.dataset.turn];
@@ -151,8 +151,8 @@ export class Session {
     const known = {
       connecting: "connecting …",
       reconnecting: "reconnecting … what you type is kept",
-      waiting: "waiting for a host to have it … what you type is kept",
-      parked: "parked in the store: it goes on once somebody restores it",
+      waiting: "waiting for a host to restore it … what you type is kept",
+      parked: "parked in the store until it is restored",
       moving: `moving${to ? ` to ${to}` : ""} … what you type is kept`,
       live: `on ${host}, token ${token}${readOnly}`,
       ended: words,
@@ -161,7 +161,7 @@ export class Session {
   }
 }
 
-// Names are whatever somebody called himself: no control codes of theirs.
+// Drop control characters: actors choose their names.
 function printable(words) {
   return words.replace(/\p{C}/gu, "");
 }

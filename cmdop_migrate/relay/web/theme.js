@@ -1,4 +1,4 @@
-// The terminal's colours follow the page's, dark or light.
+// Make the terminal's colours follow the page's, dark or light.
 
 const DARK = { background: "#10151a", foreground: "#d7dee5", cursor: "#d7dee5", selectionBackground: "#33526b" };
 const LIGHT = {

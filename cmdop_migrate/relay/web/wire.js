@@ -21,20 +21,20 @@ export function parseControl(payload) {
   return JSON.parse(new TextDecoder().decode(payload));
 }
 
-// -> [number of the first byte, what the session printed]
+// Return [number of the first byte, what the session printed].
 export function parseOutput(payload) {
   const seq = new DataView(payload.buffer, payload.byteOffset, 8).getBigUint64(0);
   return [Number(seq), payload.subarray(8)];
 }
 
-// Bytes as JSON carries them to the holder, and back.
+// Return bytes as the text in which JSON carries them to the holder.
 export function latin1(bytes) {
   let text = "";
   for (let at = 0; at < bytes.length; at += 4096) text += String.fromCharCode(...bytes.subarray(at, at + 4096));
   return text;
 }
 
-// Bytes in, whole frames out.
+// Split a stream of bytes into whole frames.
 export class Decoder {
   #rest = new Uint8Array(0);
 

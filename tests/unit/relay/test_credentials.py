@@ -24,14 +24,14 @@ def one(**changed: object) -> Credential:
     return issue(FLEET, **{**words, **changed})  # type: ignore[arg-type]
 
 
-def test_it_is_the_same_after_a_journey_as_text() -> None:
+def test_credential_text_round_trip() -> None:
     made = issue(FLEET, "client", "alice", "admin", "web-*", 99, "wss://r:7443", "ab" * 32)
     again = parse(f"  {made.text()}\n")
     assert (again.claims, again.fleet, again.relay, again.pin) == (made.claims, made.fleet, made.relay, made.pin)
     assert again.seed.reveal() == made.seed.reveal()
 
 
-def test_it_proves_itself_without_its_secret() -> None:
+def test_credential_proof_does_not_contain_the_secret() -> None:
     made = one()
     hello = made.hello(NONCE)
     assert b64(made.seed.reveal()) not in json.dumps(hello) and set(hello) == {"claims", "signature", "proof"}
@@ -42,12 +42,12 @@ def test_it_proves_itself_without_its_secret() -> None:
             verify_hello(claims, nonce, proof)
 
 
-def test_it_never_prints_its_secret() -> None:
+def test_credential_repr_has_no_secret() -> None:
     made = one()
     assert b64(made.seed.reveal()) not in repr(made) and str(made.seed.reveal()) not in repr(made)
 
 
-def test_another_fleets_is_refused() -> None:
+def test_credential_of_another_fleet_is_refused() -> None:
     other = issue(Ed25519PrivateKey.generate(), "client", "alice", "read", "*", None)
     with pytest.raises(NotAdmitted):
         verify(FLEET.public_key().public_bytes_raw(), other.claims.to_bytes(), other.signature)
@@ -121,7 +121,7 @@ def test_claims_have_one_form_only() -> None:
         {"expires": 2**60},
     ],
 )
-def test_words_that_no_credential_has_are_not_signed(changed: dict[str, object]) -> None:
+def test_invalid_credential_fields_are_not_signed(changed: dict[str, object]) -> None:
     with pytest.raises(Usage):
         one(**changed)
 
@@ -155,7 +155,7 @@ def test_bytes_have_one_text_only(text: str) -> None:
         unb64(text)
 
 
-def test_what_ends_sign_depends_on_everything() -> None:
+def test_signed_bytes_depend_on_every_field() -> None:
     base = credentials.host_words("5e" * 12, 3, "host-a", b"c" * 32, b"h" * 32)
     others = [
         credentials.host_words("5f" * 12, 3, "host-a", b"c" * 32, b"h" * 32),

@@ -33,7 +33,7 @@ FRAMES = st.builds(
 
 
 @given(FRAMES)
-def test_what_goes_in_comes_out(frame: Frame) -> None:
+def test_frame_round_trip(frame: Frame) -> None:
     assert decode(encode(frame)) == frame
 
 
@@ -58,7 +58,7 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
 
 
 @given(FRAMES, st.integers(0, 33), st.integers(1, 255))
-def test_a_changed_header_is_another_frame_or_none(frame: Frame, at: int, change: int) -> None:
+def test_a_changed_header_is_another_frame_or_an_error(frame: Frame, at: int, change: int) -> None:
     data = bytearray(encode(frame))
     data[at] ^= change
     try:
@@ -78,7 +78,7 @@ def test_a_changed_header_is_another_frame_or_none(frame: Frame, at: int, change
         b"\x01\x11" + bytes(32),
     ],
 )
-def test_what_is_no_frame_is_refused(data: bytes) -> None:
+def test_invalid_frames_are_refused(data: bytes) -> None:
     with pytest.raises(FrameError):
         decode(data)
 
@@ -94,19 +94,19 @@ def test_what_is_no_frame_is_refused(data: bytes) -> None:
         Frame(Kind.DATA, session="AB" * 12),
     ],
 )
-def test_what_cannot_be_sent_is_an_error_of_the_sender(frame: Frame) -> None:
+def test_encoding_an_invalid_frame_raises(frame: Frame) -> None:
     with pytest.raises(FrameError):
         encode(frame)
 
 
 @pytest.mark.parametrize("payload", [b"[]", b"1", b"{", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'{"a":["\\ud800"]}',
                                      b'{"\\uDFFF":1}', b"[" * 5000, b'"x"'])  # fmt: skip
-def test_a_payload_that_is_no_object_is_refused(payload: bytes) -> None:
+def test_payload_that_is_not_an_object_is_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
         Frame(Kind.REGISTER, payload=payload).table()
 
 
-def test_what_was_read_can_be_sent_on() -> None:
+def test_decoded_tables_can_be_encoded_again() -> None:
     table = Frame(Kind.REGISTER, payload=b'{"a":"\\ud83d\\ude00 \\u00fc","b":[1e308,-1e-999]}').table()
     assert with_table(Kind.LISTING, table).table() == {"a": "\U0001f600 ü", "b": [1e308, -0.0]}
 

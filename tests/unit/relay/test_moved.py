@@ -8,7 +8,7 @@ import pytest
 
 from cmdop_migrate.relay.frames import Kind, with_table
 from cmdop_migrate.relay.router.router_events import End, Limits
-from tests.unit.relay.boards import S1, Board, frames
+from tests.unit.relay.router_board import S1, Board, frames
 
 FACTS: dict[str, Any] = {"to": "host-b", "at": 12.5, "frozen_s": 0.2, "downtime_s": None, "phases": {"dump": 0.1}}
 
@@ -22,7 +22,7 @@ def listed(board: Board, client: int) -> Any:
     return frame.table()["sessions"][0]["moved"]
 
 
-def test_a_listing_has_the_last_move_whoever_tells_first() -> None:
+def test_listing_has_the_last_move_in_any_order_of_reports() -> None:
     board = Board()
     a, b, client = board.host("host-a"), board.host("host-b"), board.client()
     assert tell(board, a) == []  # the relay is new, and has not heard of the session yet
@@ -33,7 +33,7 @@ def test_a_listing_has_the_last_move_whoever_tells_first() -> None:
     assert (listed(board, client)["from"], listed(board, client)["token"]) == ("host-b", 3)
 
 
-def test_a_session_that_never_moved_says_so() -> None:
+def test_listing_of_a_session_that_never_moved() -> None:
     board = Board()
     a, client = board.host(), board.client()
     board.routed(a)
@@ -45,12 +45,12 @@ def test_a_session_that_never_moved_says_so() -> None:
     [{"phases": []}, {"phases": {"dump": "long"}}, {"phases": {"dump": True}}, {"at": "now"}, {"frozen_s": "0.1"},
      {"to": None}, {"phases": {f"p{n}": 0.123456 for n in range(500)}}],
 )  # fmt: skip
-def test_what_is_no_move_ends_the_connection(changed: dict[str, Any]) -> None:
+def test_an_invalid_move_ends_the_connection(changed: dict[str, Any]) -> None:
     board = Board()
     assert isinstance(tell(board, board.host(), **changed)[0], End)
 
 
-def test_only_hosts_tell_and_only_so_many_are_kept() -> None:
+def test_only_hosts_report_moves_and_their_number_is_bounded() -> None:
     board = Board(Limits(remembered=2))
     host, client = board.host(), board.client()
     assert isinstance(tell(board, client)[0], End)

@@ -26,7 +26,7 @@ def ask(made: http.Pages, path: str, **headers: str) -> Response:
     return made.answer(Request(path, Headers({name.replace("_", "-"): value for name, value in headers.items()})))
 
 
-def test_files_are_found_by_their_names_and_nothing_else_is(made: http.Pages, tmp_path: Path) -> None:
+def test_only_files_of_the_page_are_served(made: http.Pages, tmp_path: Path) -> None:
     assert ask(made, "/").body == ask(made, "/index.html?x=1").body == b"<p>hello"
     assert ask(made, "/vendor/x.mjs").headers["Content-Type"].startswith("text/javascript")
     for path in ("/vendor/.stamp", "/vendor", "/../index.html", "/nothing", f"{tmp_path}/index.html", ""):
@@ -37,14 +37,14 @@ def test_files_are_found_by_their_names_and_nothing_else_is(made: http.Pages, tm
     )
 
 
-def test_a_file_is_packed_for_who_can_take_it(made: http.Pages) -> None:
+def test_files_are_sent_as_gzip_if_accepted(made: http.Pages) -> None:
     plain, packed = ask(made, "/vendor/x.mjs"), ask(made, "/vendor/x.mjs", Accept_Encoding="gzip, br")
     assert packed.headers["Content-Encoding"] == "gzip" and "Content-Encoding" not in plain.headers
     assert len(packed.body) < len(plain.body) == int(plain.headers["Content-Length"])
     assert gzip.decompress(packed.body) == plain.body
 
 
-def test_who_has_it_is_told_so(made: http.Pages) -> None:
+def test_unchanged_files_are_answered_with_304(made: http.Pages) -> None:
     tag = ask(made, "/").headers["ETag"]
     same = ask(made, "/", If_None_Match=tag)
     assert (same.status_code, same.body, same.headers["Cache-Control"]) == (304, b"", "no-cache")
@@ -52,7 +52,7 @@ def test_who_has_it_is_told_so(made: http.Pages) -> None:
     assert "ETag" not in ask(made, "/healthz").headers
 
 
-def test_the_page_asks_for_all_its_modules_at_once() -> None:
+def test_the_page_preloads_all_its_modules() -> None:
     index = (http.OWN / "index.html").read_text()
     listed = set(re.findall(r'modulepreload" href="([a-z-]+\.js)"', index))
     assert listed == {file.name for file in http.OWN.glob("*.js")} - {"boot.js"}

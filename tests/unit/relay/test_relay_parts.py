@@ -21,9 +21,10 @@ from cmdop_migrate.lease.registry import open_register, sibling
 from cmdop_migrate.relay import certificate
 from cmdop_migrate.relay import http as relay_http
 from cmdop_migrate.relay.connection_limits import origin_allowed
-from cmdop_migrate.relay.credential_registry import Issued
+from cmdop_migrate.relay.credential_registry import CredentialRegistry
 from cmdop_migrate.relay.credentials import Claims, issue
-from cmdop_migrate.relay.metrics import Figures, LineBudget
+from cmdop_migrate.relay.log_budget import LogBudget
+from cmdop_migrate.relay.metrics import relay_metrics
 from cmdop_migrate.relay.throttle import Throttle, group
 
 
@@ -36,7 +37,7 @@ def test_failures_of_an_address_are_forgiven_with_time() -> None:
     assert throttle.allows("10.0.0.1", 1.0) and not throttle.allows("10.0.0.1", 0.5)
 
 
-def test_any_number_of_addresses_costs_no_more() -> None:
+def test_throttle_table_is_bounded() -> None:
     throttle = Throttle(failures=1, refill=0, addresses=10)
     for number in range(1000):
         throttle.failed(f"10.0.{number // 250}.{number % 250}", 0)
@@ -75,18 +76,18 @@ def test_origins(origins: list[str], host: str | None, allowed: tuple[str, ...],
     assert origin_allowed(origins, host, allowed) is answer
 
 
-def test_a_flood_of_one_kind_hides_no_other_and_is_counted() -> None:
-    lines = LineBudget(2)
+def test_log_budget_limits_each_kind_and_counts_suppressed_lines() -> None:
+    lines = LogBudget(2)
     assert [lines.take("a", 5.0) for _ in range(4)] == [0, 0, None, None]
     assert lines.take("b", 5.9) == 0 and lines.take("a", 6.0) == 2 and lines.take("a", 6.1) == 0
 
 
-def test_figures_are_there_from_the_start() -> None:
-    figures = Figures()
-    figures.refused("full")
-    figures.set("hosts", 2)
-    assert "cmdop_migrate_relay_hosts 2" in figures.text() and "cmdop_migrate_relay_clients 0" in figures.text()
-    assert 'cmdop_migrate_relay_refused_total{code="full"} 1' in figures.text()
+def test_metrics_have_samples_from_the_start() -> None:
+    metrics = relay_metrics()
+    metrics.add("refused_total", label="full")
+    metrics.set("hosts", 2)
+    assert "cmdop_migrate_relay_hosts 2" in metrics.text() and "cmdop_migrate_relay_clients 0" in metrics.text()
+    assert 'cmdop_migrate_relay_refused_total{code="full"} 1' in metrics.text()
 
 
 def test_pages_come_from_the_table_only(tmp_path: Path) -> None:
@@ -116,27 +117,27 @@ def a_claim() -> Claims:
 
 
 def test_a_credential_is_listed_then_revoked_for_good() -> None:
-    issued = Issued(MemoryRegister())
+    issued = CredentialRegistry(MemoryRegister())
     claims = a_claim()
     assert issued.find(claims.id) is None
     made = issued.add(claims, 5.0)
     assert issued.find(claims.id) == made and list(issued.all()) == [made]
-    assert [made.why_not(now) for now in (99, 100)] == ["", "expired"]
-    assert issued.revoke(claims.id, 7.0).why_not(0) == "revoked"
+    assert [made.invalid_because(now) for now in (99, 100)] == ["", "expired"]
+    assert issued.revoke(claims.id, 7.0).invalid_because(0) == "revoked"
     assert issued.revoke(claims.id, 8.0).revoked == 7.0
     with pytest.raises(NotFound):
         issued.revoke("0" * 24, 9.0)
 
 
 def test_names_are_kept_beside_credentials() -> None:
-    issued = Issued(MemoryRegister())
+    issued = CredentialRegistry(MemoryRegister())
     issued.keep_name("5e" * 12, "work")
     issued.keep_name("5e" * 12, "work")
     assert issued.name_of("5e" * 12) == "work" and issued.name_of("5f" * 12) is None and list(issued.all()) == []
 
 
-def test_revoked_at_once_by_many_is_revoked_once() -> None:
-    issued = Issued(MemoryRegister())
+def test_concurrent_revocations_revoke_once() -> None:
+    issued = CredentialRegistry(MemoryRegister())
     claims = a_claim()
     issued.add(claims, 1.0)
     threads = [threading.Thread(target=issued.revoke, args=(claims.id, float(at))) for at in range(2, 10)]
@@ -149,11 +150,11 @@ def test_revoked_at_once_by_many_is_revoked_once() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"v":1,"claims":"e30","created":1,"revoked":null}'])
-def test_a_cell_that_is_no_credential_is_no_admission(data: bytes) -> None:
+def test_a_damaged_credential_cell_admits_no_bearer(data: bytes) -> None:
     register = MemoryRegister()
     register.write(Swap("c." + "0" * 24, data, None))
     with pytest.raises(LeaseUnreadable):
-        Issued(register).find("0" * 24)
+        CredentialRegistry(register).find("0" * 24)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +171,10 @@ def test_the_register_beside_the_leases(url: str, beside: str) -> None:
     assert sibling(url, "relay") == beside
 
 
-def test_leases_and_what_is_beside_them_do_not_mix(tmp_path: Path) -> None:
+def test_lease_and_credential_registers_are_separate(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/lease.db"
     leases, beside = open_register(url), open_register(sibling(url, "relay"))
-    Issued(beside).keep_name("5e" * 12, "work")
+    CredentialRegistry(beside).keep_name("5e" * 12, "work")
     assert list(leases.sessions()) == [] and list(beside.sessions()) == ["n." + "5e" * 12]
     leases.close()
     beside.close()
@@ -206,6 +207,6 @@ def test_addresses_to_listen_on(text: str, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7443", ":7443", "a:b", "a:65536", "::1:7443", "a:-1"])
-def test_what_is_no_address_to_listen_on(text: str) -> None:
+def test_invalid_listen_addresses_are_refused(text: str) -> None:
     with pytest.raises(Usage):
         flow.address(text)

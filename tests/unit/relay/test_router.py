@@ -1,15 +1,15 @@
-"""The switchboard as a table: what each event leads to."""
+"""The router: the actions that follow each event."""
 
 from __future__ import annotations
 
 import pytest
 
 from cmdop_migrate.relay.frames import PAYLOAD_MAX, Frame, Kind, encode, with_credit, with_table
-from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, Limits, NotKept, Standing, Ticked
-from tests.unit.relay.boards import S1, S2, Board, frames, held, said
+from cmdop_migrate.relay.router.router_events import Answered, Ask, Keep, LeaseStatus, Limits, NotKept, Ticked
+from tests.unit.relay.router_board import S1, S2, Board, frames, held, said
 
 
-def test_a_registration_is_routable_once_the_store_says_so() -> None:
+def test_registration_is_routed_once_the_lease_store_confirms() -> None:
     board = Board()
     host = board.host()
     assert board.register(host) == [Ask(S1, False)]
@@ -27,8 +27,8 @@ def test_a_registration_is_routable_once_the_store_says_so() -> None:
         (held("host-b"), "not_confirmed"),
         (held(token=3), "fenced"),
         (held(token=1), "not_confirmed"),
-        (Standing(2, "parked", "host-a", 15.0), "not_confirmed"),
-        (Standing(2, "free", "host-a", 15.0, over=True), "not_confirmed"),
+        (LeaseStatus(2, "parked", "host-a", 15.0), "not_confirmed"),
+        (LeaseStatus(2, "free", "host-a", 15.0, over=True), "not_confirmed"),
     ],
 )
 def test_a_registration_that_is_not_confirmed_is_refused(answer: object, code: str) -> None:
@@ -62,7 +62,7 @@ def test_a_higher_token_replaces_the_route_once_confirmed() -> None:
     assert frames(again, b, Kind.OPEN)[0].token == 2
 
 
-def test_a_host_that_dials_again_takes_its_sessions_along() -> None:
+def test_a_host_that_reconnects_keeps_its_sessions() -> None:
     board = Board()
     old, new, client = board.host(), board.host(), board.client()
     board.routed(old)
@@ -100,19 +100,19 @@ def test_unknown_and_not_allowed_are_alike(routed: bool) -> None:
     ("answer", "expected"),
     [
         (held(name="work"), ("STATUS", "waiting")),
-        (Standing(4, "parked", "host-a", 15.0, name="work"), ("STATUS", "waiting")),
-        (Standing(4, "free", "host-a", 15.0, over=True, name="work"), ("REFUSED", "exited")),
+        (LeaseStatus(4, "parked", "host-a", 15.0, name="work"), ("STATUS", "waiting")),
+        (LeaseStatus(4, "free", "host-a", 15.0, over=True, name="work"), ("REFUSED", "exited")),
         ("silent", ("REFUSED", "unavailable")),
     ],
 )
-def test_an_open_for_what_is_not_here_just_now(answer: object, expected: tuple[str, str]) -> None:
+def test_open_waits_for_a_session_without_a_route(answer: object, expected: tuple[str, str]) -> None:
     board = Board()
     client = board.client(sessions="work")
     board.open(client)
     assert said(board.answer(S1, answer), client) == [expected]  # type: ignore[arg-type]
 
 
-def test_who_waits_is_joined_when_it_comes() -> None:
+def test_waiting_channels_are_joined_when_the_session_registers() -> None:
     board = Board()
     client, host = board.client(sessions="work"), board.host()
     board.open(client)
@@ -125,7 +125,7 @@ def test_who_waits_is_joined_when_it_comes() -> None:
     ("state", "closed", "then"),
     [("moving", "moved", "moving"), ("parked", "moved", "parked"), ("fenced", "lost", "fenced")],
 )
-def test_leaving_says_what_becomes_of_it(state: str, closed: str, then: str) -> None:
+def test_leave_reports_the_state_of_the_session(state: str, closed: str, then: str) -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -137,7 +137,7 @@ def test_leaving_says_what_becomes_of_it(state: str, closed: str, then: str) -> 
     assert frames(actions, client, Kind.STATUS)[0].table()["to"] == "host-b"
 
 
-def test_what_has_ended_is_not_waited_for() -> None:
+def test_open_of_an_ended_session_is_refused() -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -147,7 +147,7 @@ def test_what_has_ended_is_not_waited_for() -> None:
     assert said(board.answer(S1, held()), client) == [("REFUSED", "exited")]  # before the host let go of the lease
 
 
-def test_leaving_is_for_ones_own_incarnation_only() -> None:
+def test_a_host_can_only_leave_for_its_own_incarnation() -> None:
     board = Board()
     a, b, client = board.host("host-a"), board.host("host-b"), board.client()
     board.routed(b, "host-b", token=2)
@@ -159,7 +159,7 @@ def test_leaving_is_for_ones_own_incarnation_only() -> None:
     assert said(board.open(client, channel=2), b) == [("OPEN", "")]
 
 
-def test_a_lost_host_takes_its_routes_along_and_no_more() -> None:
+def test_a_lost_host_removes_only_its_own_routes() -> None:
     board = Board()
     a, b, client = board.host("host-a"), board.host("host-b"), board.client()
     board.routed(a)
@@ -170,7 +170,7 @@ def test_a_lost_host_takes_its_routes_along_and_no_more() -> None:
     assert said(board.hear(client, Frame(Kind.DATA, channel=2, payload=b"x")), b) == [("DATA", "")]
 
 
-def test_a_lost_client_is_told_to_its_hosts() -> None:
+def test_channels_of_a_lost_client_are_closed_at_the_host() -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -179,7 +179,7 @@ def test_a_lost_client_is_told_to_its_hosts() -> None:
     assert board.hear(host, Frame(Kind.DATA, channel=1, payload=b"x")) == []
 
 
-def test_confirmations_go_on_and_silence_lasts_a_ttl() -> None:
+def test_routes_are_reconfirmed_and_expire_after_a_ttl_of_silence() -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -196,7 +196,7 @@ def test_confirmations_go_on_and_silence_lasts_a_ttl() -> None:
     assert said(actions, client) == [("CLOSE", "lost")] and ("REFUSED", "unavailable") in said(actions, host)
 
 
-def test_who_stood_still_does_not_act_on_what_was_confirmed_before() -> None:
+def test_a_paused_router_does_not_use_old_confirmations() -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -210,11 +210,11 @@ def test_who_stood_still_does_not_act_on_what_was_confirmed_before() -> None:
     ("answer", "closed", "code"),
     [
         (held("host-b", 2), "moved", "fenced"),
-        (Standing(1, "parked", "host-a", 15.0), "lost", "not_confirmed"),
+        (LeaseStatus(1, "parked", "host-a", 15.0), "lost", "not_confirmed"),
         ("unknown", "lost", "not_confirmed"),
     ],
 )
-def test_what_is_not_confirmed_any_more_is_taken_out(answer: object, closed: str, code: str) -> None:
+def test_a_route_that_is_not_confirmed_is_removed(answer: object, closed: str, code: str) -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
@@ -225,20 +225,20 @@ def test_what_is_not_confirmed_any_more_is_taken_out(answer: object, closed: str
     assert said(actions, client) == [("CLOSE", closed)] and said(actions, host)[-1] == ("REFUSED", code)
 
 
-def test_who_waits_for_what_ends_is_told() -> None:
+def test_waiting_channels_are_refused_when_the_session_ends() -> None:
     board = Board()
     client = board.client(sessions="work")
     board.open(client)
     board.answer(S1, held(name="work"))
     board.now += 10
     assert board.do(Ticked()) == [Ask(S1, False)]
-    assert board.answer(S1, "silent") == []  # who waits goes on waiting
+    assert board.answer(S1, "silent") == []  # waiting channels keep waiting
     board.now += 10
     board.do(Ticked())
-    assert said(board.answer(S1, Standing(2, "free", "x", 15.0, over=True)), client) == [("REFUSED", "exited")]
+    assert said(board.answer(S1, LeaseStatus(2, "free", "x", 15.0, over=True)), client) == [("REFUSED", "exited")]
 
 
-def test_data_goes_to_the_other_end_only_and_as_it_came() -> None:
+def test_data_is_forwarded_unchanged_to_the_other_end_only() -> None:
     board = Board()
     host, one, two = board.host(), board.client("one"), board.client("two")
     board.routed(host, token=7)
@@ -273,7 +273,7 @@ def test_credit_is_spent_and_given_back() -> None:
         (False, with_credit(1, 1)),
     ],
 )
-def test_who_breaks_the_flow_loses_the_channel_and_no_more(by_client: bool, frame: Frame) -> None:
+def test_flow_control_violation_closes_only_that_channel(by_client: bool, frame: Frame) -> None:
     board = Board(Limits(window=10))
     host, client = board.host(), board.client()
     board.routed(host)
@@ -313,14 +313,14 @@ def test_who_breaks_the_flow_loses_the_channel_and_no_more(by_client: bool, fram
         (False, Frame(Kind.REGISTERED, S1, 1)),
     ],
 )
-def test_who_does_not_speak_the_protocol_is_ended(by_client: bool, frame: Frame) -> None:
+def test_protocol_violation_ends_the_connection(by_client: bool, frame: Frame) -> None:
     board = Board()
     host, client = board.host(), board.client()
     board.routed(host)
     board.open(client)
     who = client if by_client else host
     assert said(board.hear(who, frame), who) == [("END", "protocol")]
-    assert frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING), "nobody else suffers for it"
+    assert frames(board.hear(client, Frame(Kind.LIST)), client, Kind.LISTING), "no other connection is affected"
 
 
 def test_a_channel_is_not_used_before_it_is_open() -> None:
@@ -336,7 +336,7 @@ def test_closing_while_waiting_leaves_nothing() -> None:
     client = board.client()
     board.open(client)
     board.hear(client, Frame(Kind.CLOSE, channel=1))
-    assert board.answer(S1, "unknown") == [] and board.board.bay.entries == {}
+    assert board.answer(S1, "unknown") == [] and board.board.channels.entries == {}
 
 
 def test_close_is_passed_on_with_its_reason() -> None:
@@ -349,13 +349,13 @@ def test_close_is_passed_on_with_its_reason() -> None:
     assert board.hear(host, Frame(Kind.DATA, channel=1, payload=b"late")) == []  # it could not know yet
 
 
-def test_caps() -> None:
+def test_limits_on_connections_channels_and_sessions() -> None:
     board = Board(Limits(client_connections=2, host_connections=1, channels=2, sessions=2))
     host, client = board.host(), board.client()
     board.client()
     board.count += 1
     from cmdop_migrate.relay.router.router_events import Joined
-    from tests.unit.relay.boards import claims
+    from tests.unit.relay.router_board import claims
 
     assert said(board.do(Joined(90, claims("client", "alice"))), 90) == [("END", "too_many")]
     assert said(board.do(Joined(91, claims("host", "host-a"))), 91) == [("END", "too_many")]
@@ -418,20 +418,20 @@ def test_a_name_that_was_not_kept_is_kept_with_the_next_route() -> None:
     assert Keep(S1, "work") in board.routed(board.host())
 
 
-def test_what_nobody_uses_is_forgotten_when_there_is_no_room() -> None:
+def test_unused_entries_are_dropped_when_there_is_no_room() -> None:
     board = Board(Limits(remembered=10))
     for number in range(50):
         host = board.host(f"h{number}")
         board.routed(host, f"h{number}", f"{number + 1:024x}")
         board.gone(host)
-    assert len(board.board.bay.entries) == 10
+    assert len(board.board.channels.entries) == 10
     client = board.client()
     for number in range(200):
         board.open(client, f"{number + 100:024x}", 1)
         board.answer(f"{number + 100:024x}", "unknown")
-    assert len(board.board.bay.entries) == 10
+    assert len(board.board.channels.entries) == 10
 
 
-def test_answers_nobody_asked_for_change_nothing() -> None:
+def test_unexpected_answers_change_nothing() -> None:
     board = Board()
-    assert board.do(Answered(S1, held())) == [] and board.board.bay.entries == {}
+    assert board.do(Answered(S1, held())) == [] and board.board.channels.entries == {}

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cmdop_migrate.relay.frames import Frame, Kind, encode, with_credit, with_table
-from cmdop_migrate.relay.router.router import Switchboard
+from cmdop_migrate.relay.router.router import Router
 from cmdop_migrate.relay.router.router_events import (
     Action,
     Answered,
     Ask,
     End,
     Joined,
+    LeaseStatus,
     Left,
     Limits,
     NotKept,
     Received,
     Send,
-    Standing,
     Ticked,
 )
-from tests.unit.relay.boards import claims
+from tests.unit.relay.router_board import claims
 
 SESSIONS = ["0a" * 12, "1b" * 12, "2c" * 12]
 HOSTS = ["host-a", "host-b"]
@@ -39,11 +39,11 @@ class World(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.board = Switchboard(LIMITS)
+        self.board = Router(LIMITS)
         self.now = 0.0
         self.there: set[int] = set()
-        self.lease = dict.fromkeys(SESSIONS, Standing(1, "held", "host-a", 15.0, name="n"))
-        self.asked: dict[str, Standing] = {}  # as the store stood when it was asked, or later
+        self.lease = dict.fromkeys(SESSIONS, LeaseStatus(1, "held", "host-a", 15.0, name="n"))
+        self.asked: dict[str, LeaseStatus] = {}  # as the store stood when it was asked, or later
         self.confirmed = dict.fromkeys(SESSIONS, 0)  # the highest token that the board was told
         self.opened: dict[tuple[int, int], str] = {}
         self.in_flight: dict[tuple[int, int], int] = {}
@@ -54,12 +54,12 @@ class World(RuleBasedStateMachine):
 
     def check(self, action: Action) -> None:
         if isinstance(action, Ask):
-            assert action.session not in self.asked, "two questions about one session at once"
+            assert action.session not in self.asked, "two questions about one session simultaneously"
             self.asked[action.session] = self.lease[action.session]
         elif isinstance(action, End):
             self.ending = action.conn
         elif isinstance(action, Send):
-            assert action.conn in self.there, "a frame to nobody"
+            assert action.conn in self.there, "a frame to a connection that is gone"
             encode(action.frame)
             self.check_frame(action.conn, action.frame)
 
@@ -151,11 +151,11 @@ class World(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS), host=st.sampled_from(HOSTS))
     def take_lease(self, session: str, host: str) -> None:
-        self.lease[session] = Standing(self.lease[session].token + 1, "held", host, 15.0, name="n")
+        self.lease[session] = LeaseStatus(self.lease[session].token + 1, "held", host, 15.0, name="n")
 
     @rule(session=st.sampled_from(SESSIONS))
     def park_lease(self, session: str) -> None:
-        self.lease[session] = Standing(self.lease[session].token, "parked", "host-a", 15.0, name="n")
+        self.lease[session] = LeaseStatus(self.lease[session].token, "parked", "host-a", 15.0, name="n")
 
     @rule(conn=st.integers(0, 1), session=st.sampled_from(SESSIONS))
     def move_here(self, conn: int, session: str) -> None:
@@ -201,27 +201,27 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def everything_fits_together(self) -> None:
-        bay = self.board.bay
-        assert set(bay.clients) | set(bay.hosts) <= self.there
-        for client in bay.clients.values():
+        channels = self.board.channels
+        assert set(channels.clients) | set(channels.hosts) <= self.there
+        for client in channels.clients.values():
             assert len(client.channels) <= LIMITS.channels
             assert {(client.conn, number) for number in client.channels} <= set(self.opened)
-        for entry in bay.entries.values():
+        for entry in channels.entries.values():
             route = entry.route
             if route is not None:
-                assert route.conn in bay.hosts and entry.session in bay.hosts[route.conn].sessions
+                assert route.conn in channels.hosts and entry.session in channels.hosts[route.conn].sessions
                 assert route.token == entry.highest == self.confirmed[entry.session], "a route that is not the highest"
                 assert not entry.waiting, "it waits for what is there"
                 assert all(one.host == route.conn for one in route.channels.values())
             for key, channel in [*entry.waiting.items(), *(route.channels.items() if route else [])]:
-                assert bay.clients[key[0]].channels[key[1]] is channel
-        for host in bay.hosts.values():
+                assert channels.clients[key[0]].channels[key[1]] is channel
+        for host in channels.hosts.values():
             assert len(host.sessions) <= LIMITS.sessions
             for channel in host.channels.values():
-                assert bay.clients[channel.client].channels[channel.number] is channel
+                assert channels.clients[channel.client].channels[channel.number] is channel
                 for flow in (channel.to_host, channel.to_client):
                     assert 0 <= flow.credit <= LIMITS.window
-        assert len(bay.entries) <= LIMITS.remembered + len(SESSIONS)
+        assert len(channels.entries) <= LIMITS.remembered + len(SESSIONS)
 
 
 World.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

@@ -1,4 +1,4 @@
-"""A switchboard under test, and what it said, by connection."""
+"""A router under test, and the frames it sent, by connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from cmdop_migrate.relay.credentials import Claims
 from cmdop_migrate.relay.frames import Frame, Kind, with_table
-from cmdop_migrate.relay.router.router import Switchboard
+from cmdop_migrate.relay.router.router import Router
 from cmdop_migrate.relay.router.router_events import (
     Action,
     Answer,
@@ -15,11 +15,11 @@ from cmdop_migrate.relay.router.router_events import (
     Ask,
     End,
     Joined,
+    LeaseStatus,
     Left,
     Limits,
     Received,
     Send,
-    Standing,
 )
 
 S1, S2 = "a1" * 12, "b2" * 12
@@ -30,8 +30,8 @@ def claims(kind: Any = "client", name: str = "alice", sessions: str = "*", ident
     return Claims(ident or f"{kind}-{name}", kind, name, role, sessions, None, "")
 
 
-def held(host: str = "host-a", token: int = 1, ttl: float = 15.0, name: str | None = None) -> Standing:
-    return Standing(token, "held", host, ttl, name=name)
+def held(host: str = "host-a", token: int = 1, ttl: float = 15.0, name: str | None = None) -> LeaseStatus:
+    return LeaseStatus(token, "held", host, ttl, name=name)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Board:
     now: float = 1000.0
 
     def __post_init__(self) -> None:
-        self.board = Switchboard(self.limits)
+        self.board = Router(self.limits)
         self.count = 0
 
     def do(self, event: Any) -> list[Action]:

@@ -1,48 +1,40 @@
-"""What a client's bridge sends after what has happened; and against holders that move, stall and lose their lines."""
+"""The resend buffer: the actions that follow each event, and runs against holders that move, freeze and lose channels."""
 
 from __future__ import annotations
 
-import json
+import copy
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cmdop_migrate.gateway.resend import KEPT, Again, Bridge, Over, ToClient, ToHolder
-from cmdop_migrate.holder import protocol
+from cmdop_migrate.gateway.resend import KEPT, Ended, ResendBuffer, Retry, ToClient, ToHolder
 from cmdop_migrate.holder.input_streams import Streams
+from cmdop_migrate.session.stream import Item, Message
 
 ATTACH = {"op": "attach", "actor": "ann", "read_only": False, "from": None, "rows": 24, "cols": 80, "terminal": True}
 
 
-def frames(data: bytes) -> list[tuple[int, bytes]]:
-    return protocol.Decoder().feed(data)
-
-
-def one(data: bytes) -> Any:
-    ((kind, payload),) = frames(data)
-    return json.loads(payload) if kind == protocol.CONTROL else protocol.parse_output(payload)
-
-
 def said(acts: list[Any], kind: type = ToHolder) -> list[Any]:
-    return [one(act.data) for act in acts if isinstance(act, kind)]
+    found = (act.item if isinstance(act, ToClient) else act.message for act in acts if isinstance(act, kind))
+    return copy.deepcopy(list(found))
 
 
-def control(bridge: Bridge, **message: Any) -> list[Any]:
-    return bridge.from_holder(protocol.CONTROL, json.dumps(message).encode())
+def control(bridge: ResendBuffer, **message: Any) -> list[Any]:
+    return bridge.from_holder(message)
 
 
-def ask(bridge: Bridge, **message: Any) -> list[Any]:
-    return bridge.from_client(protocol.CONTROL, json.dumps(message).encode())
+def ask(bridge: ResendBuffer, **message: Any) -> list[Any]:
+    return bridge.request(message)
 
 
-def output(bridge: Bridge, seq: int, data: bytes) -> list[Any]:
-    return bridge.from_holder(*frames(protocol.output(seq, data))[0])
+def output(bridge: ResendBuffer, seq: int, data: bytes) -> list[Any]:
+    return bridge.from_holder((seq, data))
 
 
-def attached(start: int = 0) -> Bridge:
-    bridge = Bridge(lambda: "0" * 16)
+def attached(start: int = 0) -> ResendBuffer:
+    bridge = ResendBuffer(lambda: "0" * 16)
     assert ask(bridge, **ATTACH) == []
     (request,) = said(bridge.opened(1))
     assert request == {**ATTACH, "stream": "0" * 16}
@@ -51,13 +43,13 @@ def attached(start: int = 0) -> Bridge:
     return bridge
 
 
-def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
+def test_typed_bytes_are_kept_until_they_are_applied() -> None:
     bridge = attached()
-    assert said(bridge.from_client(protocol.INPUT, b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
-    assert said(bridge.from_client(protocol.INPUT, b"de")) == [{"op": "type", "at": 3, "data": "de"}]
+    assert said(bridge.type(b"abc")) == [{"op": "type", "at": 0, "data": "abc"}]
+    assert said(bridge.type(b"de")) == [{"op": "type", "at": 3, "data": "de"}]
     assert control(bridge, event="applied", at=3) == []
     bridge.closed()
-    assert bridge.from_client(protocol.INPUT, b"f") == []
+    assert bridge.type(b"f") == []
     (again,) = said(bridge.opened(2))
     assert (again["op"], again["from"], again["stream"]) == ("attach", 0, "0" * 16)
     acts = control(bridge, re="attach", start=0, end=0, applied=4, modes=[])
@@ -65,7 +57,7 @@ def test_what_is_typed_is_numbered_and_kept_until_it_is_applied() -> None:
     assert said(acts, ToClient) == []
 
 
-def test_output_goes_on_at_the_next_byte() -> None:
+def test_output_resumes_at_the_next_byte() -> None:
     bridge = attached(start=100)
     assert said(output(bridge, 100, b"abc"), ToClient) == [(100, b"abc")]
     bridge.closed()
@@ -76,7 +68,7 @@ def test_output_goes_on_at_the_next_byte() -> None:
     assert said(output(bridge, 101, b"bcd"), ToClient) == [(103, b"d")], "only what is new"
 
 
-def test_what_a_slow_client_lost_is_not_asked_for_again() -> None:
+def test_lost_output_is_not_requested_again() -> None:
     bridge = attached()
     assert said(control(bridge, event="lost", bytes=50, **{"from": 0}), ToClient) == [
         {"event": "lost", "bytes": 50, "from": 0}
@@ -85,15 +77,15 @@ def test_what_a_slow_client_lost_is_not_asked_for_again() -> None:
     assert said(bridge.opened(1))[0]["from"] == 50
 
 
-def test_requests_are_asked_again_until_they_are_answered() -> None:
-    bridge = Bridge(lambda: "0" * 16)
+def test_requests_are_resent_until_they_are_answered() -> None:
+    bridge = ResendBuffer(lambda: "0" * 16)
     assert ask(bridge, op="send", data="x", actor="ann") == []
     assert said(bridge.opened(1)) == [{"op": "send", "data": "x", "actor": "ann", "stream": "0" * 16}]
     bridge.closed()
     assert len(said(bridge.opened(1))) == 1
     acts = control(bridge, re="send", error="checkpointing")
-    assert [type(act) for act in acts] == [Again], "it stands still: said again in a moment"
-    assert len(said(bridge.again())) == 1
+    assert [type(act) for act in acts] == [Retry], "the session is frozen: the request is repeated in a moment"
+    assert len(said(bridge.retry())) == 1
     assert said(control(bridge, re="send", seq=3, at=9), ToClient) == [{"re": "send", "seq": 3, "at": 9}]
     bridge.closed()
     assert bridge.opened(2) == []
@@ -111,28 +103,28 @@ def test_requests_are_asked_again_until_they_are_answered() -> None:
         ({"code": None, "reason": "parked in the store", "checkpoint": "c1"}, False),
     ],
 )
-def test_which_farewells_are_an_end(farewell: dict[str, Any], is_over: bool) -> None:
+def test_which_exit_events_end_the_conversation(farewell: dict[str, Any], is_over: bool) -> None:
     bridge = attached()
     acts = control(bridge, event="exit", **farewell)
-    assert any(isinstance(act, Over) for act in acts) == is_over
+    assert any(isinstance(act, Ended) for act in acts) == is_over
     assert any(event.get("event") == "exit" for event in said(acts, ToClient)) == is_over
 
 
-def test_the_client_hears_where_its_session_is_once() -> None:
+def test_the_client_is_told_a_status_once() -> None:
     bridge = attached()
     assert said(control(bridge, event="moving", to="host-b"), ToClient) == [{"event": "moving", "to": "host-b"}]
-    assert bridge.whereabouts_of("moving", None) == [], "less is known"
+    assert bridge.relay_status("moving", None) == [], "less is known"
     bridge.closed()
-    assert bridge.whereabouts_of("routed", None) == []
+    assert bridge.relay_status("routed", None) == []
     bridge.opened(2)
     acts = control(bridge, re="attach", start=0, end=0, applied=0, modes=[])
-    assert said(acts, ToClient) == [{"event": "goes_on"}]
-    assert said(bridge.whereabouts({"event": "away"}), ToClient) == [{"event": "away"}]
+    assert said(acts, ToClient) == [{"event": "resumed"}]
+    assert said(bridge.show_status({"event": "away"}), ToClient) == [{"event": "away"}]
 
 
-def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
+def test_input_and_output_undone_by_a_dead_host_are_reported() -> None:
     bridge = attached()
-    bridge.from_client(protocol.INPUT, b"abcdef")
+    bridge.type(b"abcdef")
     control(bridge, event="applied", at=6)
     output(bridge, 0, b"x" * 90)
     bridge.closed()
@@ -144,25 +136,25 @@ def test_a_host_that_died_takes_what_it_had_done_since_its_checkpoint() -> None:
     acts = control(bridge, re="attach", start=0, end=200, since=None, applied=2, modes=[])
     assert said(acts, ToClient) == [{"event": "undone", "output": 0, "input": 4}]
     assert said(output(bridge, 40, b"y"), ToClient) == [(40, b"y")]
-    assert said(bridge.from_client(protocol.INPUT, b"g")) == [{"op": "type", "at": 2, "data": "g"}]
+    assert said(bridge.type(b"g")) == [{"op": "type", "at": 2, "data": "g"}]
     bridge.closed()
     bridge.opened(3)
     acts = control(bridge, re="attach", error="range", start=0, end=30)
     assert said(acts, ToClient) == [{"event": "undone", "output": 11, "input": 0}]
 
 
-def test_who_may_only_read_hears_that_typing_goes_nowhere() -> None:
-    bridge = Bridge(lambda: "0" * 16)
+def test_typing_of_a_read_only_client_is_refused() -> None:
+    bridge = ResendBuffer(lambda: "0" * 16)
     ask(bridge, **ATTACH)
     bridge.opened(1)
-    bridge.from_client(protocol.INPUT, b"abc")
+    bridge.type(b"abc")
     acts = control(bridge, re="attach", start=0, end=0, modes=[])
     assert said(acts, ToClient)[1] == {"event": "refused", "bytes": 3, "why": "not_admitted"}
     assert said(acts) == [] and bridge.has_room
-    assert said(bridge.from_client(protocol.INPUT, b"d"), ToClient)[0]["bytes"] == 1
+    assert said(bridge.type(b"d"), ToClient)[0]["bytes"] == 1
 
 
-def test_a_size_is_remembered_for_the_next_host() -> None:
+def test_terminal_size_is_sent_to_the_next_host() -> None:
     bridge = attached()
     assert said(ask(bridge, op="resize", rows=10, cols=20)) == [{"op": "resize", "rows": 10, "cols": 20}]
     bridge.closed()
@@ -171,17 +163,17 @@ def test_a_size_is_remembered_for_the_next_host() -> None:
     assert (again["rows"], again["cols"]) == (11, 21)
 
 
-def test_the_keyboard_is_not_read_when_too_much_is_under_way() -> None:
+def test_no_room_for_input_while_too_much_is_unapplied() -> None:
     bridge = attached()
     assert bridge.has_room
-    bridge.from_client(protocol.INPUT, b"x" * KEPT)
+    bridge.type(b"x" * KEPT)
     assert not bridge.has_room
     control(bridge, event="applied", at=10)
     assert bridge.has_room
 
 
 class Session:
-    """A session that says back what is typed, as its holder keeps it: the parts that travel, and those that do not."""
+    """A session that prints what is typed in capitals, with the state that its holder keeps and moves."""
 
     def __init__(self) -> None:
         self.token = 1
@@ -210,10 +202,12 @@ class Session:
 
 
 class Channel:
-    """What is under way between a bridge and one incarnation."""
+    """Messages in flight between a buffer and one incarnation."""
 
     def __init__(self, session: Session) -> None:
-        self.session, self.up, self.down = session, b"", b""
+        self.session = session
+        self.up: list[Message] = []
+        self.down: list[Item] = []
         self.cursor: int | None = None
 
 
@@ -229,8 +223,8 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS)
-def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]) -> None:
-    session, bridge = Session(), Bridge(lambda: "0" * 16)
+def test_input_and_output_exactly_once_over_broken_channels(steps: list[tuple[str, int]]) -> None:
+    session, bridge = Session(), ResendBuffer(lambda: "0" * 16)
     channel: Channel | None = None
     typed, seen = b"", b""
 
@@ -239,15 +233,14 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
         for act in acts:
             if isinstance(act, ToHolder):
                 assert channel is not None
-                channel.up += act.data
+                channel.up.append(copy.deepcopy(act.message))
             elif isinstance(act, ToClient):
-                for kind, payload in frames(act.data):
-                    if kind == protocol.OUTPUT:
-                        seq, data = protocol.parse_output(payload)
-                        assert seq == len(seen), "once, and in order"
-                        seen += data
-                    else:
-                        assert json.loads(payload).get("event") not in ("undone", "refused", "lost"), payload
+                if isinstance(act.item, tuple):
+                    seq, data = act.item
+                    assert seq == len(seen), "once, and in order"
+                    seen += data
+                else:
+                    assert act.item.get("event") not in ("undone", "refused", "lost"), act.item
 
     def connect() -> None:
         nonlocal channel
@@ -261,24 +254,21 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
         bridge.closed()
 
     def take_up(most: int) -> None:
-        """The holder reads so many frames, and answers."""
+        """Have the holder read up to `most` messages, and answer."""
         assert channel is not None
-        for _kind, payload in frames(channel.up)[:most]:
-            channel.up = channel.up[5 + len(payload) :]
-            message = json.loads(payload)
-            for answer in session.answer(message):
-                channel.down += protocol.control(answer)
+        for _ in range(min(most, len(channel.up))):
+            message = channel.up.pop(0)
+            channel.down += session.answer(message)
             if message["op"] == "attach":
                 channel.cursor = message["from"] or 0
         if channel.cursor is not None and channel.cursor < len(session.printed):
-            channel.down += protocol.output(channel.cursor, session.printed[channel.cursor :])
+            channel.down.append((channel.cursor, session.printed[channel.cursor :]))
             channel.cursor = len(session.printed)
 
     def take_down(most: int) -> None:
         assert channel is not None
-        for kind, payload in frames(channel.down)[:most]:
-            channel.down = channel.down[5 + len(payload) :]
-            do(bridge.from_holder(kind, payload))
+        for _ in range(min(most, len(channel.down))):
+            do(bridge.from_holder(channel.down.pop(0)))
 
     ask(bridge, **ATTACH)
     connect()
@@ -286,7 +276,7 @@ def test_nothing_is_lost_or_doubled_whatever_breaks(steps: list[tuple[str, int]]
         if step == "type":
             data = bytes((len(typed) + n) % 26 + 97 for n in range(count))
             typed += data
-            do(bridge.from_client(protocol.INPUT, data))
+            do(bridge.type(data))
         elif step == "up" and channel is not None:
             take_up(count)
         elif step == "down" and channel is not None:

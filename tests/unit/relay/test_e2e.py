@@ -35,7 +35,7 @@ def joined() -> tuple[ClientSide, HostSide]:
     return client, host
 
 
-def test_both_ways() -> None:
+def test_encryption_works_in_both_directions() -> None:
     client, host = joined()
     assert (client.host, client.token) == ("host-a", 3)
     for number in range(5):
@@ -45,7 +45,7 @@ def test_both_ways() -> None:
     assert client.open(host.seal(b"")) == b""
 
 
-def test_nothing_in_it_can_be_read() -> None:
+def test_ciphertext_does_not_contain_the_plaintext() -> None:
     client, host = joined()
     assert b"secret" not in client.seal(b"secret") + host.seal(b"secret")
 
@@ -60,7 +60,7 @@ def test_nothing_in_it_can_be_read() -> None:
     ],
     ids=["host of another fleet", "another session", "another token", "answer to another client"],
 )
-def test_who_answers_is_whom_the_client_asked_for(swap: Callable[[bytes], HostSide]) -> None:
+def test_answer_of_another_host_or_session_is_refused(swap: Callable[[bytes], HostSide]) -> None:
     client = a_client()
     with pytest.raises(SealError, match="not signed"):
         client.answer(swap(client.handshake).first, 3)
@@ -69,12 +69,12 @@ def test_who_answers_is_whom_the_client_asked_for(swap: Callable[[bytes], HostSi
 
 def test_an_older_incarnation_is_refused() -> None:
     client = a_client(lowest=4)
-    with pytest.raises(SealError, match="over"):
+    with pytest.raises(SealError, match="superseded"):
         client.answer(a_host(client.handshake, token=3).first, 3)
 
 
-def test_only_the_bearer_is_heard() -> None:
-    """Whoever shows another's claims has not the key."""
+def test_only_the_bearer_of_the_claims_is_accepted() -> None:
+    """Claims of another bearer do not help without their key."""
     thief = a_client(bearer=Ed25519PrivateKey.generate())
     host = a_host(thief.handshake)
     answer = thief.answer(host.first, 3)
@@ -83,7 +83,7 @@ def test_only_the_bearer_is_heard() -> None:
     assert not host.is_open
 
 
-def test_what_the_bearer_signed_elsewhere_is_of_no_use() -> None:
+def test_bearer_signature_for_another_channel_is_refused() -> None:
     """A bearer's proof, taken from one channel into another."""
     client = a_client()
     first = a_host(client.handshake)
@@ -143,14 +143,14 @@ def test_messages_come_once_in_order_and_whole() -> None:
                 host.open(message)
 
 
-def test_one_direction_is_not_the_other() -> None:
+def test_the_two_directions_have_different_keys() -> None:
     client, _host = joined()
     with pytest.raises(SealError):
         client.open(client.seal(b"said by itself"))
 
 
 @given(st.binary(max_size=300))
-def test_nonsense(data: bytes) -> None:
+def test_garbage_is_refused_by_both_sides(data: bytes) -> None:
     client = a_client()
     host = a_host(client.handshake)
     with pytest.raises(SealError):

@@ -1,4 +1,4 @@
-"""What the relay is told of a host's sessions, and what its clients may ask of them."""
+"""What a host registers at a relay, and the requests that each role allows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cmdop_migrate.gateway import permissions
-from cmdop_migrate.gateway.registration import Leaving, Standing, changes
+from cmdop_migrate.gateway.registration import Departure, SessionStatus, changes
 from cmdop_migrate.holder import protocol
 from cmdop_migrate.model import Exit
 from cmdop_migrate.relay.backoff import Backoff
@@ -16,35 +16,37 @@ from cmdop_migrate.relay.backoff import Backoff
 @pytest.mark.parametrize(
     ("known", "standing", "coming", "leaving"),
     [
-        (None, Standing("s", 1, "w", "live"), True, None),
-        (1, Standing("s", 1, "w", "live"), False, None),
-        (1, Standing("s", 2, "w", "live"), True, None),
-        (None, Standing("s", 1, "w", "handing"), False, None),
-        (1, Standing("s", 1, "w", "handing", "host-b"), False, Leaving("s", 1, "moving", "host-b")),
-        (1, Standing("s", 1, "w", "parked"), False, Leaving("s", 1, "parked")),
-        (1, Standing("s", 1, "w", "exited", None, Exit(0, "", 1.0, "exited")), False, Leaving("s", 1, "exited")),
+        (None, SessionStatus("s", 1, "w", "live"), True, None),
+        (1, SessionStatus("s", 1, "w", "live"), False, None),
+        (1, SessionStatus("s", 2, "w", "live"), True, None),
+        (None, SessionStatus("s", 1, "w", "handing"), False, None),
+        (1, SessionStatus("s", 1, "w", "handing", "host-b"), False, Departure("s", 1, "moving", "host-b")),
+        (1, SessionStatus("s", 1, "w", "parked"), False, Departure("s", 1, "parked")),
+        (1, SessionStatus("s", 1, "w", "exited", None, Exit(0, "", 1.0, "exited")), False, Departure("s", 1, "exited")),
         (
             1,
-            Standing("s", 1, "w", "exited", None, Exit(None, "", 1.0, "holder_died")),
+            SessionStatus("s", 1, "w", "exited", None, Exit(None, "", 1.0, "holder_died")),
             False,
-            Leaving("s", 1, "parked"),
+            Departure("s", 1, "parked"),
         ),
         (
             1,
-            Standing("s", 1, "w", "exited", None, Exit(None, "", 1.0, "moved", "b", 2)),
+            SessionStatus("s", 1, "w", "exited", None, Exit(None, "", 1.0, "moved", "b", 2)),
             False,
-            Leaving("s", 1, "moving", "b"),
+            Departure("s", 1, "moving", "b"),
         ),
         (
             1,
-            Standing("s", 1, "w", "exited", None, Exit(9, "", 1.0, "superseded", "b", 4)),
+            SessionStatus("s", 1, "w", "exited", None, Exit(9, "", 1.0, "superseded", "b", 4)),
             False,
-            Leaving("s", 1, "moving", "b"),
+            Departure("s", 1, "moving", "b"),
         ),
-        (1, None, False, Leaving("s", 1, "exited")),
+        (1, None, False, Departure("s", 1, "exited")),
     ],
 )
-def test_what_a_relay_is_told(known: int | None, standing: Standing | None, coming: bool, leaving: Any) -> None:
+def test_changes_for_each_state_of_a_record(
+    known: int | None, standing: SessionStatus | None, coming: bool, leaving: Any
+) -> None:
     told = changes({} if known is None else {"s": known}, {} if standing is None else {"s": standing})
     assert told == ([standing] if coming else [], [leaving] if leaving else [])
 
@@ -54,8 +56,8 @@ def test_what_a_relay_is_told(known: int | None, standing: Standing | None, comi
     "op", ["fresh", "superseded", "doubt", "parked", "saved", "freeze", "thaw", "typeahead", "committing", "hand_over",
            "take_back", "moved", "park", "nonsense", None, 3, ["attach"]],
 )  # fmt: skip
-def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
-    assert permissions.let_through(role, "ann", {"op": op, "token": 9}) is None
+def test_no_role_may_use_the_hosts_own_requests(role: Any, op: Any) -> None:
+    assert permissions.allowed_request(role, "ann", {"op": op, "token": 9}) is None
 
 
 @pytest.mark.parametrize(
@@ -74,19 +76,19 @@ def test_nobody_far_away_does_what_is_the_hosts(role: Any, op: Any) -> None:
         ("host", {"op": "status"}, False),
     ],
 )
-def test_roles(role: Any, message: dict[str, Any], passes: bool) -> None:
-    passed = permissions.let_through(role, "ann", {**message, "actor": "root", "admin": True})
+def test_requests_allowed_to_each_role(role: Any, message: dict[str, Any], passes: bool) -> None:
+    passed = permissions.allowed_request(role, "ann", {**message, "actor": "root", "admin": True})
     assert (passed is not None) == passes
     assert passed is None or (passed["actor"], passed["admin"]) == ("ann", role == "admin")
 
 
-def test_who_may_read_is_attached_read_only() -> None:
+def test_the_read_role_is_attached_read_only() -> None:
     wish = {"op": "attach", "actor": "root", "read_only": False, "stream": "0" * 16, "rows": 1, "cols": 1}
-    passed = permissions.let_through("read", "eve", wish)
+    passed = permissions.allowed_request("read", "eve", wish)
     assert passed == {"op": "attach", "actor": "eve", "read_only": True, "admin": False}
 
 
-def test_where_a_word_of_ones_own_may_stand() -> None:
+def test_edges_between_frames_are_found() -> None:
     data = protocol.control({"a": 1}) + protocol.output(7, b"x" * 100) + protocol.typed(b"")
     whole = {
         len(protocol.control({"a": 1})),
@@ -101,7 +103,7 @@ def test_where_a_word_of_ones_own_may_stand() -> None:
             assert is_edge == (at in whole), at
 
 
-def test_the_pause_before_the_next_try_grows_and_is_bounded() -> None:
+def test_backoff_grows_and_is_bounded() -> None:
     backoff = Backoff(0.1, 1.0)
     pauses = [backoff.failed() for _ in range(10)]
     assert all(0.05 <= pause <= 1.0 for pause in pauses) and max(pauses[4:]) > 0.4
