@@ -39,7 +39,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """Describe one check. `about`: what it examines; `levels`: those it may return; docs/operations/plan.md lists all of them."""
+    """Describe one check. `about`: what it examines; `levels`: those it may return; the plan page lists all."""
 
     name: str
     levels: tuple[Level, ...]
