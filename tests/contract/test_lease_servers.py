@@ -31,6 +31,8 @@ from tests.support.etcd_server import Cluster, etcd
 from tests.support.faulty_proxy import Proxy
 from tests.support.servers import S3Server
 
+pytestmark = pytest.mark.server
+
 
 def held(answer: object) -> Held:
     assert isinstance(answer, Held), answer
