@@ -30,7 +30,8 @@ def parked(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> Iterato
     """Two parked sessions that every test here finds and leaves parked: one small, one with memory served behind it."""
     if os.geteuid() != 0:
         pytest.skip("sessions need root")
-    with a_host(tmp_path_factory.mktemp("parked")) as host:
+    # The lease outlives what a test does while a restore is stopped at a step, on a busy machine too.
+    with a_host(tmp_path_factory.mktemp("parked"), ttl="60s") as host:
         found = {"laid out": Witness.start(host, "small"), "served": Witness.start(host, "large", LARGE)}
         for one in found.values():
             host.cm_json("checkpoint", one.name)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import bound
 from tests.support.servers import free_ports
 
 START_WITHIN = 30.0
@@ -104,7 +105,7 @@ class Cluster:
         return f"etcd://{','.join(f'{one.address}:{one.client_port}' for one in self.members)}/{prefix}"
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_WITHIN
+        deadline = time.monotonic() + bound(START_WITHIN)
         for one in self.members:
             if one.process is None:
                 continue

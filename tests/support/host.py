@@ -24,6 +24,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.holder import start as holder_start
 from cmdop_migrate.session import network
 from cmdop_migrate.util.timings import TEST_STOP
+from tests.support.patience import Deadline, bound
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parents[2]
@@ -34,10 +35,10 @@ CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
 def until(read: Callable[[], T], within: float = 10.0, what: str = "") -> T:
-    """The first true value `read` gives."""
-    end = time.monotonic() + within
+    """Return the first true value that `read` gives within so many seconds of an idle machine."""
+    deadline = Deadline(within)
     while not (value := read()):
-        if time.monotonic() > end:
+        if deadline.is_over():
             raise AssertionError(f"not within {within:g} s: {what or read}")
         time.sleep(0.02)
     return value
@@ -115,7 +116,7 @@ class Host:
             env=self.env(**(env or {})),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=timeout,
+            timeout=bound(timeout),
             cwd=cwd,
             check=False,
         )
@@ -157,7 +158,7 @@ class Host:
         return str(self.cm_json("output", session, *options)["data"])
 
     def wait_for(self, session: str, pattern: str, *options: str) -> dict[str, Any]:
-        return self.cm_json("wait", session, "--for", pattern, "--timeout", "20s", *options)
+        return self.cm_json("wait", session, "--for", pattern, "--timeout", f"{bound(20):.0f}s", *options)
 
     def sessions(self) -> list[dict[str, Any]]:
         return list(self.cm_json("ls")["sessions"])
@@ -246,9 +247,9 @@ class Host:
 
     def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:
         """The kernel takes network namespaces down in its own time: a moment is allowed."""
-        end = time.monotonic() + within
+        deadline = Deadline(within)
         while left := self.leftovers(ended):
-            assert time.monotonic() < end, left
+            assert not deadline.is_over(), left
             time.sleep(0.05)
 
     def end_stopped(self) -> None:

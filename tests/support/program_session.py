@@ -20,6 +20,7 @@ from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from tests.support import session_diff
 from tests.support.host import Host, until
+from tests.support.patience import bound
 
 WITHIN = 20.0
 
@@ -46,7 +47,7 @@ class Program:
     def see(self, pattern: str, within: float = WITHIN) -> str:
         """Waits for `pattern` in output not yet looked at; what comes after it is for the next."""
         try:
-            found = talk.wait(self.records, self.name, pattern, within, self.seq)
+            found = talk.wait(self.records, self.name, pattern, bound(within), self.seq)
         except TimedOut:
             found = {}
         assert "matched" in found, f"no {pattern!r}: {found}\n{self.output()[-3000:]}"

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from tests.support.patience import bound
+
 
 class Pty:
     """`command` on a new terminal. Everything it printed is in `seen`."""
@@ -64,14 +66,14 @@ class Pty:
 
     def expect(self, text: bytes, within: float = 15.0, after: int = 0) -> int:
         """The position after `text` in `seen`, looking from `after`."""
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while (at := self.seen.find(text, after)) < 0:
             assert time.monotonic() < end, f"no {text!r} in {bytes(self.seen[after:][-2000:])!r}"
             self.pump(0.05)
         return at + len(text)
 
     def wait(self, within: float = 15.0) -> int:
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while self.process.poll() is None:
             assert time.monotonic() < end, f"still running: {bytes(self.seen[-500:])!r}"
             self.pump(0.05)

@@ -32,6 +32,7 @@ from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.relay.credentials import Credential, parse, unb64
 from cmdop_migrate.relay.frames import Frame, Kind, decode, encode, with_table
 from tests.support.host import Host, until
+from tests.support.patience import bound
 
 SESSION = "5e" * 12
 PLACE = "127.0.0.1"
@@ -83,7 +84,7 @@ class Dialer:
 
     def next(self, within: float = 10.0) -> Frame:
         """The next frame that is no sign of life."""
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while True:
             message = self._loop.run(self.socket.recv(), max(0.01, end - time.monotonic()))
             assert isinstance(message, bytes)
@@ -106,7 +107,7 @@ class Dialer:
     def refused(self, within: float = 10.0) -> dict[str, Any]:
         """What it is refused with, at the end of its connection: nothing comes after."""
         table: dict[str, Any] = {}
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         try:
             while True:
                 frame = self.next(max(0.01, end - time.monotonic()))

@@ -27,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import bound
+
 ACCESS_KEY = "cmdop-test"
 SECRET_KEY = "cmdop-test-secret"
 START_WITHIN = 30.0
@@ -103,7 +105,7 @@ class S3Server:
             self.process = subprocess.Popen(
                 self.command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + START_WITHIN
+        deadline = time.monotonic() + bound(START_WITHIN)
         while (trouble := self.trouble()) is not None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import bound
+
 # Not the session's: a file handle and an inode number name a file of one host; a count-down counts.
 # "settime flags": a timerfd set to a point in time is set again to what was left of it (criu/image/timerfds.py).
 _FDINFO_SKIP = ("mnt_id", "ino", "it_value", "ticks", "eventfd-id", "Pid", "NSpid", "settime flags")
@@ -64,7 +66,7 @@ def look(pids: Iterable[int]) -> Facts:
 
 def settled(read_pids: Callable[[], Iterable[int]], within: float = 10.0) -> Facts:
     """Two looks in a row that see the same: nothing is being started, opened or read any more."""
-    end = time.monotonic() + within
+    end = time.monotonic() + bound(within)
     before: Facts | None = None
     while True:
         try:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import bound
 from tests.support.servers import free_ports
 
 START_WITHIN = 10.0
@@ -65,7 +66,7 @@ class Sshd:
                 stderr=log,
                 start_new_session=True,
             )
-        until = time.monotonic() + START_WITHIN
+        until = time.monotonic() + bound(START_WITHIN)
         while not self._listens():
             if self.process.poll() is not None or time.monotonic() > until:
                 self.stop()
