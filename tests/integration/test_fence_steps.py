@@ -32,8 +32,9 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
-    """Whose sessions do not stand still so soon for want of an agent."""
-    with pair(tmp_path, ttl="15s") as both:
+    """Hosts whose leases outlive a test: no session freezes for want of an agent, and no agent steps in, on a busy
+    machine too."""
+    with pair(tmp_path, ttl="60s") as both:
         yield both
 
 

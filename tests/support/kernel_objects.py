@@ -515,7 +515,7 @@ def own_attributes() -> Holding:
     import resource
 
     os.umask(0o137)
-    os.nice(7)
+    niceness = os.nice(7)
     os.sched_setaffinity(0, {0})
     resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -526,7 +526,7 @@ def own_attributes() -> Holding:
     yield
     same((libc.syscall(ionice[1], 1, 0), libc.prctl(get_slack, 0, 0, 0, 0)), (3 << 13, 777_000))
     same(os.umask(0), 0o137)
-    same((os.nice(0), os.sched_getaffinity(0)), (7, {0}))
+    same((os.nice(0), os.sched_getaffinity(0)), (niceness, {0}))
     same(resource.getrlimit(resource.RLIMIT_NOFILE), (500, 600))
     same(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGHUP)
