@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import suite_report
+from tests.support import sampling, suite_report
 from tests.support.host import Host, a_host
 
 CAP_SYS_RESOURCE = 24
@@ -42,6 +42,11 @@ signal.signal(signal.SIGTERM, told_to_end)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run tests marked `heavy`")
     parser.addoption("--fast", action="store_true", help="leave out tests that start servers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of this run's samples."""
+    sampling.configure(bool(config.getoption("--all")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -81,6 +86,7 @@ def pytest_report_header() -> list[str]:
         f"CAP_SYS_RESOURCE {'yes' if has_capability(CAP_SYS_RESOURCE) else 'no'}, "
         f"userfaultfd {'yes' if has_userfaultfd() else 'no'}, cgroup v2 {'yes' if has_cgroup2() else 'no'}",
         "tools: " + ", ".join(tools),
+        f"samples of long matrices: {sampling.SEED}={os.environ[sampling.SEED]} (./scripts/test --all: every case)",
         "virtual machines: "
         + ("up" if "CMDOP_VM_RUN" in os.environ else "not up, tests/vm is left out (scripts/test-vm)"),
     ]

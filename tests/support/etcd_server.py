@@ -1,4 +1,4 @@
-"""Real etcd for tests: one member or a cluster, on free loopback ports in a directory of the test's own.
+"""Run a real etcd for tests: one member or a cluster, on free loopback ports, in the test's directory.
 
 with etcd(tmp_path, members=3) as cluster:
     lease = open_lease(cluster.url("prefix"))
@@ -27,7 +27,7 @@ START_WITHIN = 30.0
 
 @dataclass
 class Member:
-    """One etcd process. `stop` and `start` keep its ports and its data: a crash and a reboot."""
+    """Control one etcd process. `stop` and `start` keep its ports and its data: a crash and a reboot."""
 
     name: str
     dir: Path
@@ -89,7 +89,7 @@ class Member:
         return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
 
     def trouble(self) -> str | None:
-        """Why it cannot be used yet."""
+        """Return why it cannot be used yet, or None."""
         try:
             answer = self.call("/v3/kv/put", {"key": "cmVhZHk=", "value": "eA=="})
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -132,7 +132,7 @@ def etcd_binary() -> str:
 
 @contextlib.contextmanager
 def etcd(tmp: Path, members: int = 1) -> Iterator[Cluster]:
-    """A real etcd for the length of the block."""
+    """Run a real etcd for the length of the block."""
     ports = free_ports(2 * members)
     pairs = list(zip(ports[::2], ports[1::2], strict=True))
     everyone = ",".join(f"m{number}=http://127.0.0.1:{peer}" for number, (_, peer) in enumerate(pairs))

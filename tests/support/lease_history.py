@@ -1,4 +1,4 @@
-"""Was there ever more than one? A checker over what lease holders wrote down about themselves.
+"""Check whether a session ever had more than one lease holder, from what the holders wrote down about themselves.
 
 Each worker notes what it believes: that it may run a session under a token until some moment, that it stopped, that a
 write of its was accepted. All moments are of one CLOCK_BOOTTIME (one machine), so what different workers believed can
@@ -50,7 +50,7 @@ class Claim:
 
 
 def read_events(files: Iterable[Path]) -> list[Event]:
-    """A last line that a killed worker left half-written was not believed by anyone."""
+    """Read the events; ignore a last line that a killed worker left half-written."""
     found = []
     for file in files:
         for line in file.read_bytes().split(b"\n")[:-1]:
@@ -63,7 +63,7 @@ def line(event: Event) -> bytes:
 
 
 def claims(events: Iterable[Event]) -> list[Claim]:
-    """What each worker believed, at the longest: a validity runs to its end unless the worker noted that it stopped."""
+    """Return what each worker believed, at the longest: a validity runs to its end unless the worker noted that it stopped."""
     starts: dict[tuple[str, str, int], tuple[float, float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float]] = {}
     for event in sorted(events, key=lambda one: one.at):
@@ -107,14 +107,14 @@ def _overlaps(session: str, some: list[Claim], drift: float) -> Iterator[str]:
 
 
 def _tokens(session: str, some: list[Claim]) -> Iterator[str]:
-    """What was asked for after an answer had come must be higher than that; and no two are the same."""
+    """Check that a token asked for after another was answered is higher, and that no two are the same."""
     for one, other in combinations(some, 2):
         if other.token == one.token or (other.token < one.token and other.asked >= one.start):
             yield f"{session}: token {other.token} ({other.worker}) after token {one.token} ({one.worker})"
 
 
 def _late_writes(events: list[Event], by_session: dict[str, list[Claim]]) -> Iterator[str]:
-    """A write was accepted that began after a higher token had been given out and its answer had come."""
+    """Find writes that were accepted although they began after a higher token had been answered."""
     for event in events:
         if event.what not in ("wrote", "renewed"):
             continue

@@ -1,4 +1,4 @@
-"""A chunk store in memory for tests of the file layer: content-addressed, counts what it is given."""
+"""Store chunks in memory for tests of the file layer, by content, and count what is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The version before: its package, taken from git, and a golden copy of the state that it left on disk.
+"""Provide the version before: its package, taken from git, and a golden copy of the state that it left on disk.
 
 `tests/golden/state-0.1.0.tar.gz` holds a store, a lease register, keys, the state directories of two hosts, and `facts.json`:
 what the commands of that version said about them. `python -m tests.support.old_version` makes it again, as root, in a

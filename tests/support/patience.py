@@ -1,4 +1,4 @@
-"""Bounds on time that hold on a busy machine too.
+"""Compute bounds on time that hold on a busy machine too.
 
 A test states a bound in seconds of an idle machine. Where more processes want to run than there are processors, all of
 them take longer, so the bound grows by that factor. On an idle machine it is exact.
@@ -26,7 +26,7 @@ def bound(seconds: float) -> float:
 
 
 class Deadline:
-    """A deadline `within` seconds of an idle machine from now: it moves away while the machine is busy."""
+    """Count down `within` seconds of an idle machine: the deadline moves away while the machine is busy."""
 
     def __init__(self, within: float) -> None:
         self._left = within

@@ -19,8 +19,25 @@ SERVER_FIXTURES = {"shared_server", "own_server", "etcd_one", "etcd_three"}
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 # One worker runs all tests of a file, so the longest files have to begin first: a long file that begins last leaves
-# the other workers idle. The order is by what the files took; docs/testing.md says how to measure it again.
-LONGEST: tuple[str, ...] = ()
+# the other workers idle. The order is by what the files took; the end of a run shows it.
+LONGEST = (
+    "crash/test_migrate_killed.py",
+    "lab/test_lab_fence.py",
+    "crash/test_checkpoint_killed.py",
+    "integration/test_fence_steps.py",
+    "integration/test_plan_truth.py",
+    "lab/test_lab.py",
+    "lab/test_drain_lab.py",
+    "integration/test_checkpoint_damage.py",
+    "crash/test_restore_killed.py",
+    "lab/test_lab_relay.py",
+    "integration/test_session_clients.py",
+    "integration/test_session_bad_input.py",
+    "integration/test_ready.py",
+    "lab/test_lab_migrate.py",
+    "integration/test_lease_history.py",
+    "integration/test_session_terminal.py",
+)
 # The levels of the remaining files, longest first.
 LEVELS = ("lab", "crash", "random_programs", "modes", "integration", "contract")
 
