@@ -14,7 +14,7 @@ from cmdop_migrate.holder import cgroup
 from tests.crash import random_kills
 from tests.crash.random_kills import Campaign, criu_of
 from tests.crash.witness import show
-from tests.support.host import Host, a_host, until
+from tests.support.host import Host, a_host, read_proc, until
 from tests.support.patience import Deadline
 
 BLOB = "CRIUMFD"  # the mapping of CRIU's code
@@ -93,8 +93,10 @@ def test_killed_criu_or_guard_leaves_nothing_in_the_session(ready: Host, victim:
 def test_criu_and_its_guard_are_outside_of_the_command_s_cgroup(ready: Host) -> None:
     campaign = Campaign(ready, 1)
     with campaign.dump() as command:
-        outside = [*criu_of(campaign.log), *campaign.find("guard", command)]
-        groups = [Path(f"/proc/{one.pid}/cgroup").read_text().strip() for one in outside if psutil.pid_exists(one.pid)]
+        outside = until(
+            lambda: [*criu_of(campaign.log), *campaign.find("guard", command)], 20, "CRIU or its guard runs"
+        )
+        groups = [group for one in outside if (group := read_proc(one.pid, "cgroup").decode().strip())]
         assert command.wait(60) == 0
     assert groups and all(group.endswith("/holders") for group in groups), groups
     campaign.close()

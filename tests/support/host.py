@@ -297,6 +297,14 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != own]
 
 
+def read_proc(pid: int, name: str) -> bytes:
+    """Return /proc/PID/`name`, or nothing when the process has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def open_files(pid: int) -> list[str]:
     found = []
     with contextlib.suppress(OSError):
