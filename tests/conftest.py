@@ -1,4 +1,4 @@
-"""What every test may use; `host` is a host of the test's own (tests/support/host.py)."""
+"""Give every test its fixtures: `host` is a host of the test's own (tests/support/host.py); choose and report the tests of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import platform
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import sampling, suite_report
 from tests.support.host import Host, a_host
 
 CAP_SYS_RESOURCE = 24
@@ -36,26 +39,42 @@ def told_to_end(number: int, frame: FrameType | None, owner: int = os.getpid()) 
 signal.signal(signal.SIGTERM, told_to_end)
 
 
-# Where several run at once, what takes long begins first.
-LONG = ("lab", "crash", "random_programs", "modes", "integration", "contract")
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run tests marked `heavy`")
+    parser.addoption("--fast", action="store_true", help="leave out tests that start servers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the seed of this run's samples."""
+    sampling.configure(bool(config.getoption("--all")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the tests longest level first, and deselect those marked `heavy` unless `--all` is given."""
-    if not config.getoption("--all"):
-        heavy = [item for item in items if item.get_closest_marker("heavy")]
-        config.hook.pytest_deselected(items=heavy)
-        items[:] = [item for item in items if not item.get_closest_marker("heavy")]
+    """Deselect the tests that this run leaves out, and put the longest files first."""
+    suite_report.select(config, items)
 
-    def place(item: pytest.Item) -> int:
-        level = item.path.relative_to(Path(__file__).parent).parts[0]
-        return LONG.index(level) if level in LONG else len(LONG)
 
-    items.sort(key=place)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand the counts of tests left out to the controller, if this is a worker of xdist."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(suite_report.LEFT_OUT, Counter()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the counts of tests left out from a worker of xdist: all workers collect the same tests."""
+    left_out = getattr(node, "workeroutput", {}).get("left_out")
+    if left_out is not None:
+        node.config.stash[suite_report.LEFT_OUT] = Counter(left_out)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the slowest tests and what was left out; the summary after it (-ra) lists what was skipped and why."""
+    reports = [one for kind in terminalreporter.stats.values() for one in kind if isinstance(one, pytest.TestReport)]
+    if len({report.nodeid for report in reports}) > 1:
+        terminalreporter.section(f"slowest {suite_report.SLOWEST} tests")
+        for line in suite_report.lines(reports, config.stash.get(suite_report.LEFT_OUT, Counter())):
+            terminalreporter.write_line(line)
 
 
 def pytest_report_header() -> list[str]:
@@ -67,6 +86,7 @@ def pytest_report_header() -> list[str]:
         f"CAP_SYS_RESOURCE {'yes' if has_capability(CAP_SYS_RESOURCE) else 'no'}, "
         f"userfaultfd {'yes' if has_userfaultfd() else 'no'}, cgroup v2 {'yes' if has_cgroup2() else 'no'}",
         "tools: " + ", ".join(tools),
+        f"samples of long matrices: {sampling.SEED}={os.environ[sampling.SEED]} (./scripts/test --all: every case)",
         "virtual machines: "
         + ("up" if "CMDOP_VM_RUN" in os.environ else "not up, tests/vm is left out (scripts/test-vm)"),
     ]

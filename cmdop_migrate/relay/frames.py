@@ -1,4 +1,4 @@
-"""Frames between relay, hosts and clients, one binary WebSocket message each (docs/internals/relay-protocol.md). Pure."""
+"""Frames between relay, hosts and clients, one binary WebSocket message each (docs/internals/relay-protocol.md)."""
 
 from __future__ import annotations
 

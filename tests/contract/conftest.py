@@ -20,6 +20,9 @@ from tests.support.faulty_proxy import Proxy
 from tests.support.meter_store import MeterStore
 from tests.support.servers import S3Server, seaweed
 
+# Backends that need a real server; `scripts/test --fast` leaves them out (tests/conftest.py).
+S3, ETCD_ONE, ETCD_THREE = (pytest.param(kind, marks=pytest.mark.server) for kind in ("s3", "etcd-one", "etcd-three"))
+
 
 @pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
@@ -62,7 +65,7 @@ def proxy(s3_server: S3Server) -> Iterator[Proxy]:
         yield made
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", S3])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty store that several processes can open."""
     if request.param == "file":
@@ -70,7 +73,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("s3_url"))
 
 
-@pytest.fixture(params=["memory", "decorated", "file", "s3"])
+@pytest.fixture(params=["memory", "decorated", "file", S3])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Return an empty store of every kind. `decorated` shows that the wrappers keep the contract."""
     match request.param:
@@ -97,7 +100,7 @@ def etcd_three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(params=["sqlite", "s3", "etcd-one", "etcd-three"])
+@pytest.fixture(params=["sqlite", S3, ETCD_ONE, ETCD_THREE])
 def lease_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Return the URL of an empty lease store that several processes can open."""
     match request.param:
@@ -110,7 +113,7 @@ def lease_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
             return cluster.url(f"t-{uuid.uuid4().hex[:8]}")
 
 
-@pytest.fixture(params=["memory", "sqlite", "s3", "etcd-one", "etcd-three"])
+@pytest.fixture(params=["memory", "sqlite", S3, ETCD_ONE, ETCD_THREE])
 def register(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Register]:
     """Return an empty register of every kind."""
     if request.param == "memory":

@@ -15,6 +15,7 @@ from cmdop_migrate.lease.register import Register, Swap
 from cmdop_migrate.lease.registry import open_lease
 from cmdop_migrate.lease.rules import Lost, Why
 from cmdop_migrate.lease.store import Ended, Held, LeaseStore, LeaseView, Waiting
+from tests.support.patience import bound
 
 
 def held(answer: object) -> Held:
@@ -129,7 +130,7 @@ def test_dead_holder_is_superseded_after_its_ttl(register: Register) -> None:
     a = held(store.acquire("s", "host-a", "ia", 0.6))
     answer: object = None
     seen = None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + bound(20)
     while not isinstance(answer, Held) and time.monotonic() < deadline:
         answer = store.acquire("s", "host-b", "ib", 0.6, observation=seen)
         if isinstance(answer, Waiting):

@@ -19,6 +19,7 @@ from cmdop_migrate.storage.s3 import S3Store
 from cmdop_migrate.storage.s3client import S3Limits
 from tests.support.faulty_proxy import Proxy
 from tests.support.meter_store import MeterStore
+from tests.support.patience import bound
 from tests.support.servers import S3Server
 
 BIG = bytes(range(256)) * (40 << 12)  # 40 MiB: several parts
@@ -176,7 +177,7 @@ def test_no_server_at_the_endpoint(tmp_path: Path, s3_url: str) -> None:
         with pytest.raises(StoreUnreachable) as caught:
             act()
         assert "endpoint" in caught.value.hint
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < bound(20)
 
 
 def test_upload_cut_half_way(proxy: Proxy, s3_server: S3Server, s3_url: str) -> None:
@@ -312,7 +313,7 @@ def test_server_is_killed_and_restarted(own_server: S3Server) -> None:
             began = time.monotonic()
             with pytest.raises(StoreUnreachable):
                 store.put(name, data)
-            assert sprung.wait(10) and time.monotonic() - began < 30
+            assert sprung.wait(10) and time.monotonic() - began < bound(30)
             with pytest.raises(StoreUnreachable):
                 store.get("before/small")
             own_server.start()
@@ -331,5 +332,5 @@ def test_server_that_hangs(own_server: S3Server) -> None:
         for act in (lambda: store.get("a"), lambda: store.put("b", SOME), lambda: store.put_new("c", b"1"), store.list):
             with pytest.raises(StoreUnreachable):
                 act()
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < bound(30)
     assert RetryStore(store, QUICK).get("a") == b"1"

@@ -40,6 +40,7 @@ from cmdop_migrate.host.host import Host as LocalHost
 from tests.crash.witness import Witness, show
 from tests.support import fork_server
 from tests.support.host import Host, a_host, open_files, until
+from tests.support.patience import bound
 
 VICTIMS = ("command", "fork", "unit", "agent", "criu", "guard")
 SETTLE = 60.0  # seconds in which a session must run again after a kill
@@ -130,7 +131,7 @@ class Campaign:
         with fork_server.begun(self.host, "checkpoint", self.session.name, "--leave-running") as command:
             with contextlib.suppress(ProcessLookupError):
                 cgroup.join(self.unit, command.pid)
-            end = time.monotonic() + SETTLE
+            end = time.monotonic() + bound(SETTLE)
             group = self.host.group(self.session.session)
             while not cgroup.is_to_freeze(group) and command.poll() is None:
                 assert time.monotonic() < end, "the session is not frozen"
@@ -142,7 +143,7 @@ class Campaign:
             began = time.monotonic()
             group = self.host.group(self.session.session)
             while cgroup.is_to_freeze(group) or criu_of(self.log):
-                assert time.monotonic() < began + SETTLE
+                assert time.monotonic() < began + bound(SETTLE)
                 time.sleep(0.001)
             took = time.monotonic() - began
             _, errors = command.communicate(timeout=SETTLE)
@@ -185,7 +186,9 @@ class Campaign:
 
     def _is_guard(self, one: psutil.Process) -> bool:
         words = one.info["cmdline"] or []
-        return any("dumpguard" in word for word in words) and self.host.group(self.session.session) in words
+        return (
+            any("cmdop_migrate.criu.guard" in word for word in words) and self.host.group(self.session.session) in words
+        )
 
     def _strike(self, victim: str, targets: list[psutil.Process]) -> bool:
         if victim == "unit":  # as a service manager ends everything that a unit has started
@@ -202,7 +205,7 @@ class Campaign:
     def outcome(self) -> str | None:
         """None when the session counts on, its memory sound; else why it has ended."""
         before = self._printed()
-        end = time.monotonic() + SETTLE
+        end = time.monotonic() + bound(SETTLE)
         while True:
             record = self.records.load(self.session.session)
             if record is None or record.phase != "live":

@@ -16,6 +16,7 @@ from cmdop_migrate.holder import cgroup
 from tests.conftest import CAP_SYS_RESOURCE, has_capability
 from tests.crash.witness import Witness, dumping, find, finished, gone, show, stopped
 from tests.support.host import CM, Host, until
+from tests.support.sampling import sample
 
 STEPS = (
     "prepare",
@@ -30,6 +31,7 @@ STEPS = (
     "publish",
     "park",
 )
+SAMPLE = 5  # steps in the default run
 FROZEN = STEPS[3:]  # the session is frozen when these begin
 
 
@@ -38,7 +40,7 @@ def test_command_killed_at_every_step_leaves_the_session_running_or_parked(
 ) -> None:
     one = Witness.start(host)
     rows = [("step", "killed", "session", "counted on from")]
-    for step in STEPS[:-1]:
+    for step in sample(STEPS[:-1], SAMPLE, "checkpoint, its command killed"):
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             assert cgroup.is_frozen(host.group(one.session)) is (step in FROZEN)
             gone(cli)
@@ -58,7 +60,7 @@ def test_holder_killed_at_every_step_ends_or_parks_the_session_and_reports_it(
     host: Host, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [("step", "killed", "exit", "session", "why")]
-    for step in STEPS[1:]:
+    for step in sample(STEPS[1:], SAMPLE, "checkpoint, its holder killed"):
         one = Witness.start(host, step.replace(":", "-"))
         with stopped(host, step, "checkpoint", one.name) as (cli, _):
             gone(psutil.Process(host.holder(one.session)))

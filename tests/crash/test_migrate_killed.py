@@ -26,6 +26,7 @@ from tests.crash.witness import Witness, show
 from tests.support.etcd_server import etcd
 from tests.support.host import CM, Host, open_files, processes, until
 from tests.support.host_pair import World, two
+from tests.support.sampling import sample
 from tests.support.servers import seaweed
 
 # Where it stands, and where that is. Up to "commit" the lease is the source's.
@@ -43,6 +44,7 @@ STEPS = {
 }
 CAPTURED_FROM = {"the holder": "upload", "host-a": "hand-over"}  # what dies after this step leaves a whole checkpoint
 TTL = "4s"
+SAMPLE = 4  # steps for each victim in the default run
 
 
 @dataclass
@@ -155,11 +157,11 @@ def machine_dies(host: Host, sessions: list[str]) -> None:
 
 
 @contextlib.contextmanager
-def cells(world: World) -> Iterator[list[Cell]]:
+def cells(world: World, victim: str) -> Iterator[list[Cell]]:
     made: list[Cell] = []
     try:
         with ThreadPoolExecutor(3) as pool:
-            list(pool.map(lambda step: Cell.begin(world, step, made), STEPS))
+            list(pool.map(lambda step: Cell.begin(world, step, made), sample(list(STEPS), SAMPLE, victim)))
         yield sorted(made, key=lambda cell: list(STEPS).index(cell.step))
     finally:
         for cell in made:
@@ -170,7 +172,7 @@ def cells(world: World) -> Iterator[list[Cell]]:
 
 def run(world: World, strike: Callable[[list[Cell]], None], victim: str, allowed: Callable[[str], set[str]]) -> None:
     """Call `strike`, which kills or cuts its victim and lets the other processes continue."""
-    with cells(world) as made:
+    with cells(world, victim) as made:
         strike(made)
         for cell in made:
             cell.finish()

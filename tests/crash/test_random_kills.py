@@ -14,7 +14,8 @@ from cmdop_migrate.holder import cgroup
 from tests.crash import random_kills
 from tests.crash.random_kills import Campaign, criu_of
 from tests.crash.witness import show
-from tests.support.host import Host, a_host, until
+from tests.support.host import Host, a_host, read_proc, until
+from tests.support.patience import Deadline
 
 BLOB = "CRIUMFD"  # the mapping of CRIU's code
 
@@ -59,14 +60,26 @@ def state_of(pid: int) -> list[tuple[str, ...]]:
     return found
 
 
+def reads_memory(log: Path, processes: int) -> None:
+    """Wait until CRIU reads the memory of every process: its code is in all of them, and none is at the trap where a kill
+    of CRIU ends it (docs/concepts.md)."""
+    deadline = Deadline(20)
+    while not log.exists() or log.read_bytes().count(b"Dumping pages (type") < processes:
+        assert not deadline.is_over(), "CRIU does not read the memory"
+
+
 @pytest.mark.parametrize("victim", ["criu", "guard"])
 def test_killed_criu_or_guard_leaves_nothing_in_the_session(ready: Host, victim: str) -> None:
     campaign = Campaign(ready, 1)
     group, pids = ready.group(campaign.session.session), ready.pids(campaign.session.session)
     before = {pid: state_of(pid) for pid in pids}
     with campaign.dump() as command:
-        until(lambda: cgroup.is_traced(group), 20, "CRIU has all threads")
-        killed = criu_of(campaign.log) if victim == "criu" else campaign.find("guard", command)
+        if victim == "criu":
+            killed = until(lambda: criu_of(campaign.log), 20, "CRIU runs")
+            reads_memory(campaign.log, len(pids))
+        else:
+            until(lambda: cgroup.is_traced(group), 20, "CRIU has all threads")
+            killed = campaign.find("guard", command)
         for one in killed:
             one.kill()
         assert killed
@@ -80,8 +93,10 @@ def test_killed_criu_or_guard_leaves_nothing_in_the_session(ready: Host, victim:
 def test_criu_and_its_guard_are_outside_of_the_command_s_cgroup(ready: Host) -> None:
     campaign = Campaign(ready, 1)
     with campaign.dump() as command:
-        outside = [*criu_of(campaign.log), *campaign.find("guard", command)]
-        groups = [Path(f"/proc/{one.pid}/cgroup").read_text().strip() for one in outside if psutil.pid_exists(one.pid)]
+        outside = until(
+            lambda: [*criu_of(campaign.log), *campaign.find("guard", command)], 20, "CRIU or its guard runs"
+        )
+        groups = [group for one in outside if (group := read_proc(one.pid, "cgroup").decode().strip())]
         assert command.wait(60) == 0
     assert groups and all(group.endswith("/holders") for group in groups), groups
     campaign.close()

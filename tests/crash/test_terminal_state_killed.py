@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from cmdop_migrate.holder import cgroup, stopped_jobs
 from tests.crash.witness import Witness, dumping, finished, gone, stopped
-from tests.support.host import Host, until
+from tests.support.host import Host, open_files, read_proc, until
 from tests.support.program_session import Program
 
 # Large enough that the dump can be stopped while it reads memory.
@@ -35,18 +33,19 @@ def states(program: Program) -> dict[str, str]:
     """Return the state, as in ps, of each process of the session by its name."""
     found = {}
     for pid in program.host.pids(program.session):
-        name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        found[name] = rest.split()[0]
+        if stat := read_proc(pid, "stat").decode():
+            name, _, rest = stat.partition("(")[2].rpartition(")")
+            found[name] = rest.split()[0]
     return found
 
 
 def assert_as_before(bash: Program) -> None:
     group = bash.host.group(bash.session)
     until(lambda: not cgroup.is_to_freeze(group), 20, "the session is thawed")
-    until(lambda: states(bash)["cat"] == "T")
+    until(lambda: states(bash).get("cat") == "T")
     note = bash.host.state / "sessions" / bash.session / stopped_jobs.NAME
     assert not note.exists()
-    links = {os.readlink(fd) for pid in bash.host.pids(bash.session) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    links = {link for pid in bash.host.pids(bash.session) for link in open_files(pid)}
     assert "/dev/tty" in links
     bash.type("jobs -l\n")
     bash.see(r"\[1\].* Stopped \(tty input\) +cat")

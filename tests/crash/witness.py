@@ -26,6 +26,7 @@ from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from cmdop_migrate.host.resources import TEST_STOP
 from tests.support.host import CM, Host, until
+from tests.support.patience import bound
 
 SMALL, LARGE = 2, 40  # MiB; what is larger than 32 has its memory served behind it
 _PROGRAM = """
@@ -162,7 +163,7 @@ def dumping(one: Witness, *options: str) -> Iterator[tuple[subprocess.Popen[byte
     try:
         criu = until(lambda: find(cli.pid, "swrk"), 20, "CRIU runs")
         log, group = host.state / "sessions" / one.session / "dump" / "dump.log", host.group(one.session)
-        processes, end = len(host.pids(one.session)), time.monotonic() + 20
+        processes, end = len(host.pids(one.session)), time.monotonic() + bound(20)
         while not log.exists() or log.read_bytes().count(b"Dumping pages (type") < processes:
             assert time.monotonic() < end and cli.poll() is None
         criu.suspend()
@@ -178,7 +179,7 @@ def dumping(one: Witness, *options: str) -> Iterator[tuple[subprocess.Popen[byte
 
 def finished(cli: subprocess.Popen[bytes], within: float = 60) -> tuple[int, dict[str, Any]]:
     """Its exit status and what it answered; it said nothing that looks like a bug."""
-    out, err = cli.communicate(timeout=within)
+    out, err = cli.communicate(timeout=bound(within))
     assert b"Traceback" not in out + err, (out + err).decode()
     return cli.returncode, json.loads(out) if out else {}
 
@@ -194,7 +195,7 @@ def gone(process: psutil.Process | subprocess.Popen[bytes], within: float = 10) 
     """Kill it and wait until it is really over."""
     with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
         os.kill(process.pid, signal.SIGKILL)
-    end = time.monotonic() + within
+    end = time.monotonic() + bound(within)
     while psutil.pid_exists(process.pid) and time.monotonic() < end:
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE:

@@ -25,6 +25,7 @@ from cmdop_migrate import config
 from cmdop_migrate.criu import page_server, request, runner
 from cmdop_migrate.criu.image import pagemap
 from cmdop_migrate.criu.page_server import PAGE, Target
+from tests.support.patience import bound
 
 SUBREAPER = 36
 
@@ -128,7 +129,7 @@ class Session:
 
     def wait_for(self, text: str, seconds: float = 30) -> str:
         """Wait until the session has printed `text` (since the last call)."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + bound(seconds)
         while text not in self.text:
             left = deadline - time.monotonic()
             assert left > 0, f"no {text!r} in {self.text[-2000:]!r}"
@@ -219,7 +220,7 @@ class Session:
         os.close(self.directory)
         while os.path.ismount(self.base / "rootfs"):
             subprocess.run(["umount", "-R", str(self.base / "rootfs")], check=True)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + bound(10)
         while (self.group / "cgroup.procs").read_text().split() and time.monotonic() < deadline:
             reap(-1, block=False)
             time.sleep(0.01)

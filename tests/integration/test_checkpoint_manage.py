@@ -19,7 +19,7 @@ import pytest
 from cmdop_migrate.images.format import keys
 from cmdop_migrate.util.timings import TEST_STOP
 from tests.crash.witness import Witness, finished, stopped
-from tests.support.host import CM, Host, pair, until
+from tests.support.host import CM, Host, pair, read_proc, until
 from tests.support.servers import seaweed
 
 
@@ -164,7 +164,7 @@ def test_stopped_program_stays_stopped(host: Host) -> None:
     facts = host.cm_json("restore", "sh")
 
     def standing() -> list[int]:
-        return [pid for pid in host.pids(facts["session"]) if " T " in Path(f"/proc/{pid}/stat").read_text()]
+        return [pid for pid in host.pids(facts["session"]) if b" T " in read_proc(pid, "stat")]
 
     assert len(standing()) == 1
     host.cm_json("send", "sh", "jobs; fg", "--enter")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.holder import cgroup
+from tests.support.patience import bound
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="sessions need root")
 STORY = Path(__file__).parents[2] / "scripts/py/demo.py"
@@ -42,7 +43,7 @@ def groups_of(tmp: Path) -> list[Path]:
 
 
 def await_that(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
+    until = time.monotonic() + bound(seconds)
     while not true():
         assert time.monotonic() < until
         time.sleep(0.02)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from cmdop_migrate.snapshot import restore, takeover
 from cmdop_migrate.snapshot.restore_options import RestoreOptions
 from tests.support import fenced_sessions
 from tests.support.host import Host, pair, until
+from tests.support.sampling import sampled
 
 
 @pytest.fixture
@@ -32,8 +34,9 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
 
 @pytest.fixture
 def patient(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
-    """Whose sessions do not stand still so soon for want of an agent."""
-    with pair(tmp_path, ttl="15s") as both:
+    """Hosts whose leases outlive a test: no session freezes for want of an agent, and no agent steps in, on a busy
+    machine too."""
+    with pair(tmp_path, ttl="60s") as both:
         yield both
 
 
@@ -62,7 +65,7 @@ def test_run_killed_when_it_had_started(hosts: tuple[Host, Host]) -> None:
     assert_one(hosts, row["session"], a)
 
 
-@pytest.mark.parametrize("step", ["freeze", "upload", "publish", "commit", "committing"])
+@pytest.mark.parametrize("step", sampled(["freeze", "upload", "publish", "commit", "committing"], 3, "checkpoint"))
 def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str) -> None:
     a, _ = hosts
     session = fenced_sessions.counter(a)
@@ -123,8 +126,10 @@ def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], t
     assert_one(patient, session, b)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("left", ["command", "agent", "nobody"])
+@pytest.mark.parametrize(
+    ("left", "number"),
+    sampled(itertools.product(["command", "agent", "nobody"], [signal.SIGTERM, signal.SIGKILL]), 3, "holder ended"),
+)
 def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: str, number: int) -> None:
     """It could not know that its session is parked: whoever is left, or comes next, asks the lease."""
     a, _ = hosts
@@ -265,8 +270,10 @@ def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
     assert a.sessions()[0]["state"] == "exited" and a.cm_json("restore", "--all")["restored"] == []
 
 
-@pytest.mark.parametrize("step", ["lease", "files", "pre-resume", "resumed"])
-@pytest.mark.parametrize("again", ["here", "there"])
+@pytest.mark.parametrize(
+    ("step", "again"),
+    sampled(itertools.product(["lease", "files", "pre-resume", "resumed"], ["here", "there"]), 4, "restore killed"),
+)
 def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None:
     """Whoever asks next has it: the same host at once, another when the lease has run out."""
     a, b = hosts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.host import Host, until
+from tests.support.host import Host, read_proc, until
 from tests.support.program_session import Program
 
 PYTHON = sys.executable
@@ -27,7 +27,7 @@ def test_bash_with_running_and_stopped_jobs(host: Host) -> None:
         bash.type("umask 027; nice -n 5 sleep 1001 & secret=$((6*7)); PS1='> '\n")
         bash.see(r"\[1\] \d+")
         bash.type("sleep 1002\n")
-        until(lambda: b"1002" in b"".join(Path(f"/proc/{p}/cmdline").read_bytes() for p in host.pids(bash.session)))
+        until(lambda: b"1002" in b"".join(read_proc(p, "cmdline") for p in host.pids(bash.session)))
         bash.type("\x1a")
         bash.see("Stopped")
         bash.type("true\n")
@@ -159,7 +159,7 @@ def test_tmux_inside(host: Host) -> None:
         tmux.see("right=2")
         tmux.through()
         tmux.type("sleep 1004\n")
-        until(lambda: any(b"1004" in Path(f"/proc/{p}/cmdline").read_bytes() for p in host.pids(tmux.session)))
+        until(lambda: any(b"1004" in read_proc(p, "cmdline") for p in host.pids(tmux.session)))
         tmux.type("\x1a")
         tmux.see("Stopped")
         tmux.type("\x02oecho left=$inner\n")  # the other pane

@@ -23,6 +23,7 @@ from cmdop_migrate.criu.install import apt, fetch, find
 from cmdop_migrate.errors import Unreachable
 from cmdop_migrate.host import doctor
 from cmdop_migrate.preflight.rules import doctor as rules_doctor
+from tests.support.patience import bound
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="CRIU needs root"),
@@ -118,7 +119,7 @@ def test_killed_fetch_leaves_no_criu_and_the_next_one_cleans_up(tmp_path: Path, 
         stderr=subprocess.PIPE,
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + bound(120)
         while not list(prefix.glob(f"work-*/*/{moment}")):
             assert child.poll() is None, "the fetch ended before it could be killed"
             assert time.monotonic() < deadline

@@ -21,6 +21,7 @@ from tests.crash.witness import Witness
 from tests.support import fork_server
 from tests.support.fork_server import OFF
 from tests.support.host import CM, PROJECT, Host, a_host, open_files, until
+from tests.support.patience import bound
 from tests.support.servers import seaweed
 
 ECHO = "stty -echo; while read line; do echo got-$line; done"
@@ -149,7 +150,7 @@ def test_it_is_done_in_the_surroundings_of_its_client(shared: Host, tmp_path: Pa
     finally:
         path.unlink()
     (without, faults), (handed, fewer) = told
-    assert handed == without and "7" in without and "/usr" in without
+    assert handed == without and str(os.nice(0) + 7) in without and "/usr" in without
     assert fewer < faults / 2
 
 
@@ -240,12 +241,12 @@ def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host
             silent[-1].connect(str(shared.run / "ready.sock"))
             silent[-1].sendall(said)
         began = time.monotonic()
-        assert fork_server.ask(shared, "ls") == "ready" and time.monotonic() - began < 1.0
+        assert fork_server.ask(shared, "ls") == "ready" and time.monotonic() - began < bound(1.0)
         for each in silent:
             each.settimeout(3.0)
             with contextlib.suppress(ConnectionResetError):
                 assert each.recv(100) == b""
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < bound(3.0)
     finally:
         for each in silent:
             each.close()
@@ -294,7 +295,7 @@ def test_killed_clients_take_their_fork_with_them_and_the_session_goes_on(own: H
         command.kill()
         began = time.monotonic()
         until(lambda: not fork_server.lives(fork), 2, "the fork is gone")
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < bound(0.5)
         assert command.wait(5) == -signal.SIGKILL
     one.assert_runs()
     assert [event["event"] for event in own.events(one.session) if "checkpoint" in event["event"]] == []
@@ -400,7 +401,7 @@ def test_one_that_hangs_costs_a_moment_and_the_work_is_done_once(own: Host) -> N
             usual, began = time.monotonic() - began, time.monotonic()
             assert without.status == 0
             own.ok("send", "w", word, "--enter")
-            assert time.monotonic() - began < 2 * usual + 0.6
+            assert time.monotonic() - began < bound(2 * usual + 0.6)
     finally:
         one.resume()
     fork_server.wait(own)

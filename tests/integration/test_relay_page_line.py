@@ -21,6 +21,7 @@ from cmdop_migrate.relay import credentials, e2e, http
 from cmdop_migrate.relay.credentials import Credential
 from cmdop_migrate.relay.frames import Frame, Kind
 from tests.support.browser import Browser, Page, a_browser
+from tests.support.patience import bound
 from tests.support.relay_server import SESSION, ARelay, Dialer, a_relay
 
 ROWS = "[...document.querySelectorAll('.xterm-rows > div')].map((row) => row.textContent.trimEnd()).join('\\n')"
@@ -71,7 +72,7 @@ class Host:
 
     def typed(self, at: int, text: str) -> None:
         """Expect all of this, in any pieces, from number `at` on."""
-        got, end = "", time.monotonic() + 10
+        got, end = "", time.monotonic() + bound(10)
         while len(got) < len(text) and time.monotonic() < end:
             one = self.hear("type")
             assert one["at"] == at + len(got), one

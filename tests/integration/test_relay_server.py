@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cmdop_migrate.gateway import credentials as gateway_credentials
+from cmdop_migrate.host import resources
 from cmdop_migrate.relay import certificate, credentials
 from cmdop_migrate.relay.credentials import Claims, Credential, b64
 from cmdop_migrate.relay.frames import HEADER_SIZE, PAYLOAD_MAX, Frame, Kind, encode, with_credit
@@ -126,7 +127,7 @@ def test_expired_revoked_and_unlisted_credentials_are_refused(relay: ARelay, pai
     short = relay.client_credential(seconds=1.0)
     revoked = relay.client_credential()
     gateway_credentials.revoke(relay.config, revoked.claims.id[:10])
-    signer = gateway_credentials.resources.open_keys(relay.config).relay_signer
+    signer = resources.open_keys(relay.config).relay_signer
     unlisted = credentials.issue(
         signer, "client", "alice", "admin", "*", None
     )  # signed with a stolen key, but not listed in the store

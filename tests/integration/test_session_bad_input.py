@@ -249,7 +249,9 @@ def test_ctrl_c_while_starting(host: Host) -> None:
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
-        assert process.returncode in (0, 130, -2), said
+        # On a busy machine the interpreter itself may still be starting: it then exits with 1.
+        is_ours = b"Could not import runpy module" not in said
+        assert process.returncode in ((0, 130, -2) if is_ours else (1,)), said
         for row in host.sessions():
             host.ok("kill", row["session"])
         host.assert_clean(ended=True)

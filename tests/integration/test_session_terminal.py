@@ -16,6 +16,7 @@ import pytest
 
 from tests.integration.test_session_clients import DETACH, attach
 from tests.support.host import CM, Host, until
+from tests.support.patience import bound
 from tests.support.pty_client import Pty
 
 ALTERNATE, MAIN = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -297,7 +298,7 @@ def test_a_paste_that_the_program_does_not_read_for_long(host: Host) -> None:
 def paste(one: Pty, data: bytes) -> None:
     os.set_blocking(one.master, False)
     left = memoryview(data)
-    end = time.monotonic() + 30
+    end = time.monotonic() + bound(30)
     while left and time.monotonic() < end:
         try:
             left = left[os.write(one.master, left[:4096]) :]

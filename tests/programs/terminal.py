@@ -17,6 +17,7 @@ from cmdop_migrate import config
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from tests.support.host import Host, until
+from tests.support.patience import bound
 from tests.support.program_session import Program
 
 WITHIN = float(os.environ.get("PROGRAMS_WITHIN", "60"))  # seconds; the machine may be shared
@@ -77,7 +78,7 @@ class Terminal(Program):
 
     def shows(self, pattern: str, within: float = WITHIN) -> str:
         """Wait until the screen matches `pattern`."""
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while not (found := re.search(pattern, self.screen(), re.MULTILINE)):
             assert time.monotonic() < end, f"the screen never showed {pattern!r} within {within:g} s:\n{self.screen()}"
             time.sleep(0.05)

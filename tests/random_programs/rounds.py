@@ -13,6 +13,7 @@ from tests.random_programs.generator import Spec
 from tests.random_programs.subject import Refused, Subject
 from tests.support import session_diff
 from tests.support.host import Host
+from tests.support.patience import bound
 
 # Documented in docs/reference/limits.md: an accepted unix connection loses its name.
 ALLOWED = (r"unix type 0001 state 03",)
@@ -162,7 +163,7 @@ def _normal(facts: session_diff.Facts) -> session_diff.Facts:
 
 def _differences(subject: Subject, facts: session_diff.Facts) -> str:
     """Compare what can be seen from outside with `facts`, until it is the same or has had time to become so."""
-    end = time.monotonic() + SETTLE
+    end = time.monotonic() + bound(SETTLE)
     while True:
         before, after = _normal(facts), _normal(subject.program.look())
         for key, value in before.items():  # docs/reference/limits.md: the same terminal, under its other name

@@ -1,4 +1,4 @@
-"""A real Chromium without a window, driven over its own debugging protocol (CDP) on a pair of pipes.
+"""Drive a real headless Chromium over its debugging protocol (CDP) on a pair of pipes.
 
 with a_browser(tmp_path, relay.port, certificate) as browser:
     page = browser.page(width=375, height=700)
@@ -48,16 +48,16 @@ def program() -> str | None:
 
 
 class Gone(Exception):
-    """The browser has ended."""
+    """Report that the browser process has ended."""
 
 
 class Failed(Exception):
-    """A script did."""
+    """Report that a script in the page raised an error."""
 
 
 class Browser:
     def __init__(self, place: Path, certificate: Path, net: NetHost, proxy: Proxy) -> None:
-        """`certificate`: a self-signed one to trust, and no other."""
+        """Start it; it trusts the self-signed `certificate`, and no other that is not signed by a known authority."""
         self.net, self.proxy = net, proxy
         self.url = f"https://{net.gateway}:{proxy.port}/"
         found = program()
@@ -141,7 +141,7 @@ class Browser:
 
 
 class Page:
-    """`complaints`: errors, warnings and refusals of its policy, as its console has them."""
+    """Drive one page. `complaints` collects errors, warnings and policy violations from its console."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
@@ -176,14 +176,14 @@ class Page:
         until(lambda: self.eval("document.readyState") == "complete", 15, f"{url} is loaded")
 
     def eval(self, script: str) -> Any:
-        """The value of an expression, awaited when it is a promise. Failed."""
+        """Return the value of an expression, awaited if it is a promise. Raise Failed if the script raises."""
         answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in answer:
             raise Failed(f"{script}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
     def wait(self, script: str, within: float = 15.0) -> Any:
-        """The first true value; a page that is being loaded has none."""
+        """Return the first true value of an expression; a page that is being loaded has none."""
 
         def read() -> Any:
             with contextlib.suppress(Failed):
@@ -207,7 +207,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def type(self, text: str) -> None:
-        """As a keyboard does; a newline is Enter."""
+        """Type as a keyboard does; a newline is Enter."""
         for one in text:
             if one == "\n":
                 self.press("Enter")
@@ -234,7 +234,7 @@ def _spki(certificate: Path) -> str:
 
 @contextlib.contextmanager
 def a_browser(place: Path, port: int, certificate: Path) -> Iterator[Browser]:
-    """One that can reach `port` of this machine, at `url`, and nothing else."""
+    """Start a browser that can reach `port` of this machine, at `url`, and nothing else."""
     with NetHost("10.213.19.", os.getpid() % 60) as net, Proxy(port, net.gateway) as proxy:
         # An address that comes a second later, as one of IPv6 does, is another such change.
         subprocess.run([*net.enter, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1"], check=True, timeout=20)

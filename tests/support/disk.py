@@ -1,4 +1,4 @@
-"""Small disks for tests."""
+"""Make small disks for tests, and fill them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def tmpfs(place: Path, size: int) -> Iterator[Path]:
-    """A small disk. Its name keeps it out of what a host counts as left behind."""
+    """Mount a small disk. Its name keeps it out of what a host counts as left behind."""
     place.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "host-t", str(place)], check=True)
     try:
@@ -20,7 +20,7 @@ def tmpfs(place: Path, size: int) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """To the last byte; -> what takes up the room."""
+    """Fill a disk to the last byte; return the file that takes up the room."""
     ballast = place / "ballast"
     with ballast.open("wb", 0) as file, contextlib.suppress(OSError):
         for step in (1 << 20, 4096, 1):

@@ -1,4 +1,4 @@
-"""Run a real etcd for tests: one member or a cluster, on free loopback ports in a directory of the test's own.
+"""Run a real etcd for tests: one member or a cluster, on free loopback ports, in the test's directory.
 
 with etcd(tmp_path, members=3) as cluster:
     lease = open_lease(cluster.url("prefix"))
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import bound
 from tests.support.servers import free_ports
 
 START_WITHIN = 30.0
@@ -26,7 +27,7 @@ START_WITHIN = 30.0
 
 @dataclass
 class Member:
-    """Run one etcd process. `stop` and `start` keep its ports and its data: a crash and a reboot."""
+    """Control one etcd process. `stop` and `start` keep its ports and its data: a crash and a reboot."""
 
     name: str
     dir: Path
@@ -88,7 +89,7 @@ class Member:
         return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
 
     def trouble(self) -> str | None:
-        """Return why it cannot be used yet."""
+        """Return why it cannot be used yet, or None."""
         try:
             answer = self.call("/v3/kv/put", {"key": "cmVhZHk=", "value": "eA=="})
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -104,7 +105,7 @@ class Cluster:
         return f"etcd://{','.join(f'{one.address}:{one.client_port}' for one in self.members)}/{prefix}"
 
     def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_WITHIN
+        deadline = time.monotonic() + bound(START_WITHIN)
         for one in self.members:
             if one.process is None:
                 continue
@@ -131,7 +132,7 @@ def etcd_binary() -> str:
 
 @contextlib.contextmanager
 def etcd(tmp: Path, members: int = 1) -> Iterator[Cluster]:
-    """Run a real etcd for the duration of the block."""
+    """Run a real etcd for the length of the block."""
     ports = free_ports(2 * members)
     pairs = list(zip(ports[::2], ports[1::2], strict=True))
     everyone = ",".join(f"m{number}=http://127.0.0.1:{peer}" for number, (_, peer) in enumerate(pairs))

@@ -1,4 +1,4 @@
-"""Proxy TCP for tests and inject one fault at a given byte: cut the connection, flip a bit, call a function.
+"""Proxy TCP connections for tests, with one fault at a given byte: cut the connection, flip a bit, call a function.
 
 with Proxy(server.port) as proxy:
     proxy.after("up", 1 << 20)                      # cut when 1 MiB more has gone to the server
@@ -21,7 +21,7 @@ Way = Literal["up", "down"]
 
 @dataclass
 class _Trap:
-    """Trigger once, at the first byte past `left`."""
+    """Spring once, at the first byte past `left`."""
 
     left: int
     then: Callable[[], object] | None
@@ -30,7 +30,7 @@ class _Trap:
 
 
 class Proxy:
-    """Listen on a port of its own, on loopback by default, and forward everything to `port`."""
+    """Listen on a free port, on loopback by default, and hand everything on to `port`."""
 
     def __init__(self, port: int, address: str = "127.0.0.1") -> None:
         self._target = port
@@ -46,7 +46,7 @@ class Proxy:
         self._blocked = False
 
     def block(self) -> None:
-        """Let nothing through, and refuse new connections immediately: the store is unreachable."""
+        """Let nothing through from now on, and refuse new connections immediately, as when the server is away."""
         with self._lock:
             self._blocked = True  # whoever is being let in looks at it under the same lock
             held = list(self._sockets)
@@ -59,8 +59,8 @@ class Proxy:
     def after(
         self, way: Way, count: int, then: Callable[[], object] | None = None, flip: bool = False
     ) -> threading.Event:
-        """Inject a fault after `count` more bytes in this direction: call `then` and cut the connection, or with `flip`
-        flip a bit of the next piece and continue. The event is set when it happened."""
+        """Set a trap that springs after `count` more bytes in this direction: it calls `then` and cuts the connection, or
+        with `flip` turns a bit of the next piece and keeps the connection. Return an event that is set when it sprang."""
         trap = _Trap(count, then, flip)
         with self._lock:
             self._traps[way] = trap
@@ -123,7 +123,7 @@ class Proxy:
             _reset(sink)
 
     def _through(self, way: Way, data: bytes) -> tuple[bytes, _Trap | None]:
-        """Return what is forwarded, and the trap that triggers after it."""
+        """Return what is handed on, and the trap that springs after it."""
         with self._lock:
             if self._blocked:
                 raise ConnectionResetError

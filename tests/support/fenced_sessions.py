@@ -1,4 +1,4 @@
-"""Sessions that notice when they are held up, and the means to do it to them at a named step."""
+"""Run sessions that notice when they are frozen, and stop or kill commands and agents at a named step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ECHO = 'while read -r line; do echo "did $line"; done'
 
 
 def counter(host: Host, name: str = "w", *options: str) -> str:
-    """A session that counts -> its id, once it does."""
+    """Start a session that counts; return its id once it does."""
     session: str = host.start("bash", "-c", COUNT, name=name, options=options)["session"]
     until(lambda: numbers(host, session), 20, "it counts")
     return session
@@ -40,7 +40,8 @@ def records(host: Host) -> LocalHost:
 
 
 def numbers(host: Host, session: str) -> list[int]:
-    """All it counted so far on this host: none left out, none twice. In this process: no command starts an agent."""
+    """Return all numbers counted so far on this host, and assert that none is missing or doubled. This runs in the test
+    process, so that no command starts an agent."""
     text = talk.output(records(host), session, None).data.decode()
     found = [int(one) for one in re.findall(r"n (\d+)\r?\n", text)]
     assert found == list(range(1, len(found) + 1)), found
@@ -54,7 +55,7 @@ def counts_on(host: Host, session: str, within: float = 20) -> int:
 
 
 def stands_still(host: Host, session: str, seconds: float = 0.4) -> int:
-    """Not one number more; -> where it stands."""
+    """Assert that the session counts no further; return its last number."""
     before = len(numbers(host, session))
     time.sleep(seconds)
     assert len(numbers(host, session)) == before
@@ -72,7 +73,7 @@ def record(host: Host, session: str) -> dict[str, Any]:
 
 
 def event(host: Host, session: str, kind: str) -> dict[str, Any]:
-    """The last one of that kind."""
+    """Return the last event of that kind."""
     found = [one for one in host.events(session) if one["event"] == kind]
     assert found, f"no {kind} in {host.events(session)}"
     return found[-1]
@@ -88,14 +89,15 @@ def lease(host: Host, session: str) -> dict[str, Any]:
 
 
 def has_lock(pid: int) -> bool:
-    """On a file, for writing."""
+    """Return whether a process holds a write lock on a file."""
     rows = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return any(row[3:5] == ["WRITE", str(pid)] and row[1] == "POSIX" for row in rows)
 
 
 @contextlib.contextmanager
 def halted(*pids: int) -> Iterator[None]:
-    """SIGSTOP, and SIGCONT in the end. Not while it has the lease database locked: then everybody else stands, too."""
+    """Stop processes with SIGSTOP for the length of the block. A process that holds the lock of the lease database is
+    stopped only after it has released it: otherwise every other user of the database would block too."""
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -114,7 +116,7 @@ def halted(*pids: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def away(path: Path) -> Iterator[None]:
-    """A directory that cannot be reached: a plain file lies in its place."""
+    """Make a directory unreachable for the length of the block: a plain file takes its place."""
     hidden = path.with_name(path.name + ".away")
     hidden.write_text("not a directory")
     _swap(path, hidden)
@@ -126,7 +128,7 @@ def away(path: Path) -> Iterator[None]:
 
 
 def _swap(one: Path, other: Path) -> None:
-    """At once: whoever finds neither of them makes a directory."""
+    """Exchange two paths atomically: a process that finds neither of them would create a directory."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, bytes(one), -100, bytes(other), 2) != 0:  # AT_FDCWD, RENAME_EXCHANGE
         raise OSError(ctypes.get_errno(), "renameat2")
@@ -134,7 +136,7 @@ def _swap(one: Path, other: Path) -> None:
 
 @contextlib.contextmanager
 def stopped_at(host: Host, step: str, *args: str) -> Iterator[tuple[subprocess.Popen[bytes], psutil.Process]]:
-    """`args`, and the process of it that stands still where `step` begins; it is killed in the end."""
+    """Run the command `args`, and yield it with its process that is stopped where `step` begins; kill both in the end."""
     stop = {TEST_STOP: f"{args[0]}:{step}"}
     cli = subprocess.Popen(
         host.argv("--json", *args, env=stop),
@@ -159,7 +161,7 @@ def stopped_at(host: Host, step: str, *args: str) -> Iterator[tuple[subprocess.P
 
 
 def kill_at(host: Host, step: str, *args: str) -> None:
-    """`args`, killed with all it forked (but not what it left to itself) where `step` begins."""
+    """Run the command `args`, and kill it with its children, but not its daemons, where `step` begins."""
     with stopped_at(host, step, *args) as (cli, standing):
         above = [one.pid for one in standing.parents()]
         for one in (standing.pid, *above[: above.index(cli.pid) + 1 if cli.pid in above else 0], cli.pid):
@@ -178,7 +180,7 @@ def _standing(cli: subprocess.Popen[bytes]) -> psutil.Process | None:
 
 
 def die(host: Host, session: str) -> None:
-    """The host's death, as far as this session is concerned: nothing of it gets to say a word."""
+    """Kill everything of this session, as the death of its host does: no process of it can report anything."""
     pids = [host.agent_pid(), host.holder(session), *host.pids(session)]
     for pid in pids:
         if pid is not None:

@@ -1,4 +1,4 @@
-"""Looking at the ready process of a test's host, and at what its forks do."""
+"""Inspect the fork server of a test's host, and its forks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Done:
 
 
 def process(host: Host) -> psutil.Process | None:
-    """The host's ready process, whether or not it listens yet."""
+    """Return the host's fork server, whether or not it listens yet."""
     if not (host.state / "host-id").exists():
         return None
     for pid in cgroup.pids(host.group("agent")):
@@ -47,7 +47,7 @@ def process(host: Host) -> psutil.Process | None:
 
 
 def wait(host: Host) -> psutil.Process:
-    """It answers."""
+    """Wait until the fork server answers; return it."""
 
     def answers() -> psutil.Process | None:
         found = process(host)
@@ -59,7 +59,7 @@ def wait(host: Host) -> psutil.Process:
 
 
 def lives(one: psutil.Process) -> bool:
-    """Also where nobody has asked yet how it ended."""
+    """Return whether a process lives; a zombie does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
     return False
@@ -73,7 +73,7 @@ def forks(host: Host) -> list[psutil.Process]:
 
 
 def run(host: Host, *args: str, env: dict[str, str] | None = None, prefix: tuple[str, ...] = ()) -> Done:
-    """A command to its end, with what it cost its own process."""
+    """Run a command to its end; return its result with what it cost its own process."""
     with subprocess.Popen(
         [*prefix, *CM, *args],
         env=host.env(**(env or {})),
@@ -91,7 +91,7 @@ def run(host: Host, *args: str, env: dict[str, str] | None = None, prefix: tuple
 
 @contextlib.contextmanager
 def asking(host: Host, *args: str, prefix: tuple[str, ...] = (), **env: str) -> Iterator[tuple[int, str]]:
-    """(its pid, `ready` or `no`); the fork waits for a word that never comes."""
+    """Yield the pid of a client and the answer, `ready` or `no`; the fork waits for a request that never comes."""
     with subprocess.Popen(
         [*prefix, sys.executable, "-c", ASKER, str(host.run), *args],
         env=host.env(**env),
@@ -114,7 +114,7 @@ def ask(host: Host, *args: str, prefix: tuple[str, ...] = (), **env: str) -> str
 
 @contextlib.contextmanager
 def begun(host: Host, *args: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """A command while it runs."""
+    """Yield a command while it runs."""
     started = subprocess.Popen(
         [*CM, *args],
         env=host.env(**(env or {})),
@@ -132,13 +132,13 @@ def begun(host: Host, *args: str, env: dict[str, str] | None = None) -> Iterator
 
 
 def fork_of(host: Host) -> psutil.Process:
-    """The one fork that is at work."""
+    """Return the one fork that is at work."""
     (one,) = until(lambda: forks(host), 10, "a fork")
     return one
 
 
 def hook(host: Host, text: str) -> Path:
-    """What is done before a session is frozen."""
+    """Write a hook that runs before a session is frozen."""
     path = host.dir / "hooks" / "pre-freeze.d" / "one"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{text}\n")

@@ -1,4 +1,4 @@
-"""A host of a test's own: settings, directories, cgroups and addresses that no other test or user has.
+"""Simulate a host for a test: settings, directories, cgroups and addresses that no other test or user has.
 
 done = host.cm("run", "-d", "--name", "t", "--", "sleep", "100")
 host.leftovers()        # what is there that should not be, once every session has ended
@@ -24,6 +24,7 @@ from cmdop_migrate.holder import cgroup
 from cmdop_migrate.holder import start as holder_start
 from cmdop_migrate.session import network
 from cmdop_migrate.util.timings import TEST_STOP
+from tests.support.patience import Deadline, bound
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parents[2]
@@ -34,17 +35,17 @@ CM = [sys.executable, "-m", "cmdop_migrate"]
 
 
 def until(read: Callable[[], T], within: float = 10.0, what: str = "") -> T:
-    """The first true value `read` gives."""
-    end = time.monotonic() + within
+    """Return the first true value that `read` gives within so many seconds of an idle machine."""
+    deadline = Deadline(within)
     while not (value := read()):
-        if time.monotonic() > end:
+        if deadline.is_over():
             raise AssertionError(f"not within {within:g} s: {what or read}")
         time.sleep(0.02)
     return value
 
 
 def free_subnet() -> str:
-    """A /24 of the range for sessions where no interface of this machine is."""
+    """Return a /24 of the range for sessions that no interface of this machine uses."""
     taken = set(os.listdir("/sys/class/net"))
     while True:
         subnet = str(ipaddress.IPv4Network((0x64400000 + (random.randrange(1, 1 << 14) << 8), 24)))
@@ -99,23 +100,23 @@ class Host:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """(state, run) as its processes name them."""
+        """Return the state and run directories as its processes name them."""
         return str(self.state), str(self.run)
 
     def argv(self, *args: str, env: dict[str, str] | None = None) -> list[str]:
-        """The command that runs the real command line there; `env` goes into the environment too."""
+        """Return the command that runs the real command line there, with `env` added to its environment."""
         return [*self.prefix, *CM, *args]
 
     def cm(
         self, *args: str, env: dict[str, str] | None = None, timeout: float = 60, cwd: str = "/"
     ) -> subprocess.CompletedProcess[bytes]:
-        """The real command line, as its own process."""
+        """Run the real command line as its own process."""
         return subprocess.run(
             self.argv(*args, env=env),
             env=self.env(**(env or {})),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=timeout,
+            timeout=bound(timeout),
             cwd=cwd,
             check=False,
         )
@@ -132,7 +133,8 @@ class Host:
         return found
 
     def fails(self, *args: str, status: int, code: str, **options: Any) -> dict[str, Any]:
-        """It fails both ways: as one line with a hint for people, and as an object for programs."""
+        """Assert that a command fails with this status and code in both forms: one line and a hint for people, and JSON for
+        programs; return the JSON error."""
         done = self.cm(*args, **options)
         said = done.stderr.decode()
         assert done.returncode == status, (
@@ -157,7 +159,7 @@ class Host:
         return str(self.cm_json("output", session, *options)["data"])
 
     def wait_for(self, session: str, pattern: str, *options: str) -> dict[str, Any]:
-        return self.cm_json("wait", session, "--for", pattern, "--timeout", "20s", *options)
+        return self.cm_json("wait", session, "--for", pattern, "--timeout", f"{bound(20):.0f}s", *options)
 
     def sessions(self) -> list[dict[str, Any]]:
         return list(self.cm_json("ls")["sessions"])
@@ -179,7 +181,7 @@ class Host:
         return cgroup.pids(self.group(session)) if (self.state / "host-id").exists() else []
 
     def holder(self, session: str) -> int:
-        """The one process that keeps this session."""
+        """Return the pid of the one holder of this session."""
         found = self.holders(session)
         assert len(found) == 1, found
         return found[0]
@@ -189,7 +191,7 @@ class Host:
         return [pid for pid in cgroup.pids(self.group("holders")) if lock in open_files(pid)]
 
     def agent_pid(self) -> int | None:
-        """This host's agent, if it has one."""
+        """Return the pid of this host's agent, or None."""
         lock = f"{self.paths[1]}/agent.lock"
         found = [pid for pid in self._agent_pids() if lock in open_files(pid)]
         assert len(found) <= 1, found
@@ -199,7 +201,7 @@ class Host:
         return cgroup.pids(self.group("agent")) if (self.state / "host-id").exists() else []
 
     def kill_agent(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends it, and waits until it is over."""
+        """End the agent, and wait until it is gone."""
         pid = self.agent_pid()
         if pid is not None:
             os.kill(pid, number)
@@ -220,11 +222,11 @@ class Host:
         return veths_of(self.subnet) & set(os.listdir("/sys/class/net"))
 
     def processes(self) -> list[int]:
-        """Those that may be this host's, and others."""
+        """Return the pids of all processes that may belong to this host, others included."""
         return processes()
 
     def leftovers(self, ended: bool = False) -> list[str]:
-        """Everything of this host that is still there; with `ended`, records of ended and parked sessions may be."""
+        """List everything of this host that still exists; with `ended`, records of ended and parked sessions are allowed."""
         left = [f"mount {point}" for point in self.session_mounts()]
         left += [f"interface {name}" for name in self.session_links()]
         left += [f"file {path.name}" for path in self.run.glob("*") if path.name not in AGENT_FILES]
@@ -245,15 +247,15 @@ class Host:
         return left
 
     def assert_clean(self, ended: bool = False, within: float = 5.0) -> None:
-        """The kernel takes network namespaces down in its own time: a moment is allowed."""
-        end = time.monotonic() + within
+        """Assert that nothing of this host is left. The kernel removes network namespaces asynchronously, so this waits."""
+        deadline = Deadline(within)
         while left := self.leftovers(ended):
-            assert time.monotonic() < end, left
+            assert not deadline.is_over(), left
             time.sleep(0.05)
 
     def end_stopped(self) -> None:
-        """Commands that a test has stopped at a step, and that nobody continued: the test, or the suite, was ended.
-        Whoever started them may be gone, so they are known by their settings."""
+        """Kill commands that a test has stopped at a step and never continued, because the test or the suite was ended. Their
+        parent may be gone, so they are found by their settings."""
         for pid in self.processes():
             with contextlib.suppress(OSError, IndexError):
                 state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
@@ -262,7 +264,7 @@ class Host:
                     os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends every session, and asserts that nothing of this host is left."""
+        """End every session, and assert that nothing of this host is left."""
         self.end_stopped()
         if not (self.state / "host-id").exists():
             return
@@ -295,6 +297,14 @@ def processes() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal() and int(name) != own]
 
 
+def read_proc(pid: int, name: str) -> bytes:
+    """Return /proc/PID/`name`, or nothing when the process has ended since it was listed."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def open_files(pid: int) -> list[str]:
     found = []
     with contextlib.suppress(OSError):
@@ -315,7 +325,7 @@ def a_host(directory: Path, **options: Any) -> Iterator[Host]:
 
 @contextlib.contextmanager
 def pair(directory: Path, ttl: str = "3s", **options: Any) -> Iterator[tuple[Host, Host]]:
-    """Two hosts that share a store, a lease store and a key."""
+    """Yield two hosts that share a store, a lease store and a key."""
     shared = {
         "CMDOP_MIGRATE_STORE": f"file://{directory}/store",
         "CMDOP_MIGRATE_LEASE": f"sqlite://{directory}/lease/lease.db",

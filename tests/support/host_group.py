@@ -1,4 +1,4 @@
-"""Several hosts of one machine, each with an sshd of its own on loopback, all of whom know each other.
+"""Simulate several hosts on one machine, each with its own sshd on loopback; each has the others in its list of hosts.
 
 with several(tmp_path, "host-a", "host-b", "host-c") as world:
     world["host-a"].cm_json("drain", "--to", "host-b,host-c")
@@ -27,11 +27,11 @@ class World:
         return self.hosts[name]
 
     def set_there(self, name: str, **environ: str) -> None:
-        """What commands on that host run with, over SSH, from now on."""
+        """Set the environment of commands that run on that host over SSH from now on."""
         _wrapper(self.hosts[name], self.dir / f"cm-{name}", environ)
 
     def where(self, session: str) -> list[str]:
-        """The hosts on which it has processes."""
+        """Return the hosts on which the session has processes."""
         return [host.name for host in self.hosts.values() if host.pids(session)]
 
 

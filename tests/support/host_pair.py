@@ -1,4 +1,4 @@
-"""Two hosts of one machine, the second one driven over a real sshd on loopback.
+"""Simulate two hosts on one machine, the second one driven over a real sshd on loopback.
 
 with two(tmp_path) as world:
     world.a.cm_json("migrate", "w", "--to", "host-b")
@@ -26,26 +26,26 @@ class World:
     dir: Path
 
     def clear(self) -> None:
-        """Ends all sessions: the next test has the hosts to itself."""
+        """End all sessions, so that the next test finds both hosts empty."""
         for host in (self.a, self.b):
             for row in host.sessions():
                 host.cm("kill", row["session"], "--signal", "KILL")
 
     @property
     def ssh_options(self) -> str:
-        """For `ssh` itself."""
+        """Return options for `ssh` itself."""
         return f"-i {self.dir}/login -o UserKnownHostsFile={self.a.state}/known_hosts -o StrictHostKeyChecking=yes"
 
     def set_there(self, **environ: str) -> None:
-        """What commands on B run with, over SSH, from now on."""
+        """Set the environment of commands that run on host-b over SSH from now on."""
         _wrapper(self.b, self.dir / "cm-b", environ)
 
     def stop_there(self, session: str, step: str) -> None:
-        """A restore of this session over SSH stops at `step`."""
+        """Let a restore of this session over SSH stop at `step`."""
         (self.dir / "stops" / session).write_text(f"restore:{step}")
 
     def where(self, session: str) -> list[str]:
-        """The hosts on which it has processes."""
+        """Return the hosts on which the session has processes."""
         return [host.name for host in (self.a, self.b) if host.pids(session)]
 
     def resume(self) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ def _wrapper(host: Host, path: Path, more: dict[str, str]) -> None:
 
 @contextlib.contextmanager
 def two(directory: Path, ttl: str = "3s", environ: dict[str, str] | None = None) -> Iterator[World]:
-    """`environ`: for both hosts, such as another store."""
+    """Yield two hosts; `environ` holds settings for both, such as another store."""
     home = directory / "home"
     home.mkdir()
     login: Login = new_key(directory / "login")

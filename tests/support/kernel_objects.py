@@ -1,4 +1,4 @@
-"""What a process can hold, each as a small program that takes hold of it, waits, and says whether it still has it.
+"""Hold each kind of kernel object in a small program that takes hold of it, waits, and checks that it still has it.
 
     python holdings.py NAME DIR
 
@@ -126,7 +126,7 @@ def timers() -> Holding:
 
 @holding
 def timerfds_set_to_a_point_in_time() -> Holding:
-    """Two with TFD_TIMER_ABSTIME: one that is not armed, and must not fire; one that must not fire early."""
+    """Hold two timers with TFD_TIMER_ABSTIME: one is not armed and must not fire, the other must not fire early."""
     libc = ctypes.CDLL(None)
     idle, armed = (libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK) for _ in range(2))
     libc.timerfd_settime(idle, 1, struct.pack("qqqq", 3, 0, 0, 0), None)
@@ -145,7 +145,7 @@ def timerfds_set_to_a_point_in_time() -> Holding:
 
 @holding
 def proc_directories() -> Holding:
-    """Directories /proc/PID, between files with long names: CRIU takes the rest of such a name for a part of theirs."""
+    """Hold directories /proc/PID between files with long names: CRIU takes the rest of such a name for a part of theirs."""
     kept, processes = [], [os.getpid(), os.getppid()]
     for number in range(20):
         kept.append(os.open("a-file-with-a-long-name", os.O_RDWR | os.O_CREAT))
@@ -486,7 +486,7 @@ def threads() -> Holding:
 
 @holding
 def children() -> Holding:
-    """A zombie nobody has waited for, a stopped child, a group, a session of its own."""
+    """Hold a zombie, a stopped child, a process group, and a session."""
     zombie = os.fork()
     if zombie == 0:
         os._exit(7)
@@ -515,7 +515,7 @@ def own_attributes() -> Holding:
     import resource
 
     os.umask(0o137)
-    os.nice(7)
+    niceness = os.nice(7)
     os.sched_setaffinity(0, {0})
     resource.setrlimit(resource.RLIMIT_NOFILE, (500, 600))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -526,7 +526,7 @@ def own_attributes() -> Holding:
     yield
     same((libc.syscall(ionice[1], 1, 0), libc.prctl(get_slack, 0, 0, 0, 0)), (3 << 13, 777_000))
     same(os.umask(0), 0o137)
-    same((os.nice(0), os.sched_getaffinity(0)), (7, {0}))
+    same((os.nice(0), os.sched_getaffinity(0)), (niceness, {0}))
     same(resource.getrlimit(resource.RLIMIT_NOFILE), (500, 600))
     same(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
     os.kill(os.getpid(), signal.SIGHUP)
@@ -534,7 +534,7 @@ def own_attributes() -> Holding:
 
 @holding
 def pty_pair() -> Holding:
-    """A terminal of the program's own, with input and output under way."""
+    """Hold a terminal of the program's own, with input and output under way."""
     import pty
     import termios
 

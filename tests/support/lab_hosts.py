@@ -1,4 +1,4 @@
-"""Labs for tests (scripts/lab), and their hosts with everything that tests/support/host.py can do to a host.
+"""Run labs for tests (scripts/lab), and give their hosts the interface of tests/support/host.py.
 
 with a_lab(hosts=2, lease="s3", ttl="3s") as lab:
     a, b = lab.hosts
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 @dataclass
 class LabHost(Host):
-    """A host of a lab, driven from outside: `cm` is its console, `ssh` its network."""
+    """Drive a host of a lab from outside: `cm` is its console, `ssh` its network."""
 
     lab: Lab = field(kw_only=True)
     subnet: str = "100.64.0.0/10"
@@ -56,13 +56,13 @@ class LabHost(Host):
         return self.lab.command(self.name, ["env", *pairs, "cmdop-migrate", *args])
 
     def shell(self, script: str, timeout: float = 60) -> str:
-        """On its console; must succeed."""
+        """Run a shell command on the console of the host; it must succeed."""
         done = self.lab.exec(self.name, "sh", "-c", script, timeout=timeout)
         assert done.returncode == 0, f"{script}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def ssh(self, *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Over the lab's network, with its key and known hosts."""
+        """Run a command over the lab's network, with its key and known hosts."""
         argv = ["ssh", "-F", str(self.lab.ssh_config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", self.name]
         return subprocess.run(
             [*argv, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
@@ -73,12 +73,12 @@ class LabHost(Host):
         return cgroup.path_of(self.lab.group(self.name), host_id, session).rstrip("/")
 
     def processes(self) -> list[int]:
-        """Without init and sshd, whose log lies where the lab is."""
+        """Return its processes without init and sshd, whose log lies in the directory of the lab."""
         found = [pid for group, _, _ in os.walk(self.lab.group(self.name)) for pid in cgroup.pids(group)]
         return [pid for pid in found if _name_of(pid) not in ("tini-static", "sshd", "")]
 
     def stopped(self) -> list[int]:
-        """Its processes that a signal has stopped."""
+        """Return its processes that a signal has stopped."""
         found = []
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -95,12 +95,12 @@ class LabHost(Host):
         return {name for name in names if name.startswith("cmdop")}
 
     def close(self) -> None:
-        """Ends with its lab."""
+        """Do nothing: the host ends with its lab."""
 
 
 @dataclass(frozen=True)
 class TestLab(Lab):
-    """As the tests use it."""
+    """Drive a lab as tests need it."""
 
     __test__ = False
 
@@ -112,11 +112,11 @@ class TestLab(Lab):
         return LabHost(self.home(name), name=name, ttl=self.spec.ttl, lab=self)
 
     def start(self, name: str, wait: bool = True) -> None:
-        """By the command, in a process of its own: it forks, and a test may have threads."""
+        """Start the lab by its command, in a separate process: it forks, and a test may have threads."""
         run_lab("--name", self.spec.name, "start", name)
 
     def signal(self, name: str, number: signal.Signals) -> None:
-        """To its first process."""
+        """Send a signal to its first process."""
         os.kill(self.pid(name), number)
 
 
@@ -128,7 +128,7 @@ def _name_of(pid: int) -> str:
 
 
 def run_lab(*args: str, timeout: float = 90, status: int = 0) -> str:
-    """`scripts/lab`, as far as it is Python -> what it says, all of it."""
+    """Run the Python part of `scripts/lab`; return all that it prints."""
     done = subprocess.run(
         [*LABLIB, *args],
         cwd=PROJECT,
@@ -145,7 +145,7 @@ def run_lab(*args: str, timeout: float = 90, status: int = 0) -> str:
 
 @contextlib.contextmanager
 def a_lab(hosts: int = 2, lease: str = "etcd", ttl: str = "3s") -> Iterator[TestLab]:
-    """Ends with the block; should this process be killed, the next lab of this machine removes it."""
+    """Run a lab for the length of the block. If this process is killed, the next lab of this machine removes it."""
     name = f"t{os.getpid()}-{next(_numbers)}"
     run_lab("--name", name, "up", str(hosts), "--lease", lease, "--ttl", ttl, "--owner", str(os.getpid()))
     found = Lab.find(name)

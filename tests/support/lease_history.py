@@ -1,4 +1,4 @@
-"""Check that there was never more than one holder, from what lease holders recorded about themselves.
+"""Check whether a session ever had more than one lease holder, from what the holders wrote down about themselves.
 
 Each worker records what it believes: that it may run a session under a token until some moment, that it stopped, that a
 write of its own was accepted. All moments are of one CLOCK_BOOTTIME (one machine), so the beliefs of different workers
@@ -50,7 +50,7 @@ class Claim:
 
 
 def read_events(files: Iterable[Path]) -> list[Event]:
-    """Read the events. Skip a last line that a killed worker left half-written: no worker relied on it."""
+    """Read the events; ignore a last line that a killed worker left half-written."""
     found = []
     for file in files:
         for line in file.read_bytes().split(b"\n")[:-1]:
@@ -63,8 +63,7 @@ def line(event: Event) -> bytes:
 
 
 def claims(events: Iterable[Event]) -> list[Claim]:
-    """Return what each worker believed, at the longest: a validity runs to its end unless the worker recorded a
-    stop."""
+    """Return what each worker believed, at the longest: a validity runs to its end unless the worker noted that it stopped."""
     starts: dict[tuple[str, str, int], tuple[float, float]] = {}
     ends: dict[tuple[str, str, int], tuple[float, float]] = {}
     for event in sorted(events, key=lambda one: one.at):
@@ -108,14 +107,14 @@ def _overlaps(session: str, some: list[Claim], drift: float) -> Iterator[str]:
 
 
 def _tokens(session: str, some: list[Claim]) -> Iterator[str]:
-    """Check that a token requested after an answer is higher than the answered one, and that no two are equal."""
+    """Check that a token asked for after another was answered is higher, and that no two are the same."""
     for one, other in combinations(some, 2):
         if other.token == one.token or (other.token < one.token and other.asked >= one.start):
             yield f"{session}: token {other.token} ({other.worker}) after token {one.token} ({one.worker})"
 
 
 def _late_writes(events: list[Event], by_session: dict[str, list[Claim]]) -> Iterator[str]:
-    """Find accepted writes that began after a higher token had been issued and its answer had arrived."""
+    """Find writes that were accepted although they began after a higher token had been answered."""
     for event in events:
         if event.what not in ("wrote", "renewed"):
             continue

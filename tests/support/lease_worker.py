@@ -43,7 +43,7 @@ class Worker:
         os.write(self.out, line(Event(what, self.name, session, token, boottime(), began, until)))
 
     def resume(self, sessions: list[str]) -> None:
-        """Continue after a crash with what was held, as an agent does."""
+        """Continue with the leases that were held before a crash, as an agent does."""
         tokens = json.loads(self.state.read_text()) if self.state.exists() else {}
         for session in sessions:
             if session in tokens and self.random.random() < 0.7:
@@ -104,12 +104,12 @@ class Worker:
 
 
 def _until(lease: Held) -> float:
-    """Return the last instant at which it might still be running."""
+    """Return the last instant at which the worker might still run the session."""
     return lease.fresh_until + freeze_allowance(lease.record.ttl)
 
 
 def impatient(url: str) -> Register:
-    """Open the register with timeouts that fit TTLs of half a second."""
+    """Return time-outs that fit TTLs of half a second."""
     if url.startswith("s3://"):
         from cmdop_migrate.lease.s3 import S3Register
         from cmdop_migrate.storage.registry import s3_place

@@ -1,4 +1,4 @@
-"""Keep chunks in memory for tests of the file layer: content-addressed, counts submissions."""
+"""Store chunks in memory for tests of the file layer, by content, and count what is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated hosts for tests: a network namespace each, joined to this machine by a veth pair, cut off by nftables.
+"""Simulate hosts for tests: a network namespace each, joined to this machine by a veth pair, cut off by nftables.
 
 with NetHost("10.213.7.", 0) as host:
     subprocess.Popen([*host.enter, …])     # reaches this machine at host.gateway
@@ -16,7 +16,7 @@ Way = Literal["input", "output", "both"]
 
 
 class NetHost:
-    """One namespace. `block` names three octets that no other test uses; `number` below 60."""
+    """Make one network namespace. `block` names three octets that no other test uses; `number` is below 60."""
 
     def __init__(self, block: str, number: int) -> None:
         self.name = f"cm-{os.getpid()}-{number}"
@@ -44,7 +44,7 @@ class NetHost:
         subprocess.run(["ip", "netns", "delete", self.name], capture_output=True, check=False)
 
     def cut(self, way: Way) -> None:
-        """Packets are dropped, as on a broken wire: nobody is told."""
+        """Drop its packets, as on a broken wire: neither side gets an error."""
         self.heal()
         hooks = ("input", "output") if way == "both" else (way,)
         chains = "\n".join(f"chain {hook} {{ type filter hook {hook} priority 0; policy drop; }}" for hook in hooks)

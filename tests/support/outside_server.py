@@ -1,4 +1,4 @@
-"""A server outside of any session, in a network of its own, and a program that is connected to it."""
+"""Run a server outside of any session, in its own network, and a program that is connected to it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ time.sleep(1000)
 
 
 class Server:
-    """A machine of its own, as far as a session can tell: one address in a network namespace."""
+    """Serve at one address in a network namespace, which looks like another machine to a session."""
 
     def __init__(self, name: str, subnet: int) -> None:
         self.name, self.link = name, f"t{subnet}{os.getpid() % 100000}"
@@ -45,7 +45,7 @@ class Server:
         self.peers: list[socket.socket] = []
 
     def _listen(self) -> socket.socket:
-        """A socket belongs to the namespace it was made in."""
+        """Open a listening socket in the namespace: a socket belongs to the namespace in which it was made."""
         ours, theirs = socket.socketpair()
         script = (
             "import socket, sys; l = socket.socket(); l.bind(('0.0.0.0', 7200)); l.listen();"

@@ -1,4 +1,4 @@
-"""What tests of `plan` share: a session that counts, and the proof that nothing ever stopped it.
+"""Run a session that counts for tests of `plan`, and prove that nothing ever froze it.
 
 with Counting(host) as counting:
     answer = counting.plan("--to", "host-b")      # the whole answer; it counts on meanwhile
@@ -24,7 +24,7 @@ COUNTER = "i=0; while :; do i=$((i+1)); echo n=$i; sleep .01; done"
 
 
 class Unfrozen:
-    """The kernel wakes whoever polls cgroup.events at every change in it; freezing is one."""
+    """Watch whether a cgroup is ever frozen: the kernel wakes pollers of cgroup.events at every change."""
 
     def __init__(self, group: str) -> None:
         self._file = open(f"{group}/cgroup.events", "rb", buffering=0)
@@ -43,7 +43,7 @@ class Unfrozen:
 
 
 class Counting:
-    """A session that counts aloud, beside whatever `script` does in it."""
+    """Run a session that prints numbers while `script` runs in it."""
 
     def __init__(self, host: Host, script: str = "", name: str = "t", options: tuple[str, ...] = ()) -> None:
         self.host, self.name = host, name
@@ -65,11 +65,11 @@ class Counting:
         return [int(one) for one in re.findall(rb"n=(\d+)\r?\n", data)]
 
     def allow_freeze(self) -> None:
-        """What the test itself has just done to it does not count."""
+        """Ignore the freezes that the test itself has just caused."""
         self.unfrozen.changed()
 
     def plan(self, *options: str, **more: Any) -> dict[str, Any]:
-        """What `plan --json` answers. Asserts that its exit status says the same, and that the session ran on."""
+        """Return what `plan --json` answers. Assert that its exit status agrees, and that the session was not frozen."""
         before = self.numbers()[-1]
         done = self.host.cm("--json", "plan", self.name, *options, **more)
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -87,19 +87,19 @@ class Counting:
 
 
 def said(answer: dict[str, Any], check: str) -> list[tuple[str, str]]:
-    """(level, message) of one check's findings."""
+    """Return level and message of one check's findings."""
     return [(one["level"], one["message"]) for one in answer["findings"] if one["check"] == check]
 
 
 def blocks(answer: dict[str, Any], check: str, names: str) -> None:
-    """It is blocked by this, and by nothing else."""
+    """Assert that the plan is blocked by this check, and by nothing else."""
     blockers = [(one["check"], one["message"]) for one in answer["findings"] if one["level"] == "block"]
     assert {one for one, _ in blockers} == {check} and names in blockers[0][1], answer["findings"]
 
 
 def command_of(host: Host, place: Path, before: str = "", own_network: bool = True) -> Path:
-    """A program that is `cmdop-migrate` as that host runs it, in a mount namespace and a network of its own; `before`
-    is shell, run there first."""
+    """Return a program that runs `cmdop-migrate` of that host in its own mount namespace and network; `before` is shell
+    code that runs there first."""
     place.mkdir()
     wanted = ("CMDOP_MIGRATE_", "PYTHON", "LANG", "TERM")
     settings = [f"export {key}={shlex.quote(value)}" for key, value in host.env().items() if key.startswith(wanted)]

@@ -34,8 +34,8 @@ WITHIN = 60.0
 
 
 class Planted(Program):
-    """A session whose only program is one of tests/plantings. The test is skipped where this machine cannot have the
-    thing."""
+    """Run a session whose only program is one of tests/plantings. The test is skipped where this machine does not support
+    it."""
 
     def __init__(self, host: Host, planting: str, options: tuple[str, ...] = ()) -> None:
         given = ("--env", f"PYTHONPATH={PROJECT}", *options)
@@ -71,7 +71,7 @@ class Planted(Program):
         (directory / "connected").touch()
 
     def was_frozen(self) -> bool:
-        """Whether it was frozen since it was planted."""
+        """Return whether it was frozen since it was planted."""
         assert self.unfrozen is not None
         return self.unfrozen.changed()
 
@@ -92,7 +92,7 @@ class Planted(Program):
         return self.see(r"(?m)^ok|^bad: .*", WITHIN).strip()
 
     def force(self) -> str:
-        """Park and restore it with nothing checked before the freeze. Returns what failed; empty when all of it
+        """Park and restore it with nothing checked before the freeze. Return what failed; empty when all of it
         works."""
         nothing = mock.Mock(return_value=None)
         with mock.patch.object(dump_checks, "check", nothing), mock.patch.object(dump_checks, "check_frozen", nothing):

@@ -1,4 +1,4 @@
-"""A program in a session, taken through a checkpoint and a restore.
+"""Run a program in a session, and take it through checkpoints and restores.
 
 with Program(host, "bash", "--norc") as bash:
     bash.type("sleep 100 &\\n")
@@ -20,6 +20,7 @@ from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host as LocalHost
 from tests.support import session_diff
 from tests.support.host import Host, until
+from tests.support.patience import bound
 
 WITHIN = 20.0
 
@@ -44,9 +45,9 @@ class Program:
         return talk.send(self.records, self.name, text.encode(), "tester")
 
     def see(self, pattern: str, within: float = WITHIN) -> str:
-        """Waits for `pattern` in output not yet looked at; what comes after it is for the next."""
+        """Wait for `pattern` in output not yet read; what follows the match is left for the next call."""
         try:
-            found = talk.wait(self.records, self.name, pattern, within, self.seq)
+            found = talk.wait(self.records, self.name, pattern, bound(within), self.seq)
         except TimedOut:
             found = {}
         assert "matched" in found, f"no {pattern!r}: {found}\n{self.output()[-3000:]}"
@@ -71,7 +72,7 @@ class Program:
         return facts
 
     def through(self, allowed: Iterable[str] = (), still: bool = True) -> dict[str, Any]:
-        """Parked, gone and restored; with `still` the session does nothing by itself, so all must be as it was."""
+        """Park and restore the session; with `still` it does nothing by itself, so all of its visible state must be equal."""
         before = self.look() if still else {}
         saved = self.park()
         self.back()
@@ -80,12 +81,12 @@ class Program:
         return saved
 
     def path(self, inside: str) -> Path:
-        """A file of the session's, as this host reaches it."""
+        """Return the path by which this host reaches a file of the session."""
         pid = min(self.host.pids(self.session))
         return Path(f"/proc/{pid}/root") / inside.lstrip("/")
 
     def read(self, inside: str, within: float = WITHIN) -> str:
-        """The content of a file of the session's, once it is there and not empty."""
+        """Return the content of a file of the session, once it exists and is not empty."""
 
         def content() -> str:
             try:

@@ -1,4 +1,4 @@
-"""A terminal with a program on it, as a person would have: for `attach`, vim and the like."""
+"""Run a program on a terminal, as a person would: for `attach`, vim and the like."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from tests.support.patience import bound
+
 
 class Pty:
-    """`command` on a new terminal. Everything it printed is in `seen`."""
+    """Run `command` on a new terminal. Everything it printed is in `seen`."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], rows: int = 24, cols: int = 80) -> None:
         self.master, slave = pty.openpty()
@@ -54,7 +56,7 @@ class Pty:
         os.write(self.master, text.encode() if isinstance(text, str) else text)
 
     def pump(self, seconds: float = 0.0) -> bytes:
-        """What comes within `seconds`, or is there already."""
+        """Read what arrives within `seconds`, or is there already."""
         got = bytearray()
         end = time.monotonic() + seconds
         while select.select([self.master], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -63,15 +65,15 @@ class Pty:
         return bytes(got)
 
     def expect(self, text: bytes, within: float = 15.0, after: int = 0) -> int:
-        """The position after `text` in `seen`, looking from `after`."""
-        end = time.monotonic() + within
+        """Wait for `text` in `seen`, searching from `after`; return the position after it."""
+        end = time.monotonic() + bound(within)
         while (at := self.seen.find(text, after)) < 0:
             assert time.monotonic() < end, f"no {text!r} in {bytes(self.seen[after:][-2000:])!r}"
             self.pump(0.05)
         return at + len(text)
 
     def wait(self, within: float = 15.0) -> int:
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while self.process.poll() is None:
             assert time.monotonic() < end, f"still running: {bytes(self.seen[-500:])!r}"
             self.pump(0.05)

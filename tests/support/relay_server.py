@@ -1,4 +1,4 @@
-"""A real relay of a test's own, and hosts and clients that speak its protocol by hand, frame by frame.
+"""Run a real relay, and hosts and clients that speak its protocol by hand, frame by frame.
 
 with a_relay(tmp_path) as relay:
     host = relay.dial(relay.host_credential("host-a"))
@@ -32,6 +32,7 @@ from cmdop_migrate.lease.registry import open_register
 from cmdop_migrate.relay.credentials import Credential, parse, unb64
 from cmdop_migrate.relay.frames import Frame, Kind, decode, encode, with_table
 from tests.support.host import Host, until
+from tests.support.patience import bound
 
 SESSION = "5e" * 12
 PLACE = "127.0.0.1"
@@ -39,7 +40,7 @@ T = TypeVar("T")
 
 
 def insecure() -> ssl.SSLContext:
-    """The relay's certificate is self-signed; what pins it is tested where it is pinned."""
+    """Return a TLS context that accepts the relay's self-signed certificate; tests of pinning use another."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -47,7 +48,7 @@ def insecure() -> ssl.SSLContext:
 
 
 class Loop:
-    """An event loop in a thread of its own: tests read from top to bottom."""
+    """Run an event loop in a thread, so that tests read from top to bottom."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -64,7 +65,7 @@ class Loop:
 
 
 class Dialer:
-    """One WebSocket, spoken by hand."""
+    """Speak the protocol over one WebSocket by hand."""
 
     def __init__(self, socket: ClientConnection, loop: Loop) -> None:
         self.socket, self._loop = socket, loop
@@ -82,8 +83,8 @@ class Dialer:
         self.send(Frame(Kind.DATA, session, token, seq, channel, payload))
 
     def next(self, within: float = 10.0) -> Frame:
-        """The next frame that is no sign of life."""
-        end = time.monotonic() + within
+        """Return the next frame that is not a heartbeat."""
+        end = time.monotonic() + bound(within)
         while True:
             message = self._loop.run(self.socket.recv(), max(0.01, end - time.monotonic()))
             assert isinstance(message, bytes)
@@ -104,9 +105,9 @@ class Dialer:
         return False
 
     def refused(self, within: float = 10.0) -> dict[str, Any]:
-        """What it is refused with, at the end of its connection: nothing comes after."""
+        """Return the code with which the relay refuses this connection, and assert that nothing follows it."""
         table: dict[str, Any] = {}
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         try:
             while True:
                 frame = self.next(max(0.01, end - time.monotonic()))
@@ -144,7 +145,7 @@ class ARelay:
         return f"wss://{PLACE}:{self.port}"
 
     def start(self, *options: str) -> None:
-        """On the same port as before, once it had one."""
+        """Start the relay, on the same port as before if it had one."""
         where = ("relay", "serve", "--json", "--listen", f"{PLACE}:{self.port}")
         self.process = subprocess.Popen(
             self.at.argv(*where, *options), env=self.at.env(), stdout=subprocess.PIPE, cwd="/"
@@ -177,7 +178,7 @@ class ARelay:
         return credentials.create_client(self.config, actor, role, sessions, seconds)
 
     def knock(self, source: str = PLACE, **options: Any) -> Dialer:
-        """A connection that has not said yet who it is."""
+        """Open a connection that has not sent its HELLO yet."""
         opened = self.loop.run(self._connect(source, options), 10)
         self.dialers.append(Dialer(opened, self.loop))
         return self.dialers[-1]
@@ -189,20 +190,20 @@ class ARelay:
         )  # fmt: skip
 
     def hello(self, credential: Credential, source: str = PLACE, **changed: str) -> Dialer:
-        """Says who it is; `changed` are fields of its HELLO that it lies about."""
+        """Send a HELLO, with the fields in `changed` replaced."""
         dialer = self.knock(source)
         nonce = unb64(dialer.expect(Kind.CHALLENGE).text("nonce"), 32)
         dialer.say(Kind.HELLO, {**credential.hello(nonce), **changed})
         return dialer
 
     def dial(self, credential: Credential, source: str = PLACE) -> Dialer:
-        """One that is admitted."""
+        """Open a connection, and assert that it is admitted."""
         dialer = self.hello(credential, source)
         dialer.expect(Kind.WELCOME)
         return dialer
 
     def redial(self, credential: Credential, within: float = 15.0) -> Dialer:
-        """As often as it takes: the relay may not be back yet."""
+        """Dial until it succeeds: the relay may not be back yet."""
 
         def attempt() -> Dialer | None:
             try:
@@ -213,7 +214,7 @@ class ARelay:
         return until(attempt, within, "the relay is back")
 
     def hold(self, session: str, host: str, token: int, ttl: float = 15.0, state: Any = "held") -> None:
-        """What the lease store says of a session from now on."""
+        """Set what the lease store says of a session from now on."""
         register = open_register(self.config.lease)
         checkpoint = "c1" if state == "parked" else None
         record = LeaseRecord(session, token, state, host, "i" * 8, ttl, 0, checkpoint, os.urandom(16).hex())
@@ -225,12 +226,12 @@ class ARelay:
         return [one for one in self.at.events() if one["event"] == event and code in (None, one.get("code"))]
 
     def logged(self, code: str) -> dict[str, Any]:
-        """The record of a refusal, which comes before or soon after it."""
+        """Return the event of a refusal, which is recorded before or soon after it."""
         return until(lambda: self.events("relay_refused", code), 5, f"{code} is recorded")[-1]
 
 
 def again(credential: Credential) -> Credential:
-    """As its bearer has it: a text, carried somewhere else."""
+    """Return a credential as its bearer has it: parsed again from its text."""
     return parse(credential.text())
 
 

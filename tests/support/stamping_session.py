@@ -1,4 +1,4 @@
-"""A session that notes when it runs and what it is told, so that two that run at once are found out."""
+"""Run a session that records when it runs and what it receives, so that two copies that run simultaneously are detected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for line in sys.stdin:
 
 
 class Stamped:
-    """`directory` is the name it has on its hosts; `seen` where it is found from here, if not there, by token."""
+    """Read the records of a session. `directory` is their path on its hosts; `seen` maps tokens to other paths from here."""
 
     def __init__(self, host: Host, directory: Path, name: str = "w", seen: Callable[[int], Path] | None = None) -> None:
         self._seen, self.ahead = seen or (lambda token: directory), 0.0
@@ -50,7 +50,7 @@ class Stamped:
         until(lambda: self.times("ran", 1), 10, "it runs")
 
     def save(self, host: Host) -> str:
-        """A checkpoint of it, in which no note is open; it goes on."""
+        """Make a checkpoint with no record half-written; the session keeps running."""
         quiet = self._seen(1) / "quiet"
         quiet.touch()
         try:
@@ -61,13 +61,13 @@ class Stamped:
         return saved
 
     def restored_on(self, host: Host) -> None:
-        """A restored session's clocks go on from where it was dumped, in a time namespace of its own."""
+        """Restore the session on a host. Its clocks continue from the dump, in its own time namespace."""
         offsets = Path(f"/proc/{host.pids(self.session)[0]}/timens_offsets").read_text().splitlines()
         _, seconds, nanoseconds = next(line.split() for line in offsets if line.startswith("boottime"))
         self.ahead = float(seconds) + float(nanoseconds) / 1e9
 
     def times(self, kind: str, token: int) -> list[float]:
-        """When it ran under `token`, or did what it was told, on the machine's clock."""
+        """Return when the session ran under `token`, or obeyed an input, on the machine's clock."""
         ahead = self.ahead if token == 2 else 0.0
         try:
             data = (self._seen(token) / f"{kind}-{token}").read_bytes()
@@ -78,7 +78,7 @@ class Stamped:
 
 @contextlib.contextmanager
 def told_all_the_time(session: str, *hosts: Host) -> Iterator[None]:
-    """Clients on every host who type all the time, wherever they are let in."""
+    """Run clients on every host that type all the time, wherever they are admitted."""
     over = threading.Event()
 
     def client(host: Host) -> None:
@@ -99,7 +99,7 @@ def told_all_the_time(session: str, *hosts: Host) -> Iterator[None]:
 
 
 def assert_superseded(host: Host, session: str) -> None:
-    """It knows that it was, and nothing of it is left there."""
+    """Assert that the host records the session as superseded, and that nothing of it is left there."""
     until(lambda: fenced_sessions.record(host, session)["phase"] == "exited", 15, "it ends there")
     assert fenced_sessions.record(host, session)["exit"]["reason"] == "superseded by token 2 on host-b"
     until(lambda: not (host.state / "sessions" / session / "layers").exists(), 5, "its files are gone")

@@ -47,7 +47,7 @@ def start(host: Host, name: str) -> str:
 
 @dataclass
 class Typist:
-    """What one client has seen and done. `gaps`: seconds in which nothing came, the longer ones."""
+    """Record what one client has seen and done. `gaps` are the longer pauses in its output, in seconds."""
 
     line: RelayStream
     typed: int = 0
@@ -106,7 +106,7 @@ class Typist:
         assert self.error is None, self.error
 
     def check(self) -> None:
-        """Nothing lost, nothing doubled, all in order."""
+        """Assert that nothing was lost or doubled, and all came in order."""
         counted, applied = self.counted, self.applied
         assert counted == list(range(counted[0], counted[0] + len(counted))), counted
         assert applied == list(range(1, len(applied) + 1)), applied
@@ -114,7 +114,7 @@ class Typist:
         assert not text.strip() or b"\n" not in text, text[:200]
 
     def finish(self, within: float = 30.0) -> None:
-        """No more is typed; all of it is applied."""
+        """Stop typing, and wait until every line is applied."""
         self._over.set()
         try:
             until(lambda: self.error or len(self.applied) >= self.typed, within, f"{self.typed} lines are applied")
@@ -143,8 +143,8 @@ def typing(line: RelayStream, every: float = 0.03) -> Iterator[Typist]:
 
 
 def main() -> None:
-    """By order, from another machine: CREDENTIAL SESSION; a line `next` on standard input waits until it counts on and
-    answers with the longest pause since the last one; `stop` finishes and answers with all there was."""
+    """Type on another machine, with the arguments CREDENTIAL SESSION: a line `next` on standard input waits until the session
+    counts further and answers with the longest pause since the last one; `stop` finishes and answers with all results."""
     credential = client.load(Path(sys.argv[1]))
     assert credential.relay is not None
     with typing(RelayStream(credential.relay, credential, sys.argv[2])) as typist:

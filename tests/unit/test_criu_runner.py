@@ -77,13 +77,15 @@ def test_notifications_descriptors_and_phases() -> None:
 
     seen: list[Notification] = []
     with criu(play) as (ours, peer):
+        began = time.monotonic()
         response = converse(ours, REQUEST, lambda note: (seen.append(note), time.sleep(0.2))[0], timeout=10)
+        took = time.monotonic() - began
     assert [note.script for note in seen] == ["setup-namespaces", "orphan-pts-master", "pre-resume"]
     assert seen[0].pid == 77 and seen[1].pid is None and seen[1].fds == response.fds
     assert response.success and response.pid == 77 and peer.answers == [True] * 3
     assert list(response.phases) == ["setup-namespaces", "orphan-pts-master", "pre-resume", "finish"]
     assert response.phases["setup-namespaces"] >= 0.05
-    assert sum(response.phases.values()) < 0.3, "time in callbacks is not CRIU's"
+    assert sum(response.phases.values()) <= took - 3 * 0.2, "time in callbacks is not CRIU's"
     (fd,) = response.fds
     assert not os.get_inheritable(fd) and os.read(fd, 5) == b"alive"
     os.close(fd)

@@ -14,6 +14,7 @@ import pytest
 
 from cmdop_migrate.holder import cgroup, gate_http
 from cmdop_migrate.holder.gate import Gate
+from tests.support.patience import bound
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a gate belongs to root")
 
@@ -31,7 +32,7 @@ class Asker:
     def ask(self, within: float = 10.0) -> tuple[bool, str, bool]:
         self.gate.ask({"text": "x"})
         self.note()
-        end = time.monotonic() + within
+        end = time.monotonic() + bound(within)
         while not self.answers:
             assert time.monotonic() < end
             for _ in self.epoll.poll(0.01):
@@ -76,7 +77,7 @@ def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> No
         seen = (tmp_path / "seen").read_text()
         assert '{"text": "x"}' in seen and "socket:" not in seen and "CMDOP" not in seen
         assert len(os.listdir("/proc/self/fd")) == files
-        end = time.monotonic() + 5
+        end = time.monotonic() + bound(5)
         while cgroup.pids(cgroup.gate(asker.group)):
             assert time.monotonic() < end, "what it left behind is ended"
             time.sleep(0.01)

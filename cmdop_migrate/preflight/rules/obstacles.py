@@ -22,8 +22,8 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Kind:
-    """Describe one kind of obstacle. `check` groups kinds for the plan page and `--accept`. `text` follows the name of the
-    process, or of the session. `passing`: it usually ends by itself soon, and `--wait-quiet` waits for that."""
+    """Describe one kind of obstacle. `check` groups kinds for the plan page and `--accept`. `text` follows the name of
+    the process, or of the session. `passing`: it usually ends by itself soon, and `--wait-quiet` waits for that."""
 
     check: str
     text: str

@@ -17,6 +17,7 @@ from cmdop_migrate.images.read.prefetched import PackPrefetcher, PrefetchedStore
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.migration.prefetch import PackPrefetch, pack_line
 from cmdop_migrate.storage.base import Store
+from tests.support.patience import bound
 
 
 class Counted(Wrapped):
@@ -35,7 +36,7 @@ def gathered(store: Store, folder: Path, sent: bytes, wanted: int) -> None:
         with PackPrefetch(store, folder, reader):
             os.write(writer, sent)
             os.close(writer)
-            until = time.monotonic() + 10
+            until = time.monotonic() + bound(10)
             while len(os.listdir(folder)) < wanted and time.monotonic() < until:
                 time.sleep(0.01)
     finally:
