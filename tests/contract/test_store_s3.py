@@ -306,7 +306,7 @@ def test_server_is_killed_and_restarted(own_server: S3Server) -> None:
     url = own_server.url(own_server.new_bucket(), "p")
     with Proxy(own_server.port) as proxy:
         store = through(proxy, url)
-        store.put("before/big", BIG)
+        RetryStore(store, QUICK).put("before/big", BIG)  # the set-up may take longer than a read timeout under load
         assert store.put_new("before/small", b"1") is True
         for name, data in (("single", SOME), ("parts", BIG)):
             sprung = proxy.after("up", len(data) // 2, then=own_server.stop)
