@@ -30,3 +30,14 @@ def test_bench_crowd() -> None:
     found = json.loads(done.stdout)
     assert found["checkpoints"] == 8 and len(found["rows"]) == 4
     assert all(one["ratio"] == one["ours_s"] / one["one_by_one_s"] > 0 for one in found["rows"])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_bench_netlink() -> None:
+    argv = [sys.executable, "-m", "scripts.benchlib", "netlink", "--rounds", "1", "--json"]
+    done = subprocess.run(argv, cwd=PROJECT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    for name in ("by hand", "pyroute2"):
+        assert found["network"][name]["fastest_s"] > 0 and found["unix sockets"][name]["fastest_s"] > 0
+    assert any("abstract" in names for names in found["unix sockets"]["differing_names"])

@@ -101,6 +101,19 @@ def test_invalid_host_query_raises_value_error(data: Any) -> None:
         HostQuery.from_json(data)
 
 
+def test_file_of_before_1970_round_trips() -> None:
+    query = HostQuery("s", "n", files=(("/old", 1, -5, None, "aa"),))
+    assert HostQuery.from_json(json.loads(json.dumps(query.to_json()))) == query
+
+
+@pytest.mark.parametrize(
+    "row", [["/f", 1, 2, None], ["/f", -1, 2, None, None], ["/f", True, 2, None, None], ["/f", 1, 2, 3, None], "/f"]
+)
+def test_invalid_file_of_a_host_query_raises_value_error(row: Any) -> None:
+    with pytest.raises(ValueError):
+        HostQuery.from_json({**HostQuery("s", "n").to_json(), "files": [row]})
+
+
 def test_session_queries_all_its_dependencies() -> None:
     ask = a_session().ask()
     assert [row[0] for row in ask.files] == ["/lib/libc.so.6", "/srv/data.csv"]
