@@ -34,6 +34,7 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.turn import Asked, Do
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
+from cmdop_migrate.migration.migrate_options import MigrateOptions
 from cmdop_migrate.session.requests import Output
 
 SLICE = 1.0  # seconds that an AsyncSession that was cancelled still waits for in the background
@@ -66,7 +67,7 @@ class _Way(ABC):
     def turn(self, session: str, asked: Asked) -> dict[str, Any]: ...
 
     @abstractmethod
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]: ...
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]: ...
 
 
 class _Here(_Way):
@@ -85,7 +86,7 @@ class _Here(_Way):
     def turn(self, session: str, asked: Asked) -> dict[str, Any]:
         return host_turn.turn(self.this_host, session, asked)
 
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]:
         migrate_flow.check(self.this_host, session, wanted)
         with peers.pool(self.this_host.config) as pool:
             peer = peers.checked_peer(self.this_host, pool, to)
@@ -108,7 +109,7 @@ class _Afar(_Way):
     def turn(self, session: str, asked: Asked) -> dict[str, Any]:
         return client.turn(self.place, session, asked)
 
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - a _Way
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - a _Way
         raise Usage("a relay moves nothing", f"On the host that has it: cmdop-migrate migrate {session[:12]} --to {to}")
 
 
@@ -211,7 +212,7 @@ class Session:
     def migrate(self, to: str, *, pre_ship: int = 0, lazy: bool = False) -> dict[str, Any]:
         """To another host, from the one it runs on -> what `migrate --json` answers. Who is attached through a relay
         goes on with it; one that was attached here has to attach there."""
-        return self._way.migrate(self.session, to, migrate_flow.MigrateOptions(pre_ship=pre_ship, lazy=lazy))
+        return self._way.migrate(self.session, to, MigrateOptions(pre_ship=pre_ship, lazy=lazy))
 
 
 class AsyncSession:
