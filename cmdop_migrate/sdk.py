@@ -34,6 +34,7 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.turn import Do, TurnOptions
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
+from cmdop_migrate.migration.migrate_options import MigrateOptions
 from cmdop_migrate.session import requests
 from cmdop_migrate.session.requests import Output
 
@@ -67,7 +68,7 @@ class _Access(ABC):
     def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]: ...
 
     @abstractmethod
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]: ...
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]: ...
 
 
 class _LocalAccess(_Access):
@@ -88,7 +89,7 @@ class _LocalAccess(_Access):
     def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]:
         return host_turn.turn(self.this_host, session, asked)
 
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]:
         migrate_flow.check(self.this_host, session, wanted)
         with peers.pool(self.this_host.config) as pool:
             peer = peers.checked_peer(self.this_host, pool, to)
@@ -113,7 +114,7 @@ class _RelayAccess(_Access):
     def turn(self, session: str, asked: TurnOptions) -> dict[str, Any]:
         return client.turn(self.relay, session, asked)
 
-    def migrate(self, session: str, to: str, wanted: migrate_flow.MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - an _Access
+    def migrate(self, session: str, to: str, wanted: MigrateOptions) -> dict[str, Any]:  # noqa: ARG002 - an _Access
         hint = f"On the host that has it: cmdop-migrate migrate {session[:12]} --to {to}"
         raise Usage("a session cannot be migrated through a relay", hint)
 
@@ -216,7 +217,7 @@ class Session:
     def migrate(self, to: str, *, pre_ship: int = 0, lazy: bool = False) -> dict[str, Any]:
         """Migrate the session from this host to another, and return the fields of `migrate --json`. Clients attached
         through a relay stay attached; local ones have to attach on the other host."""
-        return self._access.migrate(self.session, to, migrate_flow.MigrateOptions(pre_ship=pre_ship, lazy=lazy))
+        return self._access.migrate(self.session, to, MigrateOptions(pre_ship=pre_ship, lazy=lazy))
 
 
 class AsyncSession:

@@ -15,7 +15,7 @@ any process is killed, the lease alone decides which host has the session
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from cmdop_migrate import clock
@@ -25,6 +25,7 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.host.move_journal import End, Moves
 from cmdop_migrate.images.format.manifest import Manifest
 from cmdop_migrate.migration import ownership, plan, steps
+from cmdop_migrate.migration.migrate_options import Downtime, MigrateOptions, MigrationResult
 from cmdop_migrate.migration.ownership import MoveOutcome, settle
 from cmdop_migrate.migration.target import TargetStandby
 from cmdop_migrate.model import Record
@@ -45,73 +46,6 @@ PRINTING_SECONDS = 1.0  # a session that printed within this time before the fre
 EXPECTED = {"plan": 1.0, "stand-by": 1.0, "pre-ship": 0.0, "ship": 0.5, "restore": 0.5, "forget": 0.05}
 Progress = Callable[[str], None]
 Show = Callable[[Report], None]
-
-
-@dataclass(frozen=True)
-class MigrateOptions:
-    """Hold what the caller of a migration asked for."""
-
-    pre_ship: int = 0  # pre-copy rounds
-    lazy: bool = False
-    accept: tuple[str, ...] = ()  # checks of the plan whose blockers are only warnings
-    wait_quiet: float = 0.0  # seconds to wait for blockers that pass by themselves
-
-
-@dataclass(frozen=True)
-class Downtime:
-    """Measure how long a session printed nothing: from its last output, or the freeze, until its first output on the
-    target, or its first instruction there."""
-
-    seconds: float
-    basis: str
-    until: str
-
-
-@dataclass(frozen=True)
-class MigrationResult:
-    """Describe a finished migration. `frozen_s` and `downtime` are None if the connection to the target broke and
-    nothing was measured."""
-
-    migration: str
-    session: str
-    name: str
-    source: str
-    target: str
-    token: int
-    shipped: CheckpointResult
-    frozen_s: float | None
-    downtime: Downtime | None
-    phases: dict[str, float]
-    hooks: list[dict[str, Any]]
-    warnings: list[dict[str, Any]]
-    took_s: float
-
-    @property
-    def downtime_s(self) -> float | None:
-        """Return the seconds in which the session printed nothing."""
-        return self.downtime.seconds if self.downtime is not None else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what `migrate --json` prints."""
-        downtime = self.downtime
-        return {
-            "migration": self.migration,
-            "session": self.session,
-            "name": self.name,
-            "from": self.source,
-            "to": self.target,
-            "token": self.token,
-            "checkpoint": self.shipped.manifest.checkpoint,
-            "frozen_s": self.frozen_s,
-            "downtime_s": self.downtime_s,
-            "downtime": {"from": downtime.basis, "until": downtime.until} if downtime is not None else None,
-            "phases": self.phases,
-            "bytes": self.shipped.to_json()["bytes"],
-            "closed_connections": self.shipped.closed,
-            "hooks": self.hooks,
-            "warnings": self.warnings,
-            "took_s": self.took_s,
-        }
 
 
 def check(this_host: Host, reference: str, options: MigrateOptions) -> None:

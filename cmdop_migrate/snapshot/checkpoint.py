@@ -87,7 +87,7 @@ class _Checkpoint:
         self.group = this_host.cgroup(record.session)
         self.directory = this_host.directory(record.session)
         self.uppers = [self.directory / f"layers/{number}/upper" for number in range(len(record.layers))]
-        self.images = self.directory / "dump"  # CRIU's; one of launch.PASSING
+        self.images = self.directory / "dump"  # of CRIU; among holder/start.PASSING, which a sweep removes
         self.phases = resources.Phases("checkpoint")
         self.frozen_at = self.captured_at = self.stopped_at = self.printed_at = 0.0
         self.is_frozen_by_us = False  # then a failure thaws it

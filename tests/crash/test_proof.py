@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -28,9 +29,14 @@ def trial_of(host: Host, session: str) -> str:
 
 
 def tasks(host: Host, trial: str) -> list[psutil.Process]:
-    """The trial's own processes, CRIU's left out."""
-    found = [psutil.Process(pid) for pid in host.pids(trial)]
-    return [one for one in found if "criu" not in " ".join(one.cmdline())]
+    """Return the trial's own processes, without CRIU. A process that ends meanwhile is left out."""
+    own = []
+    for pid in host.pids(trial):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if "criu" not in " ".join(process.cmdline()):
+                own.append(process)
+    return own
 
 
 def test_trial_is_complete_frozen_and_isolated_while_the_session_is_frozen(host: Host, tmp_path: Path) -> None:

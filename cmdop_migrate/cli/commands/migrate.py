@@ -18,6 +18,7 @@ from cmdop_migrate.host.move_journal import Move
 from cmdop_migrate.migration import migrate as migrate_flow
 from cmdop_migrate.migration import peers
 from cmdop_migrate.migration import resume as resume_flow
+from cmdop_migrate.migration.migrate_options import MigrateOptions
 from cmdop_migrate.util.progress import Report
 
 _WHERE = {
@@ -55,7 +56,7 @@ def migrate(app: App, session: str, host: str, report: Path | None, progress: bo
     if host == app.config.host:
         raise Usage(f"{host} is this host itself", "Name another one; see: cmdop-migrate hosts ls")
     this_host = app.this_host()
-    wanted = migrate_flow.MigrateOptions(**options)
+    wanted = MigrateOptions(**options)
     migrate_flow.check(this_host, session, wanted)  # what cannot be meant is said before anybody is called
     if report is not None and not (os.access(report.absolute().parent, os.W_OK) and not report.is_dir()):
         raise Usage(f"cannot write {report}", "Name a file in a directory that exists.")
