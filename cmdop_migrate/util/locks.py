@@ -2,7 +2,7 @@
 
 A lock belongs to the open file, not to the process: a forked or spawned process that inherits the descriptor keeps
 the lock until the last copy of the descriptor is closed, and the kernel releases it when every owner has died. To
-release a lock means to close its descriptor. Standard library only.
+release a lock means to close its descriptor. Standard library only: the holder loads this module.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def test_failing_pre_freeze_hook_stops_the_checkpoint(host: Host) -> None:
     hook = host_hook(host, "pre-freeze", "echo a table is half written >&2; exit 3")
     host_hook(host, "pre-freeze", f"touch {noted}", "two")
     error = host.fails("checkpoint", "w", status=4, code="blocked")
-    assert f"{hook}: exited 3: a table is half written" in error["message"] and "goes on" in error["hint"]
+    assert f"{hook}: exited 3: a table is half written" in error["message"] and "keeps running" in error["hint"]
     host.fails("fork", "w", "copy", status=4, code="blocked")
     assert not noted.exists(), "after a no nobody else is asked"
     assert host.pids(session)[:2] == pids[:2] and fenced_sessions.event(host, session, "hook_failed")["exit"] == 3
