@@ -70,7 +70,7 @@ def test_what_runs_elsewhere_is_not_touched(hosts: tuple[Host, Host]) -> None:
     assert b.session_dirs() == [session]
 
 
-def test_killed_half_way(hosts: tuple[Host, Host]) -> None:
+def test_kill_of_a_parked_session_interrupted_half_way(hosts: tuple[Host, Host]) -> None:
     """The lease taken, not yet ended: the next kill, or a restore, goes on from there."""
     a, b = hosts
     session = fenced_sessions.counter(a)
@@ -88,7 +88,7 @@ def test_killed_half_way(hosts: tuple[Host, Host]) -> None:
     assert "has ended" in b.fails("restore", session, status=5, code="fenced")["message"]
 
 
-def test_kill_here_and_restore_there_at_once(hosts: tuple[Host, Host]) -> None:
+def test_kill_here_and_restore_there_simultaneously(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
