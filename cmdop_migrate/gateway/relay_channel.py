@@ -60,7 +60,7 @@ class Line:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.channel.__exit__()  # the thread sees that, says goodbye and ends
+        self.channel.close()  # the thread sees that, says goodbye and ends
         self._thread.join(2.0)
         if self._thread.is_alive() and self._loop is not None and self._task is not None:
             self._loop.call_soon_threadsafe(self._task.cancel)

@@ -275,14 +275,14 @@ def _become_user(name: str, slave: int) -> None:
     os.setuid(user.pw_uid)
 
 
-def _change_dir(wanted: str, given: bool, home: str) -> None:
-    for path in [wanted] if given else [wanted, home, "/"]:
+def _change_dir(directory: str, given: bool, home: str) -> None:
+    for path in [directory] if given else [directory, home, "/"]:
         try:
             os.chdir(path)
             return
         except OSError as error:
             last = error
-    raise Refused("usage", f"cannot work in {wanted}: {last.strerror}", "Name a directory that exists, with --cwd.")
+    raise Refused("usage", f"cannot work in {directory}: {last.strerror}", "Name a directory that exists, with --cwd.")
 
 
 def _check_command(name: str, path: str) -> None:

@@ -74,7 +74,7 @@ def migrate(
             if one.session == record.session:  # its command was killed; we have the lock
                 moves.end(one, settle(this_host, one).end, told=False)
         record, channel = talk.open_channel(this_host, reference)
-        channel.__exit__()
+        channel.close()
         moves.forget_old()
         return _Migration(this_host, moves, record, target, wanted, show).run()
 

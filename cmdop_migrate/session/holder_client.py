@@ -38,6 +38,10 @@ class Channel:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self.sock.close()
 
     def fileno(self) -> int:

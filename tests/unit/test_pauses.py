@@ -25,12 +25,12 @@ def board(path: Path, ahead: float = 0.0) -> Path:
 @pytest.fixture(autouse=True)
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm_pause, "is_virtual", lambda: True)
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 0.0)
 
 
 def test_a_pause_is_found_by_the_board_clock(tmp_path: Path) -> None:
     watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
-    assert watch.every == vm_pause.LOOK_EVERY
+    assert watch.every == vm_pause.COMPARE_CLOCKS_EVERY
     assert not watch.look() and not watch.look()
     board(tmp_path / "clock", 1.4)
     assert not watch.look(), "within what the board's clock is right to"
@@ -63,7 +63,7 @@ def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
 
 
 def test_a_slow_board_clock_is_read_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 1000.0)
     watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
     watch.look(at_once=True)  # this machine may not be up for as long as that
     board(tmp_path / "clock", 60)
@@ -94,7 +94,7 @@ def test_lease_watchdog_freezes_after_a_pause_until_the_next_renewal(
     heard: list[bool] = []
     switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
     switch.watch()
-    time.sleep(2 * vm_pause.LOOK_EVERY)
+    time.sleep(2 * vm_pause.COMPARE_CLOCKS_EVERY)
     switch.check()
     before = boottime()
     assert order.read_text() == "0" and not switch.fenced
@@ -111,7 +111,7 @@ def test_doubt_includes_a_pause_not_found_yet(tmp_path: Path, monkeypatch: pytes
     """Told of a pause before it found it: once renewed, it does not stand still a second time for the same."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 1000.0)
     monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
     switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
@@ -120,7 +120,7 @@ def test_doubt_includes_a_pause_not_found_yet(tmp_path: Path, monkeypatch: pytes
     switch.doubt()
     assert switch.fenced and order.read_text().strip() == "1"
     switch.renewed(boottime() + 1000, boottime())
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 0.0)
     switch.check()
     assert not switch.fenced and heard == [True, False]
 
