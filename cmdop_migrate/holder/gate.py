@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 
-from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.holder import cgroup, protocol, syscalls
 from cmdop_migrate.util import trusted_file
 
 TYPE_CHECKING = False
@@ -38,7 +38,7 @@ class Gate:
         self, order: dict[str, object], group: str, epoll: select.epoll, answer: Callable[[bool, str, bool], None]
     ) -> None:
         self.address = str(order["address"])
-        self._timeout, self._allow = float(str(order["timeout"])), order["on_error"] == "allow"
+        self._timeout, self._allow = protocol.Fields(order).seconds("timeout"), order["on_error"] == "allow"
         self._group, self._epoll, self._answer = cgroup.gate(group), epoll, answer
         self._pid, self._pipe = 0, -1
         self._said, self._problem = b"", ""

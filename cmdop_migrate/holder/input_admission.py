@@ -126,8 +126,9 @@ class InputAdmission:
         at = session.ring.end
         answer = self._send(client, request.actor, data)
         if stream is not None and (answer is None or "error" not in answer):
-            seq = UNDECIDED if answer is None else int(str(answer["seq"]))
-            self.streams.apply(stream, len(data), seq, at)
+            number = UNDECIDED if answer is None else answer["seq"]
+            assert isinstance(number, int)
+            self.streams.apply(stream, len(data), number, at)
         session.feed_terminal()
         return answer
 

@@ -32,15 +32,15 @@ class Modes:
 
     def __init__(self, master: int) -> None:
         try:
-            found = termios.tcgetattr(master)
+            attributes = termios.tcgetattr(master)
         except termios.error:
             self.canonical, self.signals, self.secret, self.kill = False, False, True, _RAW_KILL
             return
-        local = found[3]
+        local = attributes[3]
         self.canonical, self.signals = bool(local & termios.ICANON), bool(local & termios.ISIG)
         # A terminal in line mode that does not echo asks for a password: its bytes are not journalled.
         self.secret = self.canonical and not local & termios.ECHO
-        self.kill = found[6][termios.VKILL] * 2 if self.canonical else _RAW_KILL  # twice: the first may be quoted by ^V
+        self.kill = attributes[6][termios.VKILL] * 2 if self.canonical else _RAW_KILL  # twice: ^V may quote one
 
 
 def at(byte: int, staged: int, modes: Modes, gated: bool) -> tuple[bool, bool]:

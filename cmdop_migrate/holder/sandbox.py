@@ -19,7 +19,7 @@ import struct
 import termios
 from collections.abc import Iterable
 
-from cmdop_migrate.holder import cgroup, syscalls
+from cmdop_migrate.holder import cgroup, protocol, syscalls
 from cmdop_migrate.holder.syscalls import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, mount
 from cmdop_migrate.util.paths import RESOLV, SPECIAL, is_under
 
@@ -89,7 +89,7 @@ def work(order: dict[str, object]) -> None:
     mount_files(order)
     worker = order["worker"]
     assert isinstance(worker, list)
-    fd = int(str(order["worker_fd"]))
+    fd = protocol.Fields(order).integer("worker_fd")
     os.set_inheritable(fd, True)
     os.execve(worker[0], [*worker, "swrk", str(fd)], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
 
@@ -275,14 +275,14 @@ def _become_user(name: str, slave: int) -> None:
     os.setuid(user.pw_uid)
 
 
-def _change_dir(wanted: str, given: bool, home: str) -> None:
-    for path in [wanted] if given else [wanted, home, "/"]:
+def _change_dir(directory: str, given: bool, home: str) -> None:
+    for path in [directory] if given else [directory, home, "/"]:
         try:
             os.chdir(path)
             return
         except OSError as error:
             last = error
-    raise Refused("usage", f"cannot work in {wanted}: {last.strerror}", "Name a directory that exists, with --cwd.")
+    raise Refused("usage", f"cannot work in {directory}: {last.strerror}", "Name a directory that exists, with --cwd.")
 
 
 def _check_command(name: str, path: str) -> None:

@@ -132,7 +132,7 @@ def restore(order: Message, control: socket.socket, begin: Callable[[float], Non
         sandbox.work(order)
 
     worker, status = _fork(work)
-    os.close(int(str(order["worker_fd"])))
+    os.close(protocol.Fields(order).integer("worker_fd"))
     os.read(status, 1)  # end of file: CRIU runs; a failure shows by its not answering
     os.close(status)
     tell(control, {"stage": "worker", "pid": worker})

@@ -6,6 +6,8 @@ grows. While the turn is free, every actor may write.
 
 from __future__ import annotations
 
+from cmdop_migrate.holder.protocol import seconds
+
 QUEUE_LIMIT = 16
 NAME_LIMIT = 128
 LONGEST = 7 * 86400.0
@@ -137,7 +139,7 @@ class Turn:
             return
         if not isinstance(holder, str):
             raise TypeError("not a name")
-        left, timeout = float(str(saved["left"])), float(str(saved["timeout"]))
+        left, timeout = seconds(saved["left"]), seconds(saved["timeout"])
         for actor, time in [(holder, timeout), *waiting]:
             _check(actor, time)
         if len({holder, *(actor for actor, _ in waiting)}) != len(waiting) + 1 or not 0 <= left <= timeout:

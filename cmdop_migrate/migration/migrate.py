@@ -69,7 +69,7 @@ def migrate(
             if move.session == record.session:  # the command of that move was killed: we hold its lock
                 moves.end(move, settle(this_host, move).end, told=False)
         record, channel = talk.open_channel(this_host, reference)
-        channel.__exit__()
+        channel.close()
         moves.forget_old()
         return _Migration(this_host, moves, record, target, options, show).run()
 

@@ -12,8 +12,8 @@ import os
 import time
 
 BOARD_CLOCK = "/sys/class/rtc/rtc0/since_epoch"
-LOOK_EVERY = 0.2
-AT_MOST_EVERY = 0.05  # however many requests arrive: reading a real board's clock takes up to some ms
+COMPARE_CLOCKS_EVERY = 0.2  # seconds
+READ_AT_MOST_EVERY = 0.05  # however many requests arrive: reading a real board's clock takes up to some ms
 SLACK = 2.5  # seconds: the board's clock has whole seconds, and may be adjusted a little
 
 
@@ -38,14 +38,14 @@ class Pauses:
     @property
     def every(self) -> float | None:
         """Return the seconds between two looks; None if there is no such clock."""
-        return None if self._fd is None else LOOK_EVERY
+        return None if self._fd is None else COMPARE_CLOCKS_EVERY
 
     def look(self, at_once: bool = False) -> bool:
         """Return whether the board's clock has advanced further than the kernel's since the last renewal, by all pauses
         together. An administrator who sets that clock forward looks the same: the session is frozen until its lease is
         renewed, and then resumes. `at_once`: look however recent the last look is."""
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
-        if self._fd is None or (now - self._looked < AT_MOST_EVERY and not at_once):
+        if self._fd is None or (now - self._looked < READ_AT_MOST_EVERY and not at_once):
             return False
         try:
             ahead = int(os.pread(self._fd, 32, 0)) - now

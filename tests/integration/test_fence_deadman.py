@@ -27,7 +27,7 @@ def quick(tmp_path: Path) -> Iterator[Host]:
         yield host
 
 
-def test_agent_killed_frozen_by_the_deadline_and_goes_on_with_the_next_agent(quick: Host) -> None:
+def test_session_freezes_at_its_deadline_without_an_agent_and_resumes_with_the_next(quick: Host) -> None:
     session = fenced_sessions.counter(quick)
     time.sleep(1)
     quick.kill_agent()
@@ -52,7 +52,7 @@ def test_agent_stopped_and_continued(quick: Host) -> None:
     fenced_sessions.counts_on(quick, session)
 
 
-def test_lease_store_away_and_back(quick: Host) -> None:
+def test_session_freezes_while_the_lease_store_is_away(quick: Host) -> None:
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
     session = fenced_sessions.counter(quick)
     agent = quick.agent_pid()
@@ -83,7 +83,7 @@ def test_lease_store_that_lost_everything_stops_the_session_and_does_not_kill_it
     fenced_sessions.counts_on(quick, session)
 
 
-def test_clients_are_told_why(quick: Host) -> None:
+def test_clients_learn_why_the_session_is_frozen(quick: Host) -> None:
     session = fenced_sessions.counter(quick)
     agent = quick.agent_pid()
     assert agent is not None
@@ -101,7 +101,7 @@ def test_clients_are_told_why(quick: Host) -> None:
 ATTACH = [*CM, "attach", "w"]
 
 
-def test_a_fenced_session_is_killed_without_another_step(quick: Host) -> None:
+def test_kill_of_a_fenced_session_does_not_thaw_it(quick: Host) -> None:
     """`kill` asks politely, which means letting it run: not one that another may have taken over."""
     session = quick.start(
         "bash", "-c", "trap 'echo says goodbye; exit' TERM HUP; while :; do echo n $((++i)); sleep 0.05; done", name="w"
@@ -116,7 +116,7 @@ def test_a_fenced_session_is_killed_without_another_step(quick: Host) -> None:
     assert quick.sessions()[0]["state"] == "exited"
 
 
-def test_two_sessions_one_holder_hung_the_other_goes_on(quick: Host) -> None:
+def test_a_hung_holder_does_not_freeze_other_sessions(quick: Host) -> None:
     stuck, fine = fenced_sessions.counter(quick, "stuck"), fenced_sessions.counter(quick, "fine")
     with fenced_sessions.halted(quick.holder(stuck)):
         time.sleep(5)
@@ -128,7 +128,7 @@ def test_two_sessions_one_holder_hung_the_other_goes_on(quick: Host) -> None:
 
 
 @pytest.mark.parametrize("which", ["the agent that knows it", "another, started meanwhile"])
-def test_stopped_holder_is_stood_in_for_while_the_store_is_away(quick: Host, which: str) -> None:
+def test_agent_freezes_the_session_of_a_stopped_holder_while_the_store_is_away(quick: Host, which: str) -> None:
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{quick.dir}/lease/lease.db"
     session = fenced_sessions.counter(quick)
     time.sleep(1)  # the agent has renewed it
@@ -193,7 +193,7 @@ FENCE = (
 )
 
 
-def test_holder_that_hangs_in_a_write_still_keeps_the_time(tmp_path: Path) -> None:
+def test_holder_that_hangs_in_a_write_still_freezes_its_session(tmp_path: Path) -> None:
     """The second thread: nobody polls the timer here."""
     from cmdop_migrate.holder import cgroup
     from cmdop_migrate.holder.lease_watchdog import LeaseWatchdog

@@ -69,7 +69,7 @@ def pss(pid: int) -> int:
     return next(int(row.split()[1]) << 10 for row in rows if row.startswith("Pss:"))
 
 
-def test_an_executable(tmp_path: Path) -> None:
+def test_executable_gate_admits_and_refuses_lines(tmp_path: Path) -> None:
     with gated(tmp_path, str(gate_at(tmp_path))) as host:
         session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
         assert host.cm_json("send", "w", "good", "--enter", "--actor", "ann")["seq"] == 1
@@ -102,7 +102,7 @@ def test_an_executable(tmp_path: Path) -> None:
         assert pss(host.holder(session)) < 12 << 20
 
 
-def test_a_person_is_told_and_a_prompt_is_clean_again(tmp_path: Path) -> None:
+def test_a_refused_line_is_reported_and_erased(tmp_path: Path) -> None:
     """In a shell with line editing: the refused line goes, even with the cursor in the midst of it."""
     with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="10s") as host:
         host.start("bash", "--norc", name="w", options=("--env", "PS1=ready> "))
@@ -119,7 +119,7 @@ def test_a_person_is_told_and_a_prompt_is_clean_again(tmp_path: Path) -> None:
         assert "\nforbidden" not in host.output("w") and "\nright" not in host.output("w")
 
 
-def test_it_hangs_and_nothing_else_does(tmp_path: Path) -> None:
+def test_a_hanging_gate_blocks_nothing_else(tmp_path: Path) -> None:
     with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="60s") as host:
         session = host.start(
             "bash", "-c", f"(n=0; while :; do echo n$((n+=1)); sleep 0.1; done) & {fenced_sessions.ECHO}", name="w"
@@ -231,7 +231,7 @@ def test_an_address_of_a_session_s_own(host: Host) -> None:
     assert host.output("w").count("did ") == 1 and host.cm_json("inputs", session, "--verify")["ok"]
 
 
-def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: Path) -> None:
+def test_resent_input_is_not_reported_applied_while_the_gate_decides(tmp_path: Path) -> None:
     """A client that lost its connection sends the same input, by the same stream, over another one."""
     with gated(tmp_path, str(gate_at(tmp_path)), GATE_TIMEOUT="30s") as host:
         session = host.start("bash", "--norc", name="w")["session"]
@@ -242,5 +242,5 @@ def test_who_asks_again_while_it_decides_is_not_told_that_it_went_in(tmp_path: P
             until(lambda: (tmp_path / "asked").exists(), 10, "the gate is asked")
         with Channel(records.socket(session)) as again:
             answer = again.ask(**asked)
-        assert answer["error"] == "gate" and "got lost" in answer["why"], answer
+        assert answer["error"] == "gate" and "was lost" in answer["why"], answer
         assert len((tmp_path / "asked").read_text().splitlines()) == 1, "it is there once"

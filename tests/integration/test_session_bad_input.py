@@ -280,7 +280,7 @@ def test_half_a_command(host: Host) -> None:
 
 
 @pytest.mark.parametrize("words", [["show", "nobody"], ["--json", "show", "nobody"]])
-def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: list[str]) -> None:
+def test_an_unread_error_is_in_the_exit_status(host: Host, words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open("/dev/full", "wb") as full, os.fdopen(writer, "wb") as broken:
@@ -291,7 +291,7 @@ def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: lis
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_answer_that_nobody_reads_leaves_the_exit_status(host: Host, options: list[str]) -> None:
+def test_an_unread_answer_leaves_the_exit_status(host: Host, options: list[str]) -> None:
     host.start("true", name="t")
     reader, writer = os.pipe()
     os.close(reader)

@@ -36,7 +36,7 @@ def test_start_show_end(host: Host) -> None:
     assert kinds == ["started", "exited", "killed"]
 
 
-def test_exit_codes_are_told(host: Host) -> None:
+def test_exit_codes_are_reported(host: Host) -> None:
     for command, code, reason in (
         ("exit 7", 7, "exited 7"),
         ("kill -9 $$", 137, "exited 137"),
@@ -160,7 +160,7 @@ def test_two_hosts_with_equal_names(make_host: Callable[[str], Host]) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_at_once(host: Host) -> None:
+def test_fifty_sessions_simultaneously(host: Host) -> None:
     began = time.monotonic()
     for number in range(50):
         host.start("sleep", "1000", name=f"s{number}")

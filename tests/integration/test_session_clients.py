@@ -95,7 +95,7 @@ def cmdop_pids(host: Host) -> list[int]:
     return found
 
 
-def test_death_of_the_holder_is_told(host: Host) -> None:
+def test_death_of_the_holder_is_reported(host: Host) -> None:
     made = host.start("bash", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done", name="t")
     session = made["session"]
     host.wait_for("t", "up")
@@ -208,7 +208,7 @@ def test_more_clients_than_are_taken(host: Host) -> None:
     host.wait_for("t", "back")
 
 
-def test_waiting_for_ever(host: Host) -> None:
+def test_wait_without_a_time_limit(host: Host) -> None:
     host.start("cat", name="t")
     waiter = subprocess.Popen([*CM, "wait", "t", "--for", "now", "--timeout", "999999d"], env=host.env(), stdout=-1)
     host.ok("send", "t", "now", "--enter")
@@ -341,7 +341,7 @@ def journal(host: Host, session: str) -> list[dict[str, object]]:
     return lines
 
 
-def test_passwords_are_not_written_down(host: Host) -> None:
+def test_passwords_are_not_journalled(host: Host) -> None:
     script = "stty -echo; echo ask; read x; stty echo; echo have ${#x}; read y"
     session = host.start("sh", "-c", script, name="t")["session"]
     host.wait_for("t", "ask")
@@ -359,7 +359,7 @@ def test_passwords_are_not_written_down(host: Host) -> None:
     assert all(b"geheim" not in path.read_bytes() for path in host.state.rglob("*") if path.is_file())
 
 
-def test_a_password_left_half_typed_is_not_written_down(host: Host, tmp_path: Path) -> None:
+def test_a_half_typed_password_is_not_journalled(host: Host, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     script = f"stty -echo; echo ask; until [ -e {shared}/go ]; do sleep 0.1; done; stty echo; echo late; read x"

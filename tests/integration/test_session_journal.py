@@ -26,7 +26,7 @@ def journal(host: Host, session: str) -> list[dict[str, Any]]:
     return list(input_journal.journal(records, records.find(session)))
 
 
-def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> None:
+def test_a_rotated_journal_moves_with_the_session(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     where = a.state / "sessions" / session / "inputs.jsonl"
@@ -46,7 +46,7 @@ def test_a_journal_that_was_put_aside_moves_along(hosts: tuple[Host, Host]) -> N
     assert (b.state / "sessions" / session / "inputs.jsonl.1").stat().st_size > ROTATE_AT
 
 
-def test_who_typed_half_a_line_is_named_after_the_move(hosts: tuple[Host, Host]) -> None:
+def test_author_of_a_half_typed_line_is_named_after_a_move(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("send", "w", "rm -rf", "--actor", "ann")
@@ -58,7 +58,7 @@ def test_who_typed_half_a_line_is_named_after_the_move(hosts: tuple[Host, Host])
     assert (line["actor"], line["originators"], line["text"]) == ("bob", ["ann", "bob"], "rm -rf /tmp/x\r")
 
 
-def test_half_a_password_is_not_written_down_after_the_move(host: Host) -> None:
+def test_a_half_typed_password_is_not_journalled_after_a_move(host: Host) -> None:
     command = "stty -echo; echo ask; read -r x; stty echo; echo have ${#x}; read -r y"
     session = host.start("bash", "-c", command, name="w")["session"]
     host.wait_for("w", "ask")

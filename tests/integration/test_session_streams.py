@@ -24,7 +24,7 @@ def type_at(channel: Channel, at: int, data: str) -> dict[str, Any]:
     raise AssertionError("no answer")
 
 
-def test_it_goes_in_once_here_and_there(host: Host) -> None:
+def test_numbered_input_is_applied_once_across_a_move(host: Host) -> None:
     session = host.start("bash", "-c", "stty -echo; echo ready; while read -r x; do echo got $x; done", name="w")[
         "session"
     ]

@@ -58,7 +58,7 @@ def test_vim_edits_and_redraws(host: Host, tmp_path: Path) -> None:
 
 
 @needs("vim")
-def test_vim_is_painted_anew_when_its_screen_is_no_longer_kept(host: Host, tmp_path: Path) -> None:
+def test_vim_repaints_when_its_screen_is_no_longer_kept(host: Host, tmp_path: Path) -> None:
     """The bytes that switched to the other screen, and painted it, were evicted long ago."""
     host.extra["CMDOP_MIGRATE_RING_SIZE"] = "4KiB"
     host.start("vim", "-u", "NONE", "-n", name="v")
@@ -227,7 +227,7 @@ def test_old_questions_are_not_asked_again(host: Host) -> None:
         one.wait()
 
 
-def test_a_quiet_session_is_shown_at_once(host: Host) -> None:
+def test_a_quiet_session_is_shown_immediately(host: Host) -> None:
     """What was printed comes with the answer to `attach`: it must not wait for the next output."""
     host.start("sh", "-c", "echo here; sleep 1000", name="t")
     host.wait_for("t", "here")

@@ -46,7 +46,7 @@ def status(host: Host, session: str) -> dict[str, Any]:
         return channel.ask(op="status")
 
 
-def test_one_writes_and_the_others_are_told(host: Host) -> None:
+def test_only_the_turn_holder_writes_and_others_are_refused(host: Host) -> None:
     session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     assert turn(host, "w")["holder"] is None
     got = host.cm_json("turn", "w", "request", "--actor", "ann", "--timeout", "1h")
@@ -90,7 +90,7 @@ def test_one_writes_and_the_others_are_told(host: Host) -> None:
         assert host.cm("turn", "w", *words).returncode == code
 
 
-def test_it_lapses_and_who_waits_gets_it(host: Host) -> None:
+def test_a_lapsed_turn_goes_to_the_waiting_actor(host: Host) -> None:
     host.start("bash", "-c", fenced_sessions.ECHO, name="w")
     host.ok("turn", "w", "request", "--actor", "ann", "--timeout", "1h")
     gone = subprocess.Popen([*CM, "turn", "w", "request", "--actor", "gone", "--wait", "1m"], env=host.env())
@@ -136,7 +136,7 @@ class Flood:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_seized_from_one_that_never_stops(host: Host, tmp_path: Path, reads: bool) -> None:
+def test_seize_takes_the_turn_from_a_client_that_keeps_typing(host: Host, tmp_path: Path, reads: bool) -> None:
     (tmp_path / "shared").mkdir()
     go = tmp_path / "shared" / "go"
     idle = "" if reads else f"until [ -e {go} ]; do sleep 0.1; done; "
@@ -162,7 +162,7 @@ def test_seized_from_one_that_never_stops(host: Host, tmp_path: Path, reads: boo
     assert host.cm_json("inputs", "w", "--verify")["ok"]
 
 
-def test_seized_it_stands_still_until_released(host: Host) -> None:
+def test_seize_with_freeze_freezes_until_released(host: Host) -> None:
     session = host.start("bash", "-c", "n=0; while :; do echo n$((n+=1)); sleep 0.05; done", name="w")["session"]
     host.wait_for("w", "n5")
     with Pty([*CM, "attach", "w", "--actor", "bob"], host.env()) as bob:
@@ -183,7 +183,7 @@ def test_seized_it_stands_still_until_released(host: Host) -> None:
     assert host.cm_json("kill", "w")["session"] == session, "frozen or not"
 
 
-def test_fenced_meanwhile_it_still_stands_still(tmp_path: Path) -> None:
+def test_a_seized_session_stays_frozen_after_a_fence(tmp_path: Path) -> None:
     with pair(tmp_path, ttl="2s") as (host, _):
         session = host.start("bash", "-c", "n=0; while :; do echo n$((n+=1)); sleep 0.05; done", name="w")["session"]
         host.ok("turn", "w", "seize", "--actor", "root", "--freeze")
@@ -198,7 +198,7 @@ def test_fenced_meanwhile_it_still_stands_still(tmp_path: Path) -> None:
         until(lambda: printed(host, "w") > end)
 
 
-def test_turn_queue_and_halves_move_along(hosts: tuple[Host, Host]) -> None:
+def test_turn_queue_and_staged_input_move_with_the_session(hosts: tuple[Host, Host]) -> None:
     a, b = hosts
     session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("send", "w", "half ", "--actor", "ann")
@@ -226,7 +226,7 @@ def test_turn_queue_and_halves_move_along(hosts: tuple[Host, Host]) -> None:
     assert b.cm_json("turn", fork, "show")["holder"] is None, "a branch is a session of its own"
 
 
-def test_a_journal_that_was_touched_says_so(host: Host) -> None:
+def test_a_changed_journal_is_reported(host: Host) -> None:
     session = host.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     for number in range(4):
         host.ok("send", "w", f"line {number}", "--enter", "--actor", "ann")

@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
-def test_the_one_on_its_own_file_system(tmp_path: Path, name: str) -> None:
+def test_a_watch_on_the_session_s_own_file_system(tmp_path: Path, name: str) -> None:
     command = ["unshare", "-m", sys.executable, "-c", PROGRAM, name]
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -27,14 +27,14 @@ class Short:
 
 
 @pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED])
-def test_one_that_cannot_be_let_in_ends_nothing(code: int) -> None:
+def test_failed_accept_does_not_end_the_holder(code: int) -> None:
     with select.epoll() as epoll:
         clients = Clients(epoll, Ring(4096))
         clients.accept(Short(code))  # type: ignore[arg-type]  # stands in for a listener
         assert clients.attached() == 0
 
 
-def test_one_that_cannot_be_watched_is_sent_away() -> None:
+def test_client_that_epoll_refuses_is_disconnected() -> None:
     clients = Clients(Short(errno.ENOSPC), Ring(4096))  # type: ignore[arg-type]  # … for an epoll
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
         listener.bind("")  # a name of the kernel's choice

@@ -8,7 +8,7 @@ from pathlib import Path
 from cmdop_migrate.session import files_in_use
 
 
-def test_one_that_has_ended_is_passed_over(tmp_path: Path) -> None:
+def test_a_process_that_has_ended_is_skipped(tmp_path: Path) -> None:
     """A process on its way out is listed still, but the kernel shows its mounts no more: EINVAL, not ENOENT."""
     layers = files_in_use.Layers(("/",), (tmp_path,))
     pid = os.fork()

@@ -66,7 +66,7 @@ def script(tmp_path: Path) -> Iterator[Path]:
     yield path
 
 
-def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> None:
+def test_gate_process_gets_the_question_and_leaves_nothing_behind(script: Path, tmp_path: Path) -> None:
     script.write_text(
         f"#!/bin/sh\n(ls -l /proc/self/fd; env; cat; pwd; ps -o sid= -p $$) > {tmp_path}/seen\nsleep 1000 & echo no; exit 1\n"
     )
@@ -92,7 +92,7 @@ def test_what_it_is_given_and_what_it_leaves(script: Path, tmp_path: Path) -> No
         asker.close()
 
 
-def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
+def test_gate_fails_without_descriptors_and_recovers(script: Path) -> None:
     asker = Asker(str(script))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
@@ -120,6 +120,6 @@ def test_without_a_descriptor_left_it_fails_and_recovers(script: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/x", "http://[", "http://127.0.0.1:0/"])
-def test_nobody_there(address: str) -> None:
+def test_http_gate_without_a_server_fails(address: str) -> None:
     status, words = gate_http.call(address, b"{}", 2.0)
     assert status == gate_http.FAILED and words

@@ -64,7 +64,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     os.close(one.slave)
 
 
-def test_a_line_waits_and_everything_behind_it(desk: Desk) -> None:
+def test_a_gated_line_waits_with_all_input_behind_it(desk: Desk) -> None:
     desk.type("ann", b"ls")
     assert desk.asked == []
     desk.type("bob", b" -l\rwhoami\r")
@@ -88,7 +88,7 @@ def test_a_line_waits_and_everything_behind_it(desk: Desk) -> None:
     assert got == [("bob", ["ann", "bob"], "allowed", None), ("bob", ["bob"], "allowed", "the gate failed: no answer")]
 
 
-def test_refused_it_is_erased_and_what_was_to_follow_is_dropped(desk: Desk) -> None:
+def test_a_refused_line_is_erased_and_typeahead_dropped(desk: Desk) -> None:
     desk.type("ann", b"rm -rf /\recho next\r")
     desk.type("bob", b"ls\r")
     desk.say(False, "no")
@@ -114,7 +114,7 @@ def test_a_quoted_kill_does_not_save_the_line(desk: Desk) -> None:
     assert desk.read() == b"\n"
 
 
-def test_where_nothing_can_be_erased_the_gate_sees_it_again(desk: Desk) -> None:
+def test_a_line_that_cannot_be_erased_is_asked_about_again(desk: Desk) -> None:
     modes = termios.tcgetattr(desk.slave)
     modes[6][termios.VKILL] = b"\0"
     termios.tcsetattr(desk.slave, termios.TCSANOW, modes)
@@ -137,7 +137,7 @@ def test_where_nothing_can_be_erased_the_gate_sees_it_again(desk: Desk) -> None:
         (True, b"x" * LINE_LIMIT + b"y\r", ["x" * LINE_LIMIT, "y\r"]),
     ],
 )
-def test_what_the_gate_sees(desk: Desk, canonical: bool, typed: bytes, asked: list[str]) -> None:
+def test_the_question_holds_actor_text_and_authors(desk: Desk, canonical: bool, typed: bytes, asked: list[str]) -> None:
     desk.mode(canonical)
     desk.type("ann", typed)
     while desk.inputs.asked is not None:
@@ -147,7 +147,7 @@ def test_what_the_gate_sees(desk: Desk, canonical: bool, typed: bytes, asked: li
     assert all(one["partial"] == (not one["text"].endswith(("\r", "\n"))) for one in desk.asked)
 
 
-def test_an_interrupt_that_is_only_a_key_hides_nothing(desk: Desk) -> None:
+def test_ctrl_c_in_raw_mode_does_not_hide_input_from_the_gate(desk: Desk) -> None:
     desk.mode(canonical=False, signals=False)
     desk.type("ann", b"evil\x03\r")
     assert desk.asked[0]["text"] == "evil\x03\r" and not desk.asked[0]["plain"]
@@ -175,7 +175,7 @@ def test_a_seize_drops_what_others_have_waiting(desk: Desk) -> None:
     assert (line["actor"], line["originators"], line["text"]) == ("root", ["ann", "root"], "one\x03")
 
 
-def test_a_yes_for_what_was_dropped_opens_nothing(desk: Desk) -> None:
+def test_an_answer_about_dropped_input_admits_nothing(desk: Desk) -> None:
     desk.mode(canonical=False)
     desk.inputs.ask = None
     desk.type("filler", b"x" * 40000)  # the terminal is full now
@@ -192,7 +192,7 @@ def test_a_yes_for_what_was_dropped_opens_nothing(desk: Desk) -> None:
     assert [one["actor"] for one in desk.asked] == ["ann", "bob"] and desk.inputs.asked is not None
 
 
-def test_asked_again_after_standing_still(desk: Desk, tmp_path: Path) -> None:
+def test_the_gate_is_asked_again_after_a_freeze(desk: Desk, tmp_path: Path) -> None:
     desk.type("ann", b"half")
     desk.type("bob", b"\rrest")
     desk.inputs.cancel()

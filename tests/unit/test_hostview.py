@@ -42,7 +42,7 @@ def test_parse_mounts() -> None:
 
 
 @pytest.mark.parametrize("odd", ["\u00a0", "\u0085", "\u2028", "\r", "\x0b", "\x0c", "\x1c", "\u3000"])
-def test_a_mount_may_have_any_name(tmp_path: Path, odd: str) -> None:
+def test_parse_mounts_reads_any_mount_point_name(tmp_path: Path, odd: str) -> None:
     """What Python takes for the end of a word or line, and the kernel does not."""
     assert parse_mounts(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n") == [Mount(f"/a{odd}b", "tmpfs")]
     assert machine.parse_mountinfo(f"26 25 0:30 / /a{odd}b rw - tmpfs t rw\n")[0].point == f"/a{odd}b"

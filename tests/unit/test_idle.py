@@ -28,7 +28,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return one
 
 
-def test_work_counts_from_one_percent(world: World) -> None:
+def test_one_percent_of_a_processor_counts_as_work(world: World) -> None:
     one = idle.Idle("group")
     world.passes(100, 0.9)
     one.look()
@@ -41,7 +41,7 @@ def test_work_counts_from_one_percent(world: World) -> None:
     assert one.seconds() == 50
 
 
-def test_looks_in_quick_succession_are_one(world: World) -> None:
+def test_looks_in_quick_succession_count_as_one(world: World) -> None:
     """`ls` every 10 ms must not make a program that wakes up once in a while look busy."""
     one = idle.Idle("group")
     for _ in range(99):
@@ -52,7 +52,7 @@ def test_looks_in_quick_succession_are_one(world: World) -> None:
     assert one.seconds() == pytest.approx(10.99)
 
 
-def test_what_a_dump_uses_is_not_the_sessions(world: World) -> None:
+def test_processor_time_of_a_dump_is_ignored(world: World) -> None:
     one = idle.Idle("group")
     world.passes(10)
     one.look()
@@ -83,5 +83,5 @@ def test_only_a_running_session_without_clients_is_idle(change: dict[str, Any], 
     assert reap.is_idle(row, 10.0) is expected
 
 
-def test_the_real_figure_of_a_group_that_is_not_there() -> None:
+def test_processor_time_of_a_missing_group_is_zero() -> None:
     assert cgroup.cpu_seconds("/no/such/group") == 0.0

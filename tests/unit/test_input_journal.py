@@ -23,7 +23,7 @@ def seqs(verdict: input_journal_check.Verdict) -> list[int | None]:
     return [one.seq for one in verdict.breaks]
 
 
-def test_whole(tmp_path: Path) -> None:
+def test_an_untouched_journal_has_no_breaks(tmp_path: Path) -> None:
     lines, head = written(tmp_path)
     found = input_journal_check.verify(lines, head)
     assert found.ok and (found.lines, found.first, found.last, found.head) == (6, 1, 6, head)
@@ -48,7 +48,7 @@ def test_a_long_line_is_followed_by_the_next_number(tmp_path: Path) -> None:
     assert input_journal_check.verify((tmp_path / "j").read_bytes().splitlines(), again.head).ok
 
 
-def test_touched(tmp_path: Path) -> None:
+def test_a_changed_removed_or_inserted_line_is_found(tmp_path: Path) -> None:
     lines, head = written(tmp_path)
     changed = [*lines[:2], lines[2].replace(b"line 2", b"line X"), *lines[3:]]
     assert seqs(input_journal_check.verify(changed, head)) == [4]
@@ -72,7 +72,7 @@ def test_touched(tmp_path: Path) -> None:
     assert seqs(input_journal_check.verify(unbound, head)) == [4, 5]
 
 
-def test_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chain_continues_after_restart_and_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a restart, a rotation, and behind lines from before there was a chain."""
     path = tmp_path / "j"
     path.write_bytes(b'{"seq":1,"text":"old"}\n{"seq":2,"text":"old"}\n')
@@ -86,7 +86,7 @@ def test_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.ok and (found.first, found.last, found.unchained) == (1, 11, 2)
 
 
-def test_a_line_that_a_full_disk_took(tmp_path: Path) -> None:
+def test_a_line_lost_on_a_full_disk_is_reported_missing(tmp_path: Path) -> None:
     lines, _ = written(tmp_path, 3)
     journal = Journal(str(tmp_path / "j"))
     fd, journal._fd = journal._fd, open("/dev/full", "wb", buffering=0).fileno()

@@ -13,7 +13,7 @@ from cmdop_migrate.holder.input_streams import LIMIT, Streams
 ONE = "0123456789abcdef"
 
 
-def test_what_came_already_is_passed_over() -> None:
+def test_bytes_that_arrived_before_are_skipped() -> None:
     table = Streams()
     assert table.open(ONE) == 0
     assert table.new(ONE, 0, b"abc") == b"abc"
@@ -25,7 +25,7 @@ def test_what_came_already_is_passed_over() -> None:
 
 
 @given(st.binary(min_size=1, max_size=50), st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=30))
-def test_each_byte_goes_in_once_and_in_order(typed: bytes, sent: list[tuple[int, int]]) -> None:
+def test_each_byte_is_applied_once_and_in_order(typed: bytes, sent: list[tuple[int, int]]) -> None:
     table, got = Streams(), b""
     for at, count in [*sent, (0, len(typed))]:
         new = table.new(ONE, at, typed[at : at + count])
@@ -36,7 +36,7 @@ def test_each_byte_goes_in_once_and_in_order(typed: bytes, sent: list[tuple[int,
     assert got == typed
 
 
-def test_it_goes_on_in_the_next_incarnation() -> None:
+def test_streams_continue_in_the_next_incarnation() -> None:
     before, after = Streams(), Streams()
     before.open(ONE)
     before.apply(ONE, 5, 2, 3)
@@ -46,7 +46,7 @@ def test_it_goes_on_in_the_next_incarnation() -> None:
     assert after.open(ONE) == 5, "a copy"
 
 
-def test_the_table_is_bounded_and_those_in_use_stay() -> None:
+def test_the_least_recently_used_stream_is_forgotten() -> None:
     table = Streams()
     table.apply(ONE, 9)
     for number in range(3 * LIMIT):
@@ -57,7 +57,7 @@ def test_the_table_is_bounded_and_those_in_use_stay() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x" * 16, "0" * 15, "0" * 17, "../" * 5])
-def test_an_id_is_an_id(bad: str) -> None:
+def test_a_malformed_stream_id_is_refused(bad: str) -> None:
     with pytest.raises(ValueError):
         Streams().open(bad)
 
@@ -72,12 +72,12 @@ def saved(applied: object, born: object = ()) -> dict[str, object]:
      saved({ONE: 3}), saved({ONE: [1, 2]}), saved({ONE: [1, 2, "3"]}), saved({ONE: [-1, 0, 0]}), saved({"x": [1, 2, 3]}),
      saved({ONE: [True, 0, 0]}), saved({f"{number:016x}": [0, 0, 0] for number in range(LIMIT + 1)})],
 )  # fmt: skip
-def test_an_image_that_says_something_else_is_refused(bad: object) -> None:
+def test_a_malformed_saved_table_is_refused(bad: object) -> None:
     with pytest.raises(ValueError):
         Streams().load(bad)
 
 
-def test_where_the_output_went_another_way() -> None:
+def test_since_tells_where_the_output_differs() -> None:
     table = Streams()
     assert table.since(1) is None
     table.begin(2, 400)  # moved

@@ -49,7 +49,7 @@ def test_commit_names_everyone_whose_bytes_are_in_it(tmp_path: Path, terminal: t
     ]
 
 
-def test_secrets(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_secrets_are_not_journalled(tmp_path: Path, terminal: tuple[int, int]) -> None:
     """Typed where nothing is echoed: not written, even when it is committed after the echo is back."""
     master, slave = terminal
     inputs = Inputs(Journal(str(tmp_path / "j")), 1)
@@ -63,7 +63,7 @@ def test_secrets(tmp_path: Path, terminal: tuple[int, int]) -> None:
     assert b"gehe" not in (tmp_path / "j").read_bytes()
 
 
-def test_what_is_staged_goes_on_in_another(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_staged_input_continues_in_the_next_incarnation(tmp_path: Path, terminal: tuple[int, int]) -> None:
     master, slave = terminal
     before, after = Inputs(Journal(str(tmp_path / "a")), 1), Inputs(Journal(str(tmp_path / "b")), 2)
     before.add("ann", b"half \xff", master)
@@ -81,7 +81,7 @@ def test_what_is_staged_goes_on_in_another(tmp_path: Path, terminal: tuple[int, 
     assert after.staged() == {"data": "", "authors": [], "secret": False}
 
 
-def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
+def test_journal_numbers_continue_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "j"
     journal = Journal(str(path))
     assert [journal.write({"text": "a"}), journal.write({"text": "b"})] == [1, 2]
@@ -94,12 +94,12 @@ def test_numbers_go_on_after_a_crash(tmp_path: Path) -> None:
     assert json.loads(whole[3]) == {"seq": 3, "text": "c", "prev": digest(whole[1].encode())}
 
 
-def test_a_full_disk_is_a_gap_and_no_end() -> None:
+def test_a_full_disk_leaves_a_gap_in_the_journal() -> None:
     journal = Journal("/dev/full")
     assert [journal.write({"text": "a"}), journal.write({"text": "b"})] == [1, 2]
 
 
-def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal: tuple[int, int]) -> None:
+def test_input_that_the_terminal_has_no_room_for_waits_in_order(tmp_path: Path, terminal: tuple[int, int]) -> None:
     master, slave = terminal
     modes = termios.tcgetattr(slave)
     modes[3] &= ~(termios.ICANON | termios.ECHO)
@@ -115,7 +115,7 @@ def test_what_the_terminal_does_not_take_waits_in_order(tmp_path: Path, terminal
     assert got == data and inputs.has_room(QUEUE_LIMIT)
 
 
-def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_rotation_continues_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "ROTATE_AT", 1000)
     path, old = tmp_path / "j", tmp_path / "j.1"
     journal = Journal(str(path))
@@ -131,7 +131,7 @@ def test_a_full_journal_is_put_aside_and_numbers_go_on(tmp_path: Path, monkeypat
     assert Journal(str(path)).next == int(str(last)) + 1, "an empty file goes on from the one before it"
 
 
-def test_a_journal_that_cannot_be_put_aside_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_journal_rotation_continues_in_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "ROTATE_AT", 100)
     path = tmp_path / "j"
     (tmp_path / "j.new").mkdir()

@@ -38,13 +38,13 @@ def test_rules_are_the_same_for_all_hosts_of_a_machine() -> None:
     assert 'iifname "cmdop*" oifname "cmdop*" drop' in text
 
 
-def test_choose_says_when_all_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_fails_when_all_links_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "exists", lambda _: True)
     with pytest.raises(Blocked):
         network.choose("10.0.0.0/24")
 
 
-def test_two_restores_at_once_never_choose_the_same_link() -> None:
+def test_two_simultaneous_restores_never_choose_the_same_link() -> None:
     """In CI two migrations of ten chose one of 63 names, and CRIU failed to create the second interface."""
     claimed = [network.choose("10.0.0.0/28") for _ in range(3)]
     assert len({one.link.veth for one in claimed}) == 3

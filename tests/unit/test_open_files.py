@@ -19,7 +19,7 @@ ino:\t99
 """
 
 
-def test_what_the_kernel_says_is_understood() -> None:
+def test_fdinfo_is_parsed() -> None:
     locks = (
         "lock:\t1: FLOCK  ADVISORY  WRITE 4711 00:2a:99 0 EOF\nlock:\t2: POSIX  ADVISORY  READ 4711 00:2a:99 128 255\n"
     )
@@ -31,7 +31,7 @@ def test_what_the_kernel_says_is_understood() -> None:
     assert open_files.parse(7, 3, "/a", read_only.replace("0100000", "0100001")).access == "write"
 
 
-def test_only_what_may_be_half_done_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_written_or_locked_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("read", "written", "locked"):
         (tmp_path / name).write_text("some text")
     script = (

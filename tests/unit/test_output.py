@@ -26,7 +26,7 @@ def test_ring_keeps_the_last_bytes_under_their_numbers(pieces: list[bytes], size
 
 
 @given(PIECES, st.integers(1, 5000), st.integers(1, 5000))
-def test_ring_saved_and_loaded_goes_on(pieces: list[bytes], size: int, after: int) -> None:
+def test_a_loaded_ring_continues_the_saved_one(pieces: list[bytes], size: int, after: int) -> None:
     ring, whole = Ring(size, start=1000), b"".join(pieces)
     for piece in pieces:
         ring.append(piece)
@@ -59,7 +59,7 @@ STREAM = b"a\x1b[?1049h\x1b[?25l\x1b[?1000;1006hb\x1b[?25h\x1b[?99999h\x1b[31m\x
 
 
 @given(st.lists(st.integers(0, len(STREAM)), max_size=6))
-def test_modes_whatever_the_cuts(cuts: list[int]) -> None:
+def test_modes_are_the_same_for_any_cut(cuts: list[int]) -> None:
     modes, last = Modes(), 0
     for cut in [*sorted(cuts), len(STREAM)]:
         modes.feed(STREAM[last:cut])
@@ -88,7 +88,9 @@ FRAMES = st.lists(
 
 
 @given(FRAMES, st.lists(st.integers(0, 2000), max_size=10))
-def test_decoder_whatever_the_cuts(frames: list[tuple[bytes, tuple[int, bytes]]], cuts: list[int]) -> None:
+def test_decoder_finds_the_same_frames_for_any_cut(
+    frames: list[tuple[bytes, tuple[int, bytes]]], cuts: list[int]
+) -> None:
     stream = b"".join(data for data, _ in frames)
     decoder, got, last = protocol.Decoder(), [], 0
     for cut in [*sorted(cut for cut in cuts if cut < len(stream)), len(stream)]:
@@ -182,7 +184,7 @@ def test_reset_undoes_what_set_modes_does() -> None:
         ([b"\x1cD rest"], b"", True),
     ],
 )
-def test_keys(typed: list[bytes], sent: bytes, leave: bool) -> None:
+def test_detach_key_is_taken_out_of_the_input(typed: list[bytes], sent: bytes, leave: bool) -> None:
     keys, out, left = screen.Keys(), b"", False
     for piece in typed:
         data, left = keys.feed(piece)

@@ -25,12 +25,12 @@ def board(path: Path, ahead: float = 0.0) -> Path:
 @pytest.fixture(autouse=True)
 def virtual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vm_pause, "is_virtual", lambda: True)
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 0.0)
 
 
-def test_looks(tmp_path: Path) -> None:
+def test_a_pause_is_found_by_the_board_clock(tmp_path: Path) -> None:
     watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
-    assert watch.every == vm_pause.LOOK_EVERY
+    assert watch.every == vm_pause.COMPARE_CLOCKS_EVERY
     assert not watch.look() and not watch.look()
     board(tmp_path / "clock", 1.4)
     assert not watch.look(), "within what the board's clock is right to"
@@ -62,8 +62,8 @@ def test_a_pause_between_a_look_and_a_renewal_is_found(tmp_path: Path) -> None:
     assert watch.look()
 
 
-def test_seldom_enough_for_a_slow_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+def test_a_slow_board_clock_is_read_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 1000.0)
     watch = vm_pause.Pauses(str(board(tmp_path / "clock")))
     watch.look(at_once=True)  # this machine may not be up for as long as that
     board(tmp_path / "clock", 60)
@@ -71,7 +71,7 @@ def test_seldom_enough_for_a_slow_clock(tmp_path: Path, monkeypatch: pytest.Monk
     assert watch.look(at_once=True)
 
 
-def test_metal_is_not_paused(tmp_path: Path) -> None:
+def test_a_physical_machine_is_not_watched(tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nflags\t\t: fpu vme avx2\n")
     assert not REAL(str(tmp_path / "cpuinfo"))
     for other in ("processor\t: 0\nflags\t\t: fpu vme hypervisor avx2\n", "processor\t: 0\nFeatures\t: fp\n"):
@@ -79,12 +79,14 @@ def test_metal_is_not_paused(tmp_path: Path) -> None:
         assert REAL(str(tmp_path / "cpuinfo"))
 
 
-def test_no_clock_on_the_board(tmp_path: Path) -> None:
+def test_a_machine_without_board_clock_is_not_watched(tmp_path: Path) -> None:
     watch = vm_pause.Pauses(str(tmp_path / "none"))
     assert watch.every is None and not watch.look()
 
 
-def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_watchdog_freezes_after_a_pause_until_the_next_renewal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the pause its lease was good for long. After it, only a renewal that began later lets it go on."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
@@ -92,7 +94,7 @@ def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.Mo
     heard: list[bool] = []
     switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
     switch.watch()
-    time.sleep(2 * vm_pause.LOOK_EVERY)
+    time.sleep(2 * vm_pause.COMPARE_CLOCKS_EVERY)
     switch.check()
     before = boottime()
     assert order.read_text() == "0" and not switch.fenced
@@ -105,11 +107,11 @@ def test_the_switch_freezes_and_asks_anew(tmp_path: Path, monkeypatch: pytest.Mo
     assert not switch.fenced and heard == [True, False]
 
 
-def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doubt_includes_a_pause_not_found_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told of a pause before it found it: once renewed, it does not stand still a second time for the same."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 1000.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 1000.0)
     monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     heard: list[bool] = []
     switch = lease_watchdog.LeaseWatchdog(str(tmp_path), boottime() + 1000, heard.append)
@@ -118,12 +120,12 @@ def test_doubt_says_what_a_look_would_find(tmp_path: Path, monkeypatch: pytest.M
     switch.doubt()
     assert switch.fenced and order.read_text().strip() == "1"
     switch.renewed(boottime() + 1000, boottime())
-    monkeypatch.setattr(vm_pause, "AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 0.0)
     switch.check()
     assert not switch.fenced and heard == [True, False]
 
 
-def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_tells_all_holders_about_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that has gone keeps it from nobody; after a renewal nothing is found any more."""
     clock = board(tmp_path / "clock")
     monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
@@ -152,7 +154,7 @@ def test_the_agent_tells_all_holders(tmp_path: Path, monkeypatch: pytest.MonkeyP
             watch.stop()
 
 
-def test_nothing_to_keep_vigil_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_without_board_clock_watches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(tmp_path / "none")))
     watch = pause_watchdog.PauseWatchdog(lambda name: tmp_path / name, lambda: ["one"])
     watch.start()

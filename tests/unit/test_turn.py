@@ -49,7 +49,7 @@ def do(turn: Turn, step: tuple[Any, ...], now: float = 0.0, timeout: float = 10.
         turn.seize(step[1], step[2], timeout, freeze, now)
 
 
-def test_table() -> None:
+def test_turn_requests_in_order() -> None:
     turn = Turn()
     for step, expected, queue in STEPS:
         if expected is not None and expected.startswith("!"):
@@ -71,7 +71,7 @@ def test_only_its_holder_writes() -> None:
     assert [one for one in ACTORS if turn.may_write(one)] == ["root"]
 
 
-def test_it_lapses_without_input_and_the_next_has_it() -> None:
+def test_turn_lapses_without_input_and_goes_to_the_next() -> None:
     turn = Turn()
     turn.request("ann", 10, 0)
     turn.request("bob", 3, 0)
@@ -82,7 +82,7 @@ def test_it_lapses_without_input_and_the_next_has_it() -> None:
     assert turn.lapse(18) and turn.holder is None and not turn.lapse(1e9)
 
 
-def test_frozen_it_does_not_lapse_and_ends_with_the_turn() -> None:
+def test_a_freezing_turn_does_not_lapse() -> None:
     for end in (("release", "root"), ("grant", "root", "ann", True), ("seize", "ann", True)):
         turn = Turn()
         turn.seize("root", True, 1, True, 0)
@@ -114,7 +114,7 @@ def test_the_queue_is_bounded() -> None:
         {"holder": "\x1b", "frozen": False, "timeout": 1, "left": 1, "queue": []},
     ],
 )
-def test_what_is_no_turn_is_not_loaded(saved: dict[str, object]) -> None:
+def test_a_malformed_saved_turn_is_refused(saved: dict[str, object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, Refused)):
         Turn().load(saved, 0.0)
 
@@ -132,7 +132,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_whatever_is_asked(asked: list[tuple[str, str, str | None, bool, float]]) -> None:
+def test_turn_invariants_hold_for_any_requests(asked: list[tuple[str, str, str | None, bool, float]]) -> None:
     turn, now = Turn(), 0.0
     for word, actor, to, admin, seconds in asked:
         now += seconds / 4
