@@ -10,8 +10,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from blake3 import blake3
-
 from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
@@ -30,6 +28,7 @@ from cmdop_migrate.preflight.rules import doctor as rules_doctor
 from cmdop_migrate.session import inspect
 from cmdop_migrate.storage import registry
 from cmdop_migrate.util import trusted_file
+from cmdop_migrate.util.digest import blake3
 
 RELAY_TIMEOUT = 3.0
 _log = log.get("plan")

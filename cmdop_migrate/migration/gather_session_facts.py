@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blake3 import blake3
-
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host import talk
 from cmdop_migrate.host.host import Host
@@ -21,6 +19,7 @@ from cmdop_migrate.preflight.facts.session import HeldFile, Measured, SessionFac
 from cmdop_migrate.session import files_in_use, inspect, open_files, tcp_connections
 from cmdop_migrate.session.holder_client import HolderGone
 from cmdop_migrate.snapshot.capture import dump_checks
+from cmdop_migrate.util.digest import blake3
 
 _MEASURED = 20
 

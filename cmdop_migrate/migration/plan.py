@@ -20,10 +20,8 @@ from cmdop_migrate.preflight.facts.session import Carry, Expected, SessionFacts,
 from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.preflight.move import Move
 from cmdop_migrate.remote.peer import Peer
+from cmdop_migrate.util.faults import TEST_FACTS
 
-# For tests only: a file with a JSON object that is laid over the facts of the host a session is to go to, so that a
-# test can plan for an older kernel, a processor that lacks something or a full disk.
-TEST_FACTS = "CMDOP_MIGRATE_TEST_FACTS"
 FACTS_TIMEOUT = 120.0
 
 

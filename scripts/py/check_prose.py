@@ -209,12 +209,12 @@ def main() -> int:
     pending = set(PENDING.read_text(encoding="utf-8").split()) if PENDING.exists() else set()
     done = pending - violations.keys()
     if options.shrink:
-        left = sorted(pending - done)
-        PENDING.write_text("".join(f"{path}\n" for path in left), encoding="utf-8")
+        pending -= done
+        PENDING.write_text("".join(f"{path}\n" for path in sorted(pending)), encoding="utf-8")
         done = set()
     problems = [str(one) for path, found in violations.items() if path not in pending for one in found]
     problems += [f"{path}: has no violation any more; run {sys.argv[0]} --shrink" for path in sorted(done)]
-    print("\n".join(problems) if problems else f"prose: {len(pending - done)} files still to be rewritten")
+    print("\n".join(problems) if problems else f"prose: {len(pending)} files still to be rewritten")
     return 1 if problems else 0
 
 

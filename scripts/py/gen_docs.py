@@ -142,12 +142,15 @@ def errors_page(kinds: list[type[errors.CmdopError]]) -> str:
         "0 is done. A command ended by Ctrl-C exits 130.\n",
         "| exit | code | means |",
         "|---|---|---|",
-        *(
-            f"| {kind.exit} | `{kind.code}` | {' '.join(inspect.cleandoc(kind.__doc__ or '').split())} |"
-            for kind in rows
-        ),
+        *(f"| {kind.exit} | `{kind.code}` | {_description(kind)} |" for kind in rows),
     ]
     return NOTE.format(source="cmdop_migrate/errors.py") + "\n".join(lines) + "\n"
+
+
+def _description(kind: type[errors.CmdopError]) -> str:
+    """Return the docstring of an error as a sentence of its own, without "Signal that"."""
+    text = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).removeprefix("Signal that ")
+    return text[:1].upper() + text[1:]
 
 
 def settings_page(keys: Mapping[str, config.Setting]) -> str:

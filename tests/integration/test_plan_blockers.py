@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.migration.plan import TEST_FACTS
 from cmdop_migrate.preflight.facts import cpu
+from cmdop_migrate.util.faults import TEST_FACTS
 from tests.support.host import Host, a_host, until
 from tests.support.plan_session import Counting, Unfrozen, blocks, said
 

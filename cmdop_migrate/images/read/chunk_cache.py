@@ -30,7 +30,7 @@ from cmdop_migrate.images.read.load_table import check_packs, read_range
 from cmdop_migrate.images.read.ranges import SPAN, Span, neighbours, plan
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util import bulk_io
-from cmdop_migrate.util.worker_process import Offspring, close_all
+from cmdop_migrate.util.worker_process import WorkerProcess, close_all
 
 LINKS = "pack-*"  # names of packs that were linked, beside the file
 WORTH, MOST = 64 << 20, 4  # bytes on this disk that are checked by processes, and how many of these
@@ -199,11 +199,11 @@ class SealedCache:
         left = [group for group, is_linked in zip(groups, linked, strict=True) if not is_linked]
         count = min(MOST, os.cpu_count() or 1)
         shares = [here[n::count] for n in range(count)]
-        made: list[Offspring] = []
+        made: list[WorkerProcess] = []
         try:
             try:
                 for share in shares:
-                    made.append(Offspring(partial(self._vouch, share), self.descriptors()))
+                    made.append(WorkerProcess(partial(self._vouch, share), self.descriptors()))
             except OSError as error:
                 _logger.warning("no more processes to check chunks with: %s", error)
             for share, one in zip_longest(shares, made):

@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blake3 import blake3
-
 from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.keys import MasterKey
+from cmdop_migrate.util.digest import blake3
 
 UNUSED = 30 * 86400.0  # seconds after which the ledger of a store that nobody came back to is removed
 _FORMAT = "1.db"  # how the name of a ledger ends, that is written as here

@@ -1,4 +1,4 @@
-"""Memory on its way back is decoded by processes of their own (offspring.py).
+"""Memory on its way back is decoded by processes of their own (util/worker_process.py).
 
 A chunk is opened so quickly that two threads of one process wait for each other's interpreter more than they
 decode. Each process here has a megabyte that we see, too: it is told what to put there, and says when it is done.
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from cmdop_migrate import log
 from cmdop_migrate.criu.lazy import address_space, pager
 from cmdop_migrate.snapshot.session_memory import Later, Source
-from cmdop_migrate.util.worker_process import Offspring, close_all
+from cmdop_migrate.util.worker_process import WorkerProcess, close_all
 
 _MOST = 4
 _JOB = struct.Struct("<qQQ")  # pid inside, start, size
@@ -42,7 +42,7 @@ def started(source: Source) -> Iterator[list[pager.Filler]]:
         close_all(made)
 
 
-class Decoder(Offspring):
+class Decoder(WorkerProcess):
     """A filler for one thread."""
 
     def __init__(self, source: Source) -> None:
