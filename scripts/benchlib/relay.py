@@ -186,8 +186,8 @@ def _take(channel: Channel) -> None:
 
 
 def _outputs(world: Linked) -> dict[str, Any]:
-    """A long output to its last byte; what a ring could not keep for a slow way is said, and is the price of that a
-    session never waits for whoever looks at it."""
+    """Read a long output to its last byte. Bytes that the ring could not keep for a slow client are reported as lost: a
+    session never waits for its clients."""
     found: dict[str, Any] = {"bytes": LENGTH}
     found["relay"] = _output(world, "far", True)
     found["direct"] = _output(world, "near", False)

@@ -55,7 +55,7 @@ def test_for_people_it_is_a_table_with_fixes(here: Host, counting: Counting, tmp
     assert done.returncode == 4 and done.stderr == b""
     assert lines[0].split() == ["CHECK", "LEVEL", "WHAT"] and lines[1].split()[:2] == ["kernel", "block"]
     assert any(line.startswith("kernel: ") for line in lines)
-    assert lines[-1] == "t from host-t to host-b: cannot move: 1 thing stands in the way"
+    assert lines[-1] == "t from host-t to host-b: cannot move: 1 blocker"
 
 
 @pytest.mark.parametrize(
