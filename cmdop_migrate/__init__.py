@@ -1,9 +1,9 @@
-"""cmdop-migrate: move live sessions between hosts under one identity.
+"""Move live terminal sessions between hosts under one identity.
 
     from cmdop_migrate import Session
 
-Kept empty of imports until that is asked for: the holder, a process that lives
-beside every session, imports this package and pays for whatever is loaded here.
+This module imports nothing until a name of the SDK is used: every holder process, of which each session has one,
+imports this package and pays for what is loaded here.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m cmdop_migrate`."""
+"""Run the command line, as `python -m cmdop_migrate`."""
 
 from cmdop_migrate.entry import main
 

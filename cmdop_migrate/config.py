@@ -1,7 +1,7 @@
-"""Settings: default < config file < environment < flag, resolved once into a frozen Config.
+"""Resolve the settings (default < config file < environment < flag) once, into a frozen Config.
 
-An unknown key or a bad value stops everything, with the line it stands on and
-the valid choices: a setting that is silently ignored is worse than none.
+An unknown key or a bad value is an error that names its line and the valid choices: a setting that is silently ignored
+is worse than no setting.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Config:
-    """One host's settings. Two configs with different dirs are two hosts, even on one machine."""
+    """Hold the settings of one host. Two configs with different directories are two hosts, even on one machine."""
 
     host: str
     state_dir: Path
@@ -62,6 +62,7 @@ class Config:
 
 
 def host_name(text: str) -> str:
+    """Return `text` if it is a valid host name. Raise Usage."""
     if not _NAME.fullmatch(text):
         raise Usage(f"not a host name: {text!r}", "Use letters, digits, '.', '_' and '-', at most 63.")
     return text
@@ -76,7 +77,7 @@ def _absolute(text: str) -> str:
 def _url(*schemes: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if not text.startswith(tuple(f"{scheme}://" for scheme in schemes)):
-            raise Usage(f"not an address: {text!r}", "Valid: " + ", ".join(f"{s}://…" for s in schemes) + ".")
+            raise Usage(f"not a URL: {text!r}", "Valid: " + ", ".join(f"{s}://…" for s in schemes) + ".")
         return text
 
     return check
@@ -84,7 +85,7 @@ def _url(*schemes: str) -> Callable[[str], str]:
 
 def _duration_text(text: str) -> str:
     if units.duration(text) <= 0:
-        raise Usage(f"must be more than nothing: {text!r}", "Write it like 15s.")
+        raise Usage(f"must be greater than zero: {text!r}", "Write it like 15s.")
     return text
 
 
@@ -102,22 +103,22 @@ def _ring(text: str) -> str:
 
 def _bandwidth(text: str) -> str:
     if units.size(text) < 64 << 10:
-        raise Usage(f"too little to send anything: {text!r}", "At least 64KiB, a second.")
+        raise Usage(f"too small: {text!r}", "At least 64KiB per second.")
     return text
 
 
 def gate(text: str) -> str:
-    """An executable of the host's, or an address."""
+    """Return `text` if it is an absolute path or an http(s) URL. Raise Usage."""
     if text.startswith(("http://", "https://")) and len(text) > len("https://"):
         return text
     if not os.path.isabs(text):
-        raise Usage(f"neither an absolute path nor an address: {text!r}", "Write it like /etc/gate or https://….")
+        raise Usage(f"neither an absolute path nor a URL: {text!r}", "Write it like /etc/gate or https://….")
     return os.path.normpath(text)
 
 
 def _gate_timeout(text: str) -> str:
     if not 0 < units.duration(text) <= 60:
-        raise Usage(f"out of range: {text!r}", "More than nothing, and at most 60s: for so long nobody can type.")
+        raise Usage(f"out of range: {text!r}", "Greater than zero, and at most 60s: input is blocked for that long.")
     return text
 
 
@@ -143,7 +144,7 @@ def _subnet(text: str) -> str:
 
 
 class Setting(NamedTuple):
-    """One key. STATE_DIR in a default is filled in last; `about` is what docs/reference/settings.md says."""
+    """Describe one key. STATE_DIR in a default is filled in last; `about` is its text in docs/reference/settings.md."""
 
     default: str | None
     check: Callable[[str], str]
@@ -151,50 +152,56 @@ class Setting(NamedTuple):
 
 
 KEYS: dict[str, Setting] = {
-    "host": Setting(None, host_name, "this host's name; without it, the machine's"),
-    "state_dir": Setting(DEFAULT_STATE_DIR, _absolute, "sessions, their files, events, logs, the private CRIU"),
-    "run_dir": Setting("/run/cmdop-migrate", _absolute, "the sessions' sockets"),
-    "store": Setting("file://STATE_DIR/store", _url("file", "s3"), "where checkpoints go; see [stores](stores.md)"),
+    "host": Setting(None, host_name, "name of this host; without it, the machine's host name"),
+    "state_dir": Setting(
+        DEFAULT_STATE_DIR, _absolute, "directory for sessions, their files, events, logs and the private CRIU"
+    ),
+    "run_dir": Setting("/run/cmdop-migrate", _absolute, "directory for the sessions' sockets"),
+    "store": Setting("file://STATE_DIR/store", _url("file", "s3"), "store for checkpoints; see [stores](stores.md)"),
     "lease": Setting(
         "sqlite://STATE_DIR/lease.db",
         _url("sqlite", "s3", "etcd"),
-        "who may run a session; shared by all hosts that share a store",
+        "lease store, which decides which host may run a session; shared by all hosts that share a store",
     ),
-    "lease_ttl": Setting("15s", _ttl, "how long a host may run a session without renewing; 200ms to 24h"),
-    "key_file": Setting("STATE_DIR/keys", _absolute, "the keys that seal checkpoints"),
+    "lease_ttl": Setting("15s", _ttl, "how long a host may run a session without renewing its lease; 200ms to 24h"),
+    "key_file": Setting("STATE_DIR/keys", _absolute, "file with the keys that seal checkpoints"),
     "relay": Setting(
         None,
         _url("wss", "ws"),
-        "the relay where clients find this host's sessions; see [relay](../operations/relay.md)",
+        "relay through which clients reach this host's sessions; see [relay](../operations/relay.md)",
     ),
-    "relay_credential": Setting("STATE_DIR/relay.credential", _absolute, "the file with this host's credential for it"),
-    "criu": Setting(None, _absolute, "the CRIU to use; without it, the one `doctor` finds or fetches"),
-    "ring_size": Setting("1MiB", _ring, "how much of its output a session keeps; 4KiB to 256MiB"),
-    "keep_exited": Setting("24h", _duration_text, "how long an ended session can still be looked at"),
+    "relay_credential": Setting(
+        "STATE_DIR/relay.credential", _absolute, "file with this host's credential for the relay"
+    ),
+    "criu": Setting(None, _absolute, "CRIU binary to use; without it, the one `doctor` finds or fetches"),
+    "ring_size": Setting("1MiB", _ring, "how much output a session keeps; 4KiB to 256MiB"),
+    "keep_exited": Setting("24h", _duration_text, "how long an ended session stays listed and readable"),
     "bandwidth": Setting(
-        None, _bandwidth, "bytes a second that a command sends to the store at most; without it, no limit"
+        None, _bandwidth, "limit for what a command sends to the store, in bytes per second; without it, no limit"
     ),
     "dirty_tracking": Setting(
         "auto",
         _one_of("auto", "off"),
-        "`--pre-ship` reads only what was written since its last round, where the kernel tells; `off`: all of it",
+        "`--pre-ship` reads only pages written since its last round, where the kernel can tell; `off`: all pages",
     ),
     "ready": Setting(
         "true",
         _one_of("true", "false", "1", "0"),
-        "the agent keeps a process with all code loaded, whose forks do [most commands](../decisions/0007-ready.md)",
+        "the agent keeps a [fork server](../decisions/0007-ready.md), whose forks run most commands",
     ),
-    "subnet": Setting("100.64.0.0/10", _subnet, "IPv4 range of private networks; a /24 or larger, four addresses each"),
+    "subnet": Setting(
+        "100.64.0.0/10",
+        _subnet,
+        "IPv4 range for the private networks of sessions; a /24 or larger, four addresses each",
+    ),
     "hooks_dir": Setting(
-        "/etc/cmdop-migrate/hooks", _absolute, "this host's [hooks](../operations/hooks.md), in EVENT.d"
+        "/etc/cmdop-migrate/hooks", _absolute, "directory of this host's [hooks](../operations/hooks.md), in EVENT.d"
     ),
-    "hook_timeout": Setting("30s", _duration_text, "how long one hook may take; then it is killed, and has failed"),
-    "gate": Setting(
-        None, gate, "an executable or http(s) address that is [asked](../operations/actors.md) before a line goes in"
-    ),
-    "gate_timeout": Setting("5s", _gate_timeout, "how long the gate may take; then it has failed. At most 60s"),
+    "hook_timeout": Setting("30s", _duration_text, "how long one hook may run; then it is killed and counts as failed"),
+    "gate": Setting(None, gate, "executable or http(s) URL that [decides](../operations/actors.md) on each input line"),
+    "gate_timeout": Setting("5s", _gate_timeout, "how long the gate may take; then it counts as failed. At most 60s"),
     "gate_on_error": Setting(
-        "deny", _one_of("deny", "allow"), "what becomes of a line when the gate fails: `deny` or `allow`"
+        "deny", _one_of("deny", "allow"), "what happens to a line when the gate fails: `deny` or `allow`"
     ),
 }
 
@@ -204,7 +211,7 @@ def load(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Config:
-    """Resolve all settings. `path` is --config; a file named explicitly must exist."""
+    """Resolve all settings. `path` is --config; a file that is named explicitly must exist. Raise BadConfig."""
     environ = os.environ if environ is None else environ
     chosen: dict[str, str] = {}
     hosts: tuple[HostEntry, ...] = ()
@@ -225,8 +232,8 @@ def load(
 
 
 def to_environment(config: Config) -> dict[str, str]:
-    """The same settings for a process of our own: nothing of its own surroundings then matters. Other hosts are not
-    among them: who drives those is a command, not a process behind it."""
+    """Return the settings as environment variables for a process that this one starts, which then ignores its own
+    config file and environment. Other hosts are not included: only commands contact them."""
     values = {
         "host": config.host,
         "state_dir": str(config.state_dir),
@@ -292,12 +299,12 @@ def _build(chosen: Mapping[str, str], hosts: tuple[HostEntry, ...]) -> Config:
 
 def _from_file(file: Path) -> tuple[dict[str, str], tuple[HostEntry, ...]]:
     try:
-        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark that nobody sees
+        text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfig(
             f"cannot read the config file {file}: {error}", "Check --config and its permissions."
         ) from error
-    import tomllib  # most hosts have no file
+    import tomllib  # most hosts have no config file
 
     try:
         table: dict[str, Any] = tomllib.loads(text)
@@ -308,12 +315,12 @@ def _from_file(file: Path) -> tuple[dict[str, str], tuple[HostEntry, ...]]:
 
 
 def _hosts(file: Path, text: str, table: object) -> tuple[HostEntry, ...]:
-    """The `[hosts.NAME]` tables."""
-    found = []
+    """Return the hosts of the `[hosts.NAME]` tables. Raise BadConfig."""
+    hosts = []
     for name, entry in table.items() if isinstance(table, dict) else [("", table)]:
         line = _line_of(text, f"hosts.{name}" if name else "hosts") or _line_of(text, "hosts") or 1
         if not isinstance(entry, dict):
-            raise BadConfig(f"{file}:{line}: hosts holds one table a host", host_entry.EXAMPLE)
+            raise BadConfig(f"{file}:{line}: hosts must have one table per host", host_entry.EXAMPLE)
         for key, value in entry.items():
             place = f"{file}:{_line_of(text, key, line) or line}"
             try:
@@ -321,10 +328,10 @@ def _hosts(file: Path, text: str, table: object) -> tuple[HostEntry, ...]:
             except Usage as error:
                 raise BadConfig(f"{place}: {error.message}", error.hint) from error
         try:
-            found.append(host_entry.make(name, entry))
+            hosts.append(host_entry.make(name, entry))
         except Usage as error:
             raise BadConfig(f"{file}:{line}: {error.message}", error.hint) from error
-    return tuple(found)
+    return tuple(hosts)
 
 
 def _file_value(file: Path, text: str, key: str, value: object) -> str:
@@ -339,7 +346,7 @@ def _file_value(file: Path, text: str, key: str, value: object) -> str:
 
 
 def _line_of(text: str, key: str, after: int = 0) -> int | None:
-    """Where `key`, or the table of this name, first stands below line `after`."""
+    """Return the first line below `after` with this key or table, or None."""
     parts = r"\s*\.\s*".join(rf"[\"']?{re.escape(part)}\b[\"']?" for part in key.split(".", 1))
     pattern = re.compile(rf"\s*\[*\s*{parts}")
     lines = enumerate(text.splitlines(), 1)

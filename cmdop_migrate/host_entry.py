@@ -1,6 +1,6 @@
-"""One host as a person wrote it down: on the command line, in hosts.json, or in the config file. Pure.
+"""Define one host as configured: on the command line, in hosts.json, or in the config file. Pure.
 
-What is not given (None) is looked up in ~/.ssh/config by whoever connects.
+Fields that are not given (None) are looked up in ~/.ssh/config when a connection is made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from cmdop_migrate.errors import Usage
 
 # key -> (type in files, what docs/reference/settings.md says)
 FIELDS: dict[str, tuple[type, str]] = {
-    "address": (str, "where its sshd listens: a name, an IPv4 or an IPv6 address"),
-    "port": (int, "its port, a number; default 22"),
-    "user": (str, "who to log in as"),
-    "key": (str, "the private key to log in with, an absolute path; keys of ssh-agent are tried too"),
-    "jump": (str, "the host to go through: a host named here, or `[user@]address[:port]`"),
-    "sudo": (bool, "`true`: run the far side with `sudo -n`"),
-    "command": (str, "the far side's cmdop-migrate; default: the one in its PATH"),
+    "address": (str, "address of its sshd: a name, an IPv4 or an IPv6 address"),
+    "port": (int, "port of its sshd, a number; default 22"),
+    "user": (str, "user to log in as"),
+    "key": (str, "private key to log in with, an absolute path; keys of ssh-agent are tried too"),
+    "jump": (str, "jump host: a host named here, or `[user@]address[:port]`"),
+    "sudo": (bool, "`true`: run cmdop-migrate there with `sudo -n`"),
+    "command": (str, "path of cmdop-migrate there; default: the one in its PATH"),
 }
 EXAMPLE = 'Write it like: [hosts.host-b] and below it address = "host-b.example"'
 
@@ -33,6 +33,8 @@ _PORTED = re.compile(r"(?:\[(?P<six>[^\]]+)\]|(?P<plain>[^:]+))(?::(?P<port>\d{1
 
 @dataclass(frozen=True)
 class HostEntry:
+    """Hold the configured fields of one host."""
+
     name: str
     address: str
     port: int | None = None
@@ -43,13 +45,13 @@ class HostEntry:
     command: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Without the name, and without what was not given: the form of hosts.json."""
+        """Return the given fields without the name, as hosts.json has them."""
         facts = asdict(self)
         return {key: facts[key] for key in FIELDS if facts[key] not in (None, False)}
 
 
 def make(name: str, table: Mapping[str, Any]) -> HostEntry:
-    """The entry, every field checked. Usage says what is wrong and names no place; the caller knows it."""
+    """Return the entry after checking every field. Raise Usage, without a file or line: the caller adds them."""
     for key, value in table.items():
         check_field(key, value)
     if not _NAME.fullmatch(name):
@@ -60,6 +62,7 @@ def make(name: str, table: Mapping[str, Any]) -> HostEntry:
 
 
 def check_field(key: str, value: object) -> None:
+    """Raise Usage if the key is unknown or its value invalid."""
     if key not in FIELDS:
         raise Usage(f"unknown key {key!r} of a host", "Valid keys: " + ", ".join(FIELDS) + ".")
     kind = FIELDS[key][0]
@@ -81,7 +84,7 @@ def check_field(key: str, value: object) -> None:
 
 
 def split_address(text: str) -> tuple[str, int | None]:
-    """`host`, `host:2222`, `[::1]:2222` or `::1`."""
+    """Return (address, port) of `host`, `host:2222`, `[::1]:2222` or `::1`. Raise Usage."""
     port: int | None
     if text.count(":") > 1 and not text.startswith("["):
         address, port = text, None
@@ -97,7 +100,7 @@ def split_address(text: str) -> tuple[str, int | None]:
 
 
 def split_login(text: str) -> tuple[str | None, str, int | None]:
-    """`[user@]address[:port]`."""
+    """Return (user, address, port) of `[user@]address[:port]`. Raise Usage."""
     user, _, rest = text.strip().rpartition("@")
     if user:
         check_field("user", user)

@@ -1,8 +1,7 @@
-"""Diagnostics: to stderr as asked for with -v, and always to a file on this host.
+"""Log diagnostics to stderr, as requested with -v, and always to a file on this host.
 
-The log tells an engineer what the program did; `events` tells what happened to
-a session. Neither ever holds a key, a credential or what a user typed.
-"""
+The log tells an engineer what the program did; `events` tells what happened to a session. Neither ever contains a key,
+a credential or the input of a user."""
 
 from __future__ import annotations
 
@@ -11,11 +10,11 @@ import sys
 from pathlib import Path
 
 LOGGER = "cmdop_migrate"
-ROTATE_AT = 4 << 20  # the file before it is kept
+ROTATE_AT = 4 << 20  # bytes; one older file is kept
 
 
 class Secret:
-    """A value that never prints itself."""
+    """Wrap a value that must never be printed."""
 
     def __init__(self, value: bytes) -> None:
         self._value = value
@@ -30,18 +29,19 @@ class Secret:
 
 
 class _File(logging.FileHandler):
-    """A log that cannot be written, on a full disk, is no reason to fail or to fill the screen."""
+    """Write the log file, and ignore errors such as a full disk: they must not fail the command or fill the screen."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's own name
         return
 
 
 def get(name: str) -> logging.Logger:
+    """Return the logger of one part of the program."""
     return logging.getLogger(f"{LOGGER}.{name}")
 
 
 def set_up(file: Path | None, verbosity: int) -> None:
-    """Called once by each program's main. No file when the state dir cannot be written."""
+    """Set up logging; the main function of each program calls this once. Log to no file if it cannot be written."""
     logger = logging.getLogger(LOGGER)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False

@@ -1,4 +1,4 @@
-"""Durations (`90s`, `5m`, `24h`) and sizes (`64MiB`) as people write them, and the way back."""
+"""Parse and format durations (`90s`, `5m`, `24h`) and sizes (`64MiB`)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from cmdop_migrate.errors import Usage
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-LONGEST = 100 * 365 * 86400.0  # who says more means for ever; nanoseconds in 64 bits count 292 years
+LONGEST = 100 * 365 * 86400.0  # longer means forever; 64 bits of nanoseconds hold 292 years
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def duration(text: str) -> float:
-    """`90s` -> 90.0. A bare number is seconds; more than LONGEST is that."""
+    """Return seconds: `90s` -> 90.0. A bare number is seconds; more than LONGEST becomes LONGEST. Raise Usage."""
     match = _NUMBER.fullmatch(text.strip())
     unit = (match[2] or "s") if match else ""
     if match is None or unit not in _SECONDS:
@@ -22,7 +22,7 @@ def duration(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """`64MiB` -> 67108864. A bare number is bytes."""
+    """Return bytes: `64MiB` -> 67108864. A bare number is bytes. Raise Usage."""
     match = _NUMBER.fullmatch(text.strip())
     unit = (match[2] or "B") if match else ""
     if match is None or unit not in _BYTES or float(match[1]) * _BYTES[unit] >= 1 << 63:
@@ -31,12 +31,12 @@ def size(text: str) -> int:
 
 
 def exact_duration(seconds: float) -> str:
-    """For programs: `duration` reads it back as it was, however long or short. Without an exponent."""
+    """Format a duration for programs, without an exponent: `duration` reads exactly the same value back."""
     return f"{seconds:.9f}".rstrip("0").rstrip(".") + "s"
 
 
 def show_duration(seconds: float) -> str:
-    """For people: `12s`, `3m05s`, `2h07m`, `4d03h`."""
+    """Format a duration for people: `12s`, `3m05s`, `2h07m`, `4d03h`."""
     whole = int(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -48,7 +48,7 @@ def show_duration(seconds: float) -> str:
 
 
 def show_size(count: int) -> str:
-    """For people: `17 B`, `3.2 MiB`."""
+    """Format a size for people: `17 B`, `3.2 MiB`."""
     value = float(count)
     for unit in _BYTES:
         if value < 1024 or unit == "TiB":

@@ -1,4 +1,4 @@
-"""What every command shares: settings, the JSON switch, and the checks made before anything else."""
+"""Provide what every command shares: settings, the JSON switch, and this host's state prepared for use."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from cmdop_migrate.host.host import Host
 from cmdop_migrate.migration import prefetch
 from cmdop_migrate.model import Record
 
-RECENT = 60.0
+RECENTLY_DIED = 60.0  # seconds
 
 
 def _needs_agent(record: Record) -> bool:
-    """It lives here, or its lease is yet to be asked whether it is parked, or told that it has ended."""
+    """Return True if the session lives here, or if its lease must still be read or released after its end."""
     if record.exit is None:
         return record.phase in ("live", "handing")
     return record.exit.kind in ("parking_unknown", "kill_pending")
 
 
 def _has_just_died(record: Record) -> bool:
-    """Its holder noted nothing: it may be parked, and an agent asks its lease as soon as it starts."""
+    """Return True if the holder died recently without noting why. The session may be parked: an agent reads its lease
+    when it starts."""
     exited = record.exit
-    return exited is not None and exited.kind == "holder_died" and clock.walltime() - exited.at < RECENT
+    return exited is not None and exited.kind == "holder_died" and clock.walltime() - exited.at < RECENTLY_DIED
 
 
 class App:
-    """One invocation. The config is read on first use, so that --help works with a broken one."""
+    """Hold the state of one command. The config is read on first use, so that --help works with a broken one."""
 
     def __init__(self) -> None:
         self.json = False
@@ -53,25 +54,26 @@ class App:
         return self._config
 
     def global_flags(self) -> list[str]:
-        """What a command of our own must be given to have these settings, besides the environment."""
+        """Return the flags that give a command started by this one the same settings, besides the environment."""
         named = ["--config", os.path.abspath(self.config_path)] if self.config_path else []
         return [*named, *(word for key, value in self.flags.items() for word in (f"--{key.replace('_', '-')}", value))]
 
-    def _keep_agent(self, this_host: Host) -> None:
-        """Sessions whose agent died stand still before long, or nobody asks whether they are parked: whoever comes by
-        first starts another."""
-        kept = this_host.all()
-        needed = any(map(_needs_agent, kept))
-        if needed or any(map(_has_just_died, kept)):
+    def _ensure_agent(self, this_host: Host) -> None:
+        """Start an agent if sessions of this host need one and none is running. Without it they are frozen when their
+        lease expires, and those that ended unnoticed are not looked up in the lease store."""
+        records = this_host.all()
+        needed = any(map(_needs_agent, records))
+        if needed or any(map(_has_just_died, records)):
             from cmdop_migrate.host import agent_process
 
             try:
                 agent_process.ensure(self.config)
-            except CmdopError as error:  # where nothing lives that is nobody's trouble
+            except CmdopError as error:  # harmless where no session lives
                 log.get("cli").log(logging.WARNING if needed else logging.INFO, "no agent: %s", error.message)
 
     def this_host(self, keeping: bool = True) -> Host:
-        """This host's sessions, stale ones put right first; with an agent, unless not `keeping`."""
+        """Return this host's state after a sweep of stale sessions and prefetched packs. With `keeping`, start an agent
+        where sessions need one. Raise NotRoot."""
         if os.geteuid() != 0:
             raise NotRoot("sessions need root", "Run it with sudo.")
         this_host = Host(self.config)
@@ -79,7 +81,7 @@ class App:
         this_host.sweep()
         prefetch.sweep(self.config.state_dir)
         if keeping:
-            self._keep_agent(this_host)
+            self._ensure_agent(this_host)
         return this_host
 
 
@@ -87,9 +89,9 @@ pass_app = click.make_pass_decorator(App, ensure=True)
 
 
 def command(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Hands the App over and adds --json, valid before and after the command's name."""
+    """Pass the App to a command, and add --json, valid before and after the command's name."""
 
-    @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, for programs.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, for programs.")
     @pass_app
     @functools.wraps(function)
     def wrapped(app: App, /, as_json: bool, **arguments: Any) -> Any:
@@ -100,7 +102,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def actor_name(given: str | None) -> str:
-    """Who acts, when not said: the person behind sudo, else the login name."""
+    """Return the actor given by --actor, else the user behind sudo, else the login name."""
     if given:
         return given
     try:

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Define options that several commands share."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ WAIT_QUIET = click.option(
     type=units.duration,
     default="0s",
     metavar="TIME",
-    help="Wait so long for what is in the way and passes: a sandboxed command, a debugger, an unaccepted connection.",
+    help="Wait so long for temporary blockers to pass: a sandboxed command, a debugger, an unaccepted connection.",
 )

@@ -1,4 +1,4 @@
-"""The only module that prints: tables for people, one JSON object for programs."""
+"""Print: tables and lines for people, one JSON object for programs. No other module prints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
@@ -14,28 +15,27 @@ import click
 
 from cmdop_migrate.errors import CmdopError, Unexpected, Usage
 
-BAR = 24
-_UNSAID = f"{__name__}.unsaid"  # in what click keeps for one call of a command
+BAR_WIDTH = 24
+_WRITE_ERROR = f"{__name__}.write_error"  # key in the `meta` of click's context, which lives as long as one command
 
 
 def answer(value: dict[str, Any]) -> None:
-    """The one JSON object of a command. As with `line`, that nobody reads it changes nothing, least of all how the
-    command ends."""
+    """Print the one JSON object of a command. A reader that is gone changes neither the work nor the exit status."""
     try:
         item(value)
     except BrokenPipeError:
-        say_no_more(sys.stdout)
+        discard_output(sys.stdout)
 
 
 def item(value: dict[str, Any]) -> None:
-    """One JSON object of many."""
-    with _heard():
+    """Print one JSON object of many. Raise BrokenPipeError if the reader is gone."""
+    with _write_errors():
         print(json.dumps(value), flush=True)
 
 
 def progress_line(facts: dict[str, Any]) -> None:
-    """Before the one object, with --json, on its own line: where a long command stands. That nobody reads it any more
-    (the connection it came over is gone) must not stop what is half done."""
+    """Print the progress of a long command as one line of JSON, before its answer. Ignore a reader that is gone (a lost
+    connection, for example): the work must be finished all the same."""
     try:
         beat(facts)
     except OSError:
@@ -43,23 +43,23 @@ def progress_line(facts: dict[str, Any]) -> None:
 
 
 def beat(facts: dict[str, Any]) -> None:
-    """The same, for who must know whether anybody listens: OSError when not."""
+    """Print the progress as one line of JSON. Raise OSError if the reader is gone, for callers that must know."""
     print(json.dumps({"progress": facts}), flush=True)
 
 
 def line(text: str) -> None:
-    """That it cannot be written, because nobody reads it any more or the disk is full, must not stop what is half done:
-    `unsaid` has it for the end."""
+    """Print one line for people. A failure must not stop work that is half done: a reader that is gone is ignored, and
+    any other error (a full disk) is kept for `write_error`, to be reported at the end."""
     try:
         print(text, flush=True)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
-            click.get_current_context().meta.setdefault(_UNSAID, error)
-        say_no_more(sys.stdout)
+            click.get_current_context().meta.setdefault(_WRITE_ERROR, error)
+        discard_output(sys.stdout)
 
 
 def only(text: str) -> None:
-    """What is said once, and never again: Usage when it cannot be written, whoever was to read it."""
+    """Print text that cannot be printed again, such as a credential. Raise Usage if it cannot be written."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -67,28 +67,28 @@ def only(text: str) -> None:
 
 
 def is_void() -> bool:
-    """Whether standard output is the null device, which is also what stands in for one that is closed."""
+    """Return True if standard output is the null device, which also replaces one that was closed at the start."""
     return os.fstat(sys.stdout.fileno()).st_rdev == os.stat(os.devnull).st_rdev
 
 
-def unsaid(context: click.Context) -> CmdopError | None:
-    """What could not be written, though somebody may wait for it."""
-    error = context.meta.get(_UNSAID)
-    return None if error is None else _unwritten(error)
+def write_error(context: click.Context) -> CmdopError | None:
+    """Return the error of the first line that could not be written although its reader was there, or None."""
+    error = context.meta.get(_WRITE_ERROR)
+    return None if error is None else _not_written(error)
 
 
-def _unwritten(error: OSError) -> CmdopError:
-    """A disk that is full of what we say is no sign that nothing was done."""
-    hint = "What was asked for may be done all the same: see cmdop-migrate ls, or events."
+def _not_written(error: OSError) -> CmdopError:
+    hint = "The command itself may have succeeded: see cmdop-migrate ls, or events."
     return Unexpected(f"cannot write to standard output: {error.strerror}", hint)
 
 
-def say_no_more(stream: TextIO) -> None:
+def discard_output(stream: TextIO) -> None:
+    """Send all further output of `stream` to the null device."""
     os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), stream.fileno())
 
 
 def note(text: str) -> None:
-    """For the person only: never mixes with what a program reads."""
+    """Print a note for people to stderr, where it does not mix with output that a program reads."""
     _show(f"{text}\n")
 
 
@@ -96,28 +96,29 @@ def _show(text: str) -> None:
     try:
         print(text, end="", file=sys.stderr, flush=True)
     except OSError:
-        return  # the person's terminal is gone, and with it whoever could read this
+        return  # the terminal is gone, and its reader with it
 
 
 def raw(data: bytes) -> None:
-    with _heard():
+    """Write bytes to standard output. Raise BrokenPipeError if the reader is gone."""
+    with _write_errors():
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
-    """Who reads it and leaves wants no more: BrokenPipeError. Any other trouble is said as such."""
+def _write_errors() -> Iterator[None]:
+    """Re-raise BrokenPipeError; turn other write errors into Unexpected."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise _unwritten(error) from error
+        raise _not_written(error) from error
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as they need to be; the last one is not padded."""
+    """Print rows in columns as wide as their longest cell; the last column is not padded."""
     lines = [list(headings), *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in lines) for column in range(len(headings))]
     shown = []
@@ -128,26 +129,27 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def hooks(as_json: bool, outcomes: Iterable[Mapping[str, Any]]) -> None:
-    """What failed; a program finds it in the answer."""
-    for one in outcomes:
-        if not as_json and not one["ok"]:
-            note(printable(f"warning: {one['event']} hook {one['hook']}: {one['problem']}"))
+    """Print a warning for each hook that failed. With --json the answer has them instead."""
+    for outcome in outcomes:
+        if not as_json and not outcome["ok"]:
+            note(printable(f"warning: {outcome['event']} hook {outcome['hook']}: {outcome['problem']}"))
 
 
 @contextmanager
 def bar(title: str, shown: bool, lines: bool) -> Iterator[Callable[[str, float, float, dict[str, Any]], None]]:
-    """(words, done from 0 to 1, seconds left, the same for programs), as a bar on the person's terminal or as `lines`
-    of JSON on stdout, before the one object."""
+    """Show progress as a bar on the terminal, or as `lines` of JSON on stdout before the answer.
+
+    Yield a function of (words, fraction done from 0 to 1, seconds left, the same facts as JSON).
+    """
     shown = shown and sys.stderr.isatty()
 
     def show(words: str, done: float, left: float, facts: dict[str, Any]) -> None:
         if lines:
             progress_line(facts)
         elif shown:
-            full = round(done * BAR)
-            text = (
-                f"{title} [{'#' * full}{'.' * (BAR - full)}] {done * 100:3.0f} %  {printable(words)}, {left:.0f} s left"
-            )
+            full = round(done * BAR_WIDTH)
+            drawn = "#" * full + "." * (BAR_WIDTH - full)
+            text = f"{title} [{drawn}] {done * 100:3.0f} %  {printable(words)}, {left:.0f} s left"
             _show(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
 
     try:
@@ -159,19 +161,19 @@ def bar(title: str, shown: bool, lines: bool) -> Iterator[Callable[[str, float, 
 
 @contextmanager
 def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
-    """What is being done now, on one line of the person's terminal, gone when it is over."""
+    """Show the current step on one line of the terminal, and clear it at the end. Yield the function that shows it."""
     shown = not as_json and sys.stderr.isatty()
 
     def show(text: str) -> None:
         if shown:
-            cut = text[: shutil.get_terminal_size().columns - 3]  # a line that wraps could not be taken back
+            cut = text[: shutil.get_terminal_size().columns - 3]  # a line that wraps could not be cleared
             _show(f"\r\x1b[K{cut} …" if text else "\r\x1b[K")
 
     try:
         yield show
-    except KeyboardInterrupt:  # how far it came cannot be told from here: it may be done, or go on behind us
+    except KeyboardInterrupt:  # the work may be done, undone, or continue in a detached process
         if not as_json:
-            note("\ncmdop-migrate: interrupted\n  See where it stands: cmdop-migrate ls")
+            note("\ncmdop-migrate: interrupted\n  See the state of the session: cmdop-migrate ls")
         raise
     finally:
         if shown:
@@ -179,15 +181,32 @@ def progress(as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def printable(text: str) -> str:
-    """What a session chose to call itself must not move this terminal's cursor."""
+    """Return `text` with control characters escaped: names chosen by a session must not control this terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def findings(rows: Sequence[tuple[str, str, str]], columns: int) -> None:
+    """Print (check, level, message) as a table in which messages are wrapped between words."""
+    taken = max(len(check) for check, _, _ in rows) + max(len(level) for _, level, _ in rows) + 4
+    shown = []
+    for check, level, message in rows:
+        first, *rest = textwrap.wrap(message, max(30, columns - taken), break_on_hyphens=False) or [""]
+        shown += [(check, level, first), *(("", "", line) for line in rest)]
+    table(("CHECK", "LEVEL", "WHAT"), shown)
+
+
+def error_field(error: CmdopError | None) -> dict[str, Any]:
+    """Return the field `error` of an answer whose work was done in part, or no field."""
+    return {"error": error_facts(error)} if error else {}
+
+
 def error_facts(error: CmdopError) -> dict[str, Any]:
+    """Return an error as the JSON object that programs read."""
     return {"code": error.code, "exit": error.exit, "message": error.message, "hint": error.hint}
 
 
 def failure(error: CmdopError, as_json: bool) -> None:
+    """Print an error with its hint, to stderr or as JSON to stdout."""
     if as_json:
         item({"error": error_facts(error)})
         return

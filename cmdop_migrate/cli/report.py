@@ -1,4 +1,4 @@
-"""A migration as a page: one HTML file that needs nothing else. Pure."""
+"""Render the result of a migration as one self-contained HTML page. Pure."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 
 from cmdop_migrate import units
 
-# phase -> (what it does, whether the session stands still in it). In the order they happen.
+# phase -> (what it does, whether the session is frozen in it). In the order they happen.
 _HERE = {
     "plan": ("findings about both hosts", False),
-    "stand_by": ("the target gets ready", False),
-    "prepare": ("checks, the upload marked", False),
-    "hooks": ("whoever must know beforehand is told", False),
-    "criu": ("CRIU looks at the kernel", False),
-    "freeze": ("it stands still", True),
+    "stand_by": ("the target prepares", False),
+    "prepare": ("checks, and a marker for the upload", False),
+    "hooks": ("hooks run before the freeze", False),
+    "criu": ("CRIU checks the kernel", False),
+    "freeze": ("the session is frozen", True),
     "reset": ("outside connections closed", True),
-    "dump": ("CRIU reads its memory", True),
-    "capture": ("the rest of it is read", True),
-    "upload": ("the store has all of it", True),
-    "commit": ("its lease is parked", True),
+    "dump": ("CRIU dumps memory", True),
+    "capture": ("the rest of its state is read", True),
+    "upload": ("the upload is completed", True),
+    "commit": ("its lease is set to parked", True),
 }
 _THERE = {
-    "choose": "which checkpoint",
-    "fetch": "what is not there yet is fetched",
+    "choose": "the checkpoint is chosen",
+    "fetch": "data not yet prefetched is fetched",
     "lease": "the lease is taken",
-    "files": "its files are made",
-    "images": "CRIU's images are laid out",
+    "files": "its files are unpacked",
+    "images": "CRIU's images are unpacked",
     "holder": "its holder starts",
-    "restore": "CRIU makes the tree",
-    "memory": "its memory is put in place, behind it",
+    "restore": "CRIU creates the process tree",
+    "memory": "its memory is loaded while it runs",
 }
-_COLOURS = {"here": "#7aa6c2", "still": "#d08770", "there": "#d0a770", "behind": "#a3be8c"}
+_COLOURS = {"here": "#7aa6c2", "frozen": "#d08770", "restoring": "#d0a770", "running": "#a3be8c"}
 _LEGEND = {
     "here": "on the source, running",
-    "still": "on the source, standing still",
-    "there": "on the target, standing still",
-    "behind": "running on the target",
+    "frozen": "on the source, frozen",
+    "restoring": "on the target, frozen",
+    "running": "on the target, running",
 }
 _ROW, _LEFT, _WIDTH = 22, 190, 620
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem;color:#222}
@@ -49,15 +49,15 @@ text{font:12px system-ui,sans-serif}
 
 
 def bars(phases: Mapping[str, float]) -> list[tuple[str, str, str, float]]:
-    """(phase, what it is, kind, seconds), in order."""
-    found = [(name, *_here(name), seconds) for name, seconds in phases.items() if _is_here(name)]
+    """Return (phase, what it does, kind, seconds) of each phase, in order."""
+    result = [(name, *_here(name), seconds) for name, seconds in phases.items() if _is_here(name)]
     for name, seconds in phases.items():
         if name.startswith("there."):
             short = name.removeprefix("there.")
-            found.append((name, _THERE.get(short, ""), "behind" if short == "memory" else "there", seconds))
+            result.append((name, _THERE.get(short, ""), "running" if short == "memory" else "restoring", seconds))
     if "forget" in phases:
-        found.append(("forget", "the copy on the source is removed", "behind", phases["forget"]))
-    return found
+        result.append(("forget", "the copy on the source is removed", "running", phases["forget"]))
+    return result
 
 
 def _is_here(name: str) -> bool:
@@ -66,12 +66,13 @@ def _is_here(name: str) -> bool:
 
 def _here(name: str) -> tuple[str, str]:
     if name.startswith("pre_ship_"):
-        return "a copy goes ahead", "here"
-    words, still = _HERE.get(name, ("", False))
-    return words, "still" if still else "here"
+        return "pre-copy of memory", "here"
+    words, is_frozen = _HERE.get(name, ("", False))
+    return words, "frozen" if is_frozen else "here"
 
 
 def page(facts: Mapping[str, Any]) -> str:
+    """Return the page for the JSON answer of `migrate`."""
     title = html.escape(f"{facts['name']}: {facts['from']} to {facts['to']}")
     figures = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in _figures(facts))
     rows = "".join(
@@ -92,11 +93,11 @@ def _figures(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     size = facts["bytes"]
     return [
         ("session", facts["session"]),
-        ("token", str(facts["token"])),
+        ("fencing token", str(facts["token"])),
         ("checkpoint", facts["checkpoint"]),
-        ("stood still", _seconds(facts["frozen_s"])),
+        ("frozen", _seconds(facts["frozen_s"])),
         ("downtime", f"{_seconds(facts['downtime_s'])} (from {basis.get('from', '?')} to {basis.get('until', '?')})"),
-        ("in all", _seconds(facts["took_s"])),
+        ("total", _seconds(facts["took_s"])),
         ("memory", units.show_size(size["memory"])),
         ("files", units.show_size(size["files"])),
         ("sent while frozen", units.show_size(size["new"])),
@@ -110,11 +111,11 @@ def _seconds(value: float | None) -> str:
 
 
 def _chart(phases: Mapping[str, float]) -> str:
-    """One bar a phase, each where the one before ended: the phases of one host follow each other."""
-    found = bars(phases)
-    total = sum(seconds for *_, seconds in found) or 1.0
+    """Return an SVG with one bar per phase, each starting where the one before ended."""
+    shown = bars(phases)
+    total = sum(seconds for *_, seconds in shown) or 1.0
     parts, at = [], 0.0
-    for number, (name, _, kind, seconds) in enumerate(found):
+    for number, (name, _, kind, seconds) in enumerate(shown):
         top = number * _ROW
         left, width = _LEFT + at / total * _WIDTH, max(1.0, seconds / total * _WIDTH)
         parts.append(
@@ -123,5 +124,5 @@ def _chart(phases: Mapping[str, float]) -> str:
             f"<title>{html.escape(name)}: {seconds:.3f} s</title></rect>"
         )
         at += seconds
-    size = f"0 0 {_LEFT + _WIDTH + 10} {len(found) * _ROW + 4}"
+    size = f"0 0 {_LEFT + _WIDTH + 10} {len(shown) * _ROW + 4}"
     return f'<svg viewBox="{size}" role="img" aria-label="phases">{"".join(parts)}</svg>'

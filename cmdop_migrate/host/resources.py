@@ -14,7 +14,8 @@ from cmdop_migrate.images.format.keys import KeyRing
 from cmdop_migrate.storage import registry
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.storage.rate_limit import RateLimitedStore
-from cmdop_migrate.util.timings import TEST_STOP, Phases
+from cmdop_migrate.util.faults import TEST_STOP
+from cmdop_migrate.util.timings import Phases
 
 KEPT_LOGS = 50  # logs of failed CRIU runs
 __all__ = ["TEST_STOP", "Phases", "criu_prefixes", "find_criu", "keep_log", "open_keys", "open_store"]

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from blake3 import blake3
-
 from cmdop_migrate import __version__, log
 from cmdop_migrate.config import Config
 from cmdop_migrate.criu.install import find
@@ -49,6 +47,7 @@ from cmdop_migrate.session.holder_client import HolderGone
 from cmdop_migrate.snapshot.capture import dump_checks
 from cmdop_migrate.storage import registry
 from cmdop_migrate.util import trusted_file
+from cmdop_migrate.util.digest import blake3
 
 RELAY_TIMEOUT = 3.0
 MEASURED_CHECKPOINTS = 20

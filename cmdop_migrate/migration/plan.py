@@ -19,10 +19,8 @@ from cmdop_migrate.preflight.facts.host import HostFacts, HostQuery
 from cmdop_migrate.preflight.facts.session import Carry, Estimate, Move, SessionFacts, estimate
 from cmdop_migrate.preflight.findings import Finding
 from cmdop_migrate.remote.peer import Peer
+from cmdop_migrate.util.faults import TEST_FACTS
 
-# For tests only: a file with a JSON object that overrides facts of the target host, so that a test can plan for an
-# older kernel, a processor that lacks a feature, or a full disk.
-TEST_FACTS = "CMDOP_MIGRATE_TEST_FACTS"
 FACTS_TIMEOUT = 120.0
 
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from blake3 import blake3
-
 from cmdop_migrate import log
 from cmdop_migrate.criu.image import files_image
 from cmdop_migrate.errors import Blocked, ImageRefused
@@ -27,6 +25,7 @@ from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.session import overlay_redirects
 from cmdop_migrate.session.files_in_use import Touched
 from cmdop_migrate.util import atomic
+from cmdop_migrate.util.digest import blake3
 from cmdop_migrate.util.paths import is_under
 
 Carry = Literal["none", "mapped", "opened"]

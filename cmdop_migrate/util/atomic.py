@@ -1,4 +1,4 @@
-"""Small durable writes. Stdlib only: the holder loads this."""
+"""Replace small files atomically. Stdlib only: the holder loads this."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def replace(path: str, data: bytes, mode: int = 0o600, durable: bool = True) -> None:
-    """The file is the old one or the new one, whole, whatever happens in between."""
+    """Replace a file: after a crash at any point it is the old one or the new one, whole. Raise OSError."""
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
@@ -25,4 +25,5 @@ def replace(path: str, data: bytes, mode: int = 0o600, durable: bool = True) -> 
 
 
 def replace_json(path: str, value: object) -> None:
+    """Replace a file with `value` as JSON, as `replace` does."""
     replace(path, json.dumps(value, indent=1).encode())

@@ -1,4 +1,4 @@
-"""All of the bytes, at a place in a file; and where they go."""
+"""Read and write large blocks at an offset of a file, past the page cache where that is faster."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ _PAGE = 4096
 
 
 def buffer(size: int) -> bytearray:
-    """Zeros that begin where a page does. Where malloc puts a large one, 16 bytes into a page, some processors (AMD's
-    with `fsrm`) take seven times as long to copy the kernel's pages into it: 1.7 GB/s, not 12."""
+    """Return `size` zero bytes that begin at a page boundary. malloc places a large block 16 bytes into a page, and
+    some processors (AMD's with `fsrm`) then copy the kernel's pages into it at 1.7 GB/s instead of 12."""
     made = bytearray(size + _PAGE - 1)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(made)) % _PAGE
-    del made[:begin], made[size:]  # the first moves its beginning, not its bytes
+    del made[:begin], made[size:]  # the first deletion moves the beginning, not the bytes
     return made
 
 
 def write(fd: int, data: Data, at: int, *, cached: bool = True) -> None:
-    """Not `cached`: past the page cache, where the kernel can. Pages for it that were long free are dear on a virtual
-    machine, whose hypervisor has to find them first: 1.5 GiB took 1.2 to 2.3 CPU s through the cache, 0.5 s past it. On
-    a slow disk they are still there when they are read back."""
+    """Write all of `data` at the offset `at`.
+
+    Without `cached`, write past the page cache where the kernel can. On a virtual machine, pages that were free for
+    long are expensive, because the hypervisor has to find them first: 1.5 GiB took 1.2 to 2.3 CPU s through the cache,
+    0.5 s past it. On a slow disk the pages are still in memory when they are read back."""
     left = memoryview(data).cast("B")
     while left:
         try:
@@ -37,7 +39,7 @@ def write(fd: int, data: Data, at: int, *, cached: bool = True) -> None:
 
 
 def read(fd: int, view: memoryview, at: int) -> int:
-    """Until `view` is full or the file ends; -> bytes read."""
+    """Read at the offset `at` until `view` is full or the file ends. Return the number of bytes read."""
     total = 0
     while total < len(view):
         done = os.preadv(fd, [view[total:]], at + total)

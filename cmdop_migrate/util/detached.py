@@ -1,4 +1,4 @@
-"""Work that must be finished even when the command that began it is gone: Ctrl-C, a closed terminal, a lost SSH."""
+"""Finish work even if the command that began it is gone: after Ctrl-C, a closed terminal, a lost SSH connection."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _log = log.get("background")
 
 
 def run(work: Callable[[Progress, Answer], None], progress: Progress) -> dict[str, Any]:
-    """Runs `work` in a process of its own session and returns what it answers; it may go on after its answer.
+    """Run `work` in a process with its own session, and return its answer; it may continue after its answer.
 
-    Call it before any thread is started. The error `work` fails with before its answer is raised here.
-    """
+    Call this before any thread is started. Raise here the error with which `work` fails before its answer; Unexpected
+    if its process was killed."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -46,37 +46,38 @@ def run(work: Callable[[Progress, Answer], None], progress: Progress) -> dict[st
 
 
 def _work(work: Callable[[Progress, Answer], None], writer: int) -> None:
-    lock = threading.Lock()  # a long line is not written in one piece
+    """Run `work` in this fork, send progress, answer or error to `writer`, and exit."""
+    lock = threading.Lock()  # a long line is written in several pieces
 
-    def say(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         try:
             with lock:
                 os.write(writer, json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
-            return  # nobody listens any more; the work goes on
+            return  # the command is gone; the work continues
 
     code = 1
     try:
         os.setsid()
-        # Whoever reads what the command prints, over SSH or in $(…), must not wait for us: its end is the command's.
+        # A reader of the command's output, over SSH or in $(…), waits until every copy of stdout is closed: close ours.
         null = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_IGN)
-        work(lambda text: say({"progress": text}), lambda answer: say({"answer": answer}))
+        work(lambda text: send({"progress": text}), lambda answer: send({"answer": answer}))
         code = 0
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
         _log.log(logging.INFO if full else logging.ERROR, "failed", exc_info=True)
-        hint = "Free some space where state_dir is, then try again." if full else traceback.format_exc()[-600:]
-        words = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        say({"error": {"code": "blocked" if full else "unexpected", "message": words, "hint": hint}})
+        hint = "Free some space in state_dir, then try again." if full else traceback.format_exc()[-600:]
+        message = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        send({"error": {"code": "blocked" if full else "unexpected", "message": message, "hint": hint}})
     except CmdopError as error:
         _log.info("failed: %s", error.message)
-        say({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
-    except BaseException as error:  # noqa: BLE001 - a forked child must never run on into its parent's code
+        send({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
+    except BaseException as error:  # noqa: BLE001 - a forked child must never return into its parent's code
         _log.error("unexpected", exc_info=True)
-        say({"error": {"code": "unexpected", "message": f"{error!r}", "hint": traceback.format_exc()[-600:]}})
+        send({"error": {"code": "unexpected", "message": f"{error!r}", "hint": traceback.format_exc()[-600:]}})
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""To hear at once when something in a directory is made, replaced or removed. Python 3.11 has no function for it."""
+"""Watch directories for files that are created, replaced or removed. Python 3.11 has no function for inotify(7)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _BUFFER = 64 << 10
 
 
 class Watch:
-    """A descriptor that turns readable when a watched directory has changed. What changed is for the reader to find
-    out: the kernel may have had too much to say."""
+    """Provide a descriptor that becomes readable when a watched directory has changed. The caller has to find out what
+    changed: the kernel drops events when there are too many."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
@@ -26,11 +26,12 @@ class Watch:
         return self._fd
 
     def add(self, directory: Path) -> bool:
-        """Also of one that is watched already. False when there is no such directory, or no watch left: then it must be
-        looked at now and then."""
+        """Watch a directory; it may be watched already. Return False if it does not exist or no watch is left: the
+        caller must then poll it."""
         return bool(self._libc.inotify_add_watch(self._fd, os.fsencode(directory), _MASK) >= 0)
 
     def drain(self) -> None:
+        """Discard the pending events, so that the descriptor is not readable until the next change."""
         try:
             while os.read(self._fd, _BUFFER):
                 pass

@@ -1,4 +1,4 @@
-"""How many files this process may have open."""
+"""Raise the limit of open files of this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import resource
 
 
 def more_files(wanted: int) -> int:
-    """As many open files as that, or as the system allows; how many that is."""
+    """Raise the limit to `wanted` open files, or as far as the system allows. Return how many of `wanted` it allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

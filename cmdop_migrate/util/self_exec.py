@@ -1,8 +1,7 @@
-"""Commands of our own, each in a process of its own: what happens to one happens to no other, nor to us.
+"""Run commands of cmdop-migrate as child processes, isolated from each other and from this process.
 
-They are in sessions of their own: a Ctrl-C in our terminal does not reach them, and they finish when we are killed.
-What they say goes to a file that has no name, so that nobody need read it for them to go on.
-"""
+Each child has its own session: Ctrl-C in our terminal does not reach it, and it finishes even if this process is
+killed. Its output goes to an unnamed file, so that it never blocks on a reader."""
 
 from __future__ import annotations
 
@@ -23,7 +22,8 @@ from cmdop_migrate import clock
 
 @dataclass(frozen=True)
 class Ended:
-    """`answer`: its one JSON object; of one that was killed, made up."""
+    """Hold the exit status and the JSON answer of a command. For one that was killed the answer is an error made
+    here."""
 
     status: int
     answer: dict[str, Any]
@@ -46,16 +46,16 @@ class Ended:
 
 
 class Worker:
-    """`flags`: the global ones this command was given itself."""
+    """Run one command. `flags` are the global flags that this command was given itself."""
 
     def __init__(self, flags: Sequence[str], words: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
         package = str(Path(cmdop_migrate.__file__).parent.parent)
         self.began, self.since, self.interrupted = clock.boottime(), clock.walltime(), False
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - read and closed at its end
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `ended`
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cmdop_migrate", *flags, "--json", *words],
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
@@ -63,29 +63,30 @@ class Worker:
         )
 
     def interrupt(self) -> None:
-        """As Ctrl-C would: it undoes what it began, or finishes."""
-        if self._process.poll() is None and not self.interrupted:  # a second one would cut the undoing short
+        """Send SIGINT, once, as Ctrl-C does: the command undoes what it began, or finishes."""
+        if self._process.poll() is None and not self.interrupted:  # a second SIGINT would interrupt the undoing
             self.interrupted = True
             self._process.send_signal(signal.SIGINT)
 
     def ended(self) -> Ended | None:
-        """None while it runs."""
+        """Return the result, or None while the command runs. Call it until it returns a result."""
         status = self._process.poll()
         if status is None:
             return None
-        with self._said:
-            self._said.seek(0)
-            text = self._said.read().decode(errors="replace")
+        with self._output:
+            self._output.seek(0)
+            text = self._output.read().decode(errors="replace")
         return Ended(status, _answer(text, status))
 
 
 def _answer(text: str, status: int) -> dict[str, Any]:
+    """Return the last JSON object of the output that is not a progress line."""
     for line in reversed(text.splitlines()):
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and "progress" not in found:
-            return found
+        if isinstance(value, dict) and "progress" not in value:
+            return value
     words = f"killed by signal {-status}" if status < 0 else "interrupted" if status == 130 else f"exit {status}"
     return {"error": {"code": "unexpected", "message": f"the command did not answer: {words}"}}

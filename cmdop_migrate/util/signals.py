@@ -1,4 +1,4 @@
-"""A command that is told to stop finishes what is under way; told twice, it hurries."""
+"""Count the signals that ask a command to stop: it finishes what is in progress, and hurries at the second one."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """`times`: how often it was told."""
+    """Count in `times` how often the command was asked to stop."""
 
     def __init__(self) -> None:
         self.times = 0
 
-    def told(self, _number: int, _frame: FrameType | None) -> None:
+    def count(self, _number: int, _frame: FrameType | None) -> None:
         self.times += 1
 
 
 @contextmanager
 def on_signals() -> Iterator[Stop]:
-    """Until the end of the block these signals only count. In the main thread."""
+    """Only count these signals during the block. Call this in the main thread."""
     stop = Stop()
-    before = [(number, signal.signal(number, stop.told)) for number in SIGNALS]
+    before = [(number, signal.signal(number, stop.count)) for number in SIGNALS]
     try:
         yield stop
     finally:

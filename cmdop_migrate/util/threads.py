@@ -1,4 +1,4 @@
-"""Work in a thread that nobody has to wait for: the process may end before it."""
+"""Run work in daemon threads, which the process does not join at its exit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ T = TypeVar("T")
 
 
 def start(work: Callable[[], T], name: str) -> Future[T]:
+    """Run `work` in a daemon thread, and return the future of its result."""
     done: Future[T] = Future()
 
     def run() -> None:
         try:
             done.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - a thread's end: whoever asks for the result is told
+        except BaseException as error:  # noqa: BLE001 - raised where the result is read
             done.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()
@@ -28,11 +29,12 @@ def start(work: Callable[[], T], name: str) -> Future[T]:
 
 
 def each(work: Callable[[S], T], items: Iterable[S], most: int, name: str) -> Iterator[Future[T]]:
-    """`work` of each item, in their order, `most` at a time: what is asked of a store far away waits more than it
-    works. None is begun before somebody takes the first, nor after they have left."""
+    """Run `work` for each item, `most` at a time, and yield the futures in the order of the items. For requests to a
+    remote store, which wait more than they compute. Work begins when the first future is taken, and no more begins
+    after the caller stops iterating."""
     left, begun = iter(items), deque[Future[T]]()
     while True:
-        begun.extend(start(partial(work, one), name) for one in islice(left, most - len(begun)))
+        begun.extend(start(partial(work, item), name) for item in islice(left, most - len(begun)))
         if not begun:
             return
         yield begun.popleft()

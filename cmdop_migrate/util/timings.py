@@ -1,34 +1,28 @@
-"""How long each named part of a flow took."""
+"""Measure how long each named part of a flow takes."""
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TEST_STOP = "CMDOP_MIGRATE_TEST_STOP"
+from cmdop_migrate.util import faults
 
 
 class Phases:
-    """How long each named part of a flow took, in order.
-
-    For tests only: with CMDOP_MIGRATE_TEST_STOP=FLOW:NAME in its environment the process stops itself (SIGSTOP) where
-    that part begins, so that a test can kill, cut off or continue whatever it likes at that very point.
-    """
+    """Measure the named parts of one flow, in order. The beginning of each part is a fault point for tests."""
 
     def __init__(self, flow: str) -> None:
         self.flow = flow
         self.seconds: dict[str, float] = {}
 
     def reach(self, name: str) -> None:
-        """A point that has a name but takes no time of its own."""
-        if os.environ.get(TEST_STOP) == f"{self.flow}:{name}":
-            os.kill(os.getpid(), signal.SIGSTOP)
+        """Mark a point that takes no time of its own: only a fault point."""
+        faults.point(self.flow, name)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Measure the block as the part `name`; several blocks of one name add up."""
         self.reach(name)
         began = time.monotonic()
         try:

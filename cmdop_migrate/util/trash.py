@@ -1,4 +1,4 @@
-"""Remove large directory trees without making anyone wait for it.
+"""Remove large directory trees without making a command wait for it.
 
 A session's upper layer may hold 100,000 files, and removing them takes minutes. So a tree is renamed into
 STATE_DIR/trash, which takes one system call, and removed from there: by a detached process, or, where that was killed,
@@ -16,8 +16,8 @@ import time
 from cmdop_migrate.util import locks
 
 NAME = "trash"
-AT_ONCE = 0.1  # seconds of removing by the process that has set a tree aside, or by one that sweeps
-LOOK_EVERY = 64  # entries between two looks at the clock
+FOREGROUND_SECONDS = 0.1  # of removing by the process that has set a tree aside, or by one that sweeps
+CLOCK_CHECK_EVERY = 64  # entries removed between two looks at the clock
 NICE = 19
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from cmdop_migrate.util.trash import main; main()"
@@ -49,7 +49,7 @@ def is_empty(trash: str) -> bool:
         return True
 
 
-def remove(trash: str, seconds: float | None = AT_ONCE) -> bool:
+def remove(trash: str, seconds: float | None = FOREGROUND_SECONDS) -> bool:
     """Remove what is in the trash, for at most `seconds`. True when nothing is left that can be removed, or another
     process is at it.
 
@@ -69,14 +69,14 @@ def remove(trash: str, seconds: float | None = AT_ONCE) -> bool:
 
 
 def remove_later(trash: str) -> None:
-    """Remove what is in the trash: for a moment here, and the rest by a process that nobody waits for."""
+    """Remove what is in the trash: for a moment here, and the rest by a detached process."""
     if remove(trash):
         return
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     arguments = [sys.executable, "-I", "-S", "-c", _BOOT, package, trash]
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     streams = [(os.POSIX_SPAWN_DUP2, null, number) for number in range(3)]
-    with contextlib.suppress(OSError):  # no more processes: the next command that sweeps goes on with it
+    with contextlib.suppress(OSError):  # no more processes: the next command that sweeps continues
         os.waitpid(os.posix_spawn(sys.executable, arguments, {}, file_actions=streams, setsid=True), 0)
     os.close(null)
 
@@ -100,11 +100,11 @@ def _fresh() -> str:
 
 
 class _OutOfTime(Exception):
-    """The rest is for the next one."""
+    """Signal that the time is over: the next sweep removes the rest."""
 
 
 class _Remover:
-    """One pass over a trash whose lock it has. `top` is its directory."""
+    """Remove the entries of a trash directory, `top`, whose lock the caller holds."""
 
     def __init__(self, top: int, until: float | None) -> None:
         self._top, self._until, self._count = top, until, 0
@@ -121,7 +121,7 @@ class _Remover:
         return True
 
     def _remove(self, name: str) -> bool:
-        """One entry of the top. False when something of it cannot be removed."""
+        """Remove one entry of the top. Return False if a part of it cannot be removed."""
         try:
             folder = os.open(name, _FOLDER, dir_fd=self._top)
         except OSError as error:
@@ -150,12 +150,13 @@ class _Remover:
 
     def _tick(self) -> None:
         self._count += 1
-        if self._until is not None and self._count % LOOK_EVERY == 0 and time.monotonic() > self._until:
+        if self._until is not None and self._count % CLOCK_CHECK_EVERY == 0 and time.monotonic() > self._until:
             raise _OutOfTime
 
 
 def main() -> None:
-    """argv: the package's home, the trash. Works in a fork, so that no caller has a child to wait for."""
+    """Remove the trash of argv[2] in a fork, so that no caller has a child to wait for. argv[1] is the package's
+    parent."""
     if os.fork():
         return
     with contextlib.suppress(OSError):

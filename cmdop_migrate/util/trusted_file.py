@@ -1,4 +1,4 @@
-"""Which files of this host may be run as root. Stdlib only: the holder may load this."""
+"""Decide which files of this host may be run as root. Stdlib only: the holder may load this."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import stat
 
 
 def refusal(path: str) -> str:
-    """Why this file must not be run as root; empty when it may. Whoever can write it, or put another in its place,
-    would be root."""
+    """Return why this file must not be run as root, or an empty string if it may. A user who can write it, or replace
+    it, would become root."""
     if not os.path.isabs(path):
         return "not an absolute path"
     real = os.path.realpath(path)
@@ -22,18 +22,19 @@ def refusal(path: str) -> str:
     if not info.st_mode & 0o100:
         return "not executable"
     if info.st_uid != 0 or info.st_mode & 0o022:
-        return "others than root may write it"
-    return f"others than root may write in {open_to_others[0]}" if open_to_others else ""
+        return "users other than root may write it"
+    return f"users other than root may write in {open_to_others[0]}" if open_to_others else ""
 
 
 def _parents(path: str) -> list[str]:
-    found = []
+    parents = []
     while path != "/":
         path = os.path.dirname(path)
-        found.append(path)
-    return found
+        parents.append(path)
+    return parents
 
 
 def _is_open(info: os.stat_result) -> bool:
-    """In a sticky directory, such as /tmp, nobody replaces what is another's."""
+    """Return True if users other than root can replace files in this directory. In a sticky one, such as /tmp, they
+    cannot replace files of others."""
     return info.st_uid != 0 or bool(info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX)

@@ -1,7 +1,7 @@
-"""A process of our own that does one kind of work, where two threads would wait for each other's interpreter.
+"""Run one kind of work in a forked process, where two threads would wait for each other's interpreter lock.
 
-It has nothing of ours but what it is given: no lock, no terminal, no descriptor. Whatever becomes of us, its socket
-ends; whatever becomes of it, killed or stopped, its work is done here.
+The worker has only the descriptors it is given: no lock and no terminal. When this process ends for any reason, the
+worker's socket closes and it exits; when the worker is killed or stopped, its caller does the work itself.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 
-PATIENCE = 1.0
-SILENCE = 30.0  # seconds: each answer is the work of milliseconds
+EXIT_TIMEOUT = 1.0  # seconds for a worker to exit before it is killed
+ANSWER_TIMEOUT = 30.0  # seconds; each answer takes milliseconds of work
 
 
-class Offspring:
+class WorkerProcess:
+    """Own one worker and the socket to it."""
+
     def __init__(self, work: Callable[[socket.socket], None], kept: Collection[int], nice: int = 0) -> None:
-        """`work` returns when its socket ends, or when it is done. It runs in a copy of this thread alone: what other
-        threads have locked at this moment stays locked there. `kept`: descriptors that it needs. OSError: the machine
-        has no more processes or memory to give."""
+        """Fork a process that runs `work` with its end of the socket, with the descriptors `kept` open.
+
+        `work` must return when its socket ends. It runs in a copy of this thread alone: locks that other threads hold
+        now stay locked there. Raise OSError if the machine has no more processes or memory.
+        """
         self.sock, theirs = socket.socketpair()
         with theirs:
             try:
@@ -32,11 +36,11 @@ class Offspring:
                 raise
             if self.pid == 0:
                 _live(work, theirs, kept, nice)
-        self.sock.settimeout(SILENCE)
+        self.sock.settimeout(ANSWER_TIMEOUT)
 
     def hear(self) -> bytes:
-        """The next byte it says. Nothing: it has ended, or is silent for so long that it was ended now, so that it does
-        not come back to what somebody else is doing by then."""
+        """Return the next byte the worker sends. Return no byte if it has ended, or was silent for ANSWER_TIMEOUT: it
+        is then killed, so that it cannot resume work that the caller now does itself."""
         try:
             return self.sock.recv(1)
         except TimeoutError:
@@ -46,13 +50,13 @@ class Offspring:
             return b""
 
     def dismiss(self) -> None:
-        """It may end."""
+        """Close the socket: the worker then exits."""
         self.sock.close()
 
     def close(self) -> None:
-        """Until it has ended. Once."""
+        """Close the socket and wait until the worker has exited; kill it after EXIT_TIMEOUT. Call this once."""
         self.dismiss()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + EXIT_TIMEOUT
         while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)
@@ -61,17 +65,18 @@ class Offspring:
             time.sleep(0.001)
 
 
-def close_all(made: Sequence[Offspring]) -> None:
-    for one in made:  # all are told before one is waited for
-        one.dismiss()
-    for one in made:
-        one.close()
+def close_all(workers: Sequence[WorkerProcess]) -> None:
+    """Close all workers: every one begins to exit before the first is waited for."""
+    for worker in workers:
+        worker.dismiss()
+    for worker in workers:
+        worker.close()
 
 
 def _live(work: Callable[[socket.socket], None], sock: socket.socket, kept: Collection[int], nice: int) -> None:
-    """The process. Never returns."""
+    """Run `work` in the forked process, then exit. Never return."""
     try:
-        gc.disable()  # what it has inherited stays shared
+        gc.disable()  # keeps the inherited pages shared
         _close_all_but({sock.fileno(), *kept})
         os.nice(nice)
         work(sock)
@@ -82,5 +87,5 @@ def _live(work: Callable[[socket.socket], None], sock: socket.socket, kept: Coll
 def _close_all_but(kept: Collection[int]) -> None:
     for fd in map(int, os.listdir("/proc/self/fd")):
         if fd > 2 and fd not in kept:
-            with contextlib.suppress(OSError):  # the one we list with
+            with contextlib.suppress(OSError):  # the descriptor of the listing
                 os.close(fd)

@@ -29,9 +29,9 @@ _MIN_FREE = Path("/sys/module/page_reporting/parameters/min_free_ms")
 
 @dataclass(frozen=True)
 class Bar:
-    """A promise and what became of it. `value` must be at most `limit`. `best` compares the fastest round of each
-    side: what is left when the machine's other users disturbed some rounds. `floor`: what nobody could get below, on
-    this machine and in this run."""
+    """Hold a promise and its result. `value` must be at most `limit`. `best` compares the fastest round of each side,
+    which other users of the machine disturbed least. `floor`: a lower bound for any implementation, on this machine and
+    in this run."""
 
     name: str
     where: str
@@ -216,8 +216,8 @@ def warm(wanted: bool) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Until the machine is done with what came before, but 10 s at most: a server goes on for seconds after its last
-    answer, and the disk with what was written, which whoever is measured next would pay for."""
+    """Wait until the machine is done with earlier work, but 10 s at most: a server works for seconds after its last
+    answer, and the disk on what was written, which the next measurement would pay for."""
     os.sync()
     until = time.monotonic() + 10
     quiet = 0
@@ -268,7 +268,7 @@ def call(argv: Sequence[str], env: Mapping[str, str], timeout: float = 300.0) ->
             process.wait()
             wall = time.monotonic() - clock
         finally:
-            if process.returncode is None:  # we were interrupted: it must not go on behind our back
+            if process.returncode is None:  # interrupted: the command must not keep running
                 process.kill()
                 process.wait()
             timer.cancel()
@@ -282,7 +282,7 @@ def call(argv: Sequence[str], env: Mapping[str, str], timeout: float = 300.0) ->
 
 @contextmanager
 def _group() -> Iterator[str]:
-    """A cgroup for one command. What goes on when that is done, such as memory on its way, goes on outside."""
+    """Make a cgroup for one command. Work that continues after it, such as a lazy restore, continues outside."""
     mount = cgroup.mount_point()
     assert mount is not None, "sessions need cgroup v2"
     group = f"{mount}/bench-{os.getpid()}-{time.monotonic_ns()}"

@@ -1,4 +1,4 @@
-"""What a store that holds many checkpoints costs who comes next, asked for one at a time and as we do it.
+"""Measure what a store with many checkpoints costs the next command, with single requests and as we do it.
 
 A store in memory whose every request takes as long as one to another continent's S3 does (--ms): only the waiting
 is real. Both ways in one run, on the same store.

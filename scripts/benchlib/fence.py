@@ -1,4 +1,4 @@
-"""How long a session runs on after its lease's deadline, with nobody left to tell it: deadline to frozen."""
+"""Measure how long a session runs after its lease's deadline when its agent is dead: deadline to frozen."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _start(host: Host, busy: bool) -> str:
 
 
 def _round(host: Host, sessions: list[str]) -> list[float]:
-    """Milliseconds from each holder's deadline until the kernel says that its whole group stands still."""
+    """Return milliseconds from each holder's deadline until the kernel reports its whole cgroup as frozen."""
     host.cm("ls")  # an agent, and a fresh lease for all
     time.sleep(3)
     host.kill_agent()
@@ -68,7 +68,7 @@ def _round(host: Host, sessions: list[str]) -> list[float]:
     files: dict[int, str] = {}
     for session in sessions:
         fd = os.open(f"{host.group(session)}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-        os.read(fd, 4096)  # from now on a change is told
+        os.read(fd, 4096)  # from now on a change is reported
         files[fd] = session
         watch.register(fd, select.POLLPRI)
     delays = []

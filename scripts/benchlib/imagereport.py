@@ -117,8 +117,8 @@ def _checkpoints(results: Results) -> str:
 
 
 def _steps(results: Results) -> str:
-    """Done all at the same time, with cores to spare, the script would take as long as its longest step: what is left
-    for anybody who dumps and sends the same bytes."""
+    """Show the longest step of the script: with all steps at the same time and cores to spare, it is the lower bound
+    for any program that dumps and sends the same bytes."""
     rows = []
     for (store, size), one in results.items():
         steps = [one[f"script_first_{step}"] for step in ("dump", "pack", "send")]

@@ -167,9 +167,9 @@ def _config(host: Host) -> Any:
 
 
 def _round(subject: Subject, twin: rivals.Twin, places: Stores, apart: Stores, bare: Stores) -> dict[str, float]:
-    """Everything once, ours and theirs in turn, so that what disturbs the machine disturbs both. A session that is
-    parked, as after the script it is gone, waits for all of it anyway; one that goes on does not: both are measured,
-    each first checkpoint to a store of its own, and memory that is only sent to a third."""
+    """Run everything once, ours and theirs in turn, so that other load disturbs both. A session that is parked (after
+    the script it is gone) waits for the whole upload; one that resumes does not: both are measured, each first
+    checkpoint to its own store, and memory that is only sent to a third."""
     found: dict[str, float] = {"load": common.load()}
     found["raw_dump"] = subject.raw_dump()
     found |= subject.script(places, "script_first")

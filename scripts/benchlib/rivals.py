@@ -49,7 +49,7 @@ class Target:
 
 
 def dump(criu: Criu, session: Target, images: Path, pages: socket.socket | None = None) -> float:
-    """Freeze a session, `criu dump` it into memory-backed files, let it go on; -> seconds it stood still.
+    """Freeze a session, `criu dump` it into memory-backed files, and let it resume; return the seconds it was frozen.
 
     The same request as ours but for the page server: CRIU writes the pages itself, unless `pages` is where they go.
     """

@@ -1,9 +1,9 @@
-"""The least that anybody can do who sends a session's memory to a store as CRIU gives it: nothing waits for anything
-else, nothing is written to a file, and nothing is done but to compress and to send.
+"""Measure the least work that sends a session's memory to a store as CRIU gives it: no step waits for another, nothing
+is written to a file, and the data is only compressed and sent.
 
     CRIU -> a pipe, spliced -> zstd -1 -T0 -> 8 MiB at a time into the store
 
-No digest, so nothing is ever recognised; no seal, so anybody may read or change it; no files of the session's, no
+No digest, so nothing is deduplicated; no seal, so everyone may read or change it; no files of the session, no
 manifest; the session is not ended. What it makes cannot be restored: it is a measure, not a rival.
 """
 

@@ -97,18 +97,18 @@ class Lab:
                 services.wait(self.directory, self.spec, self.spec.node(name))
 
     def pause(self, name: str) -> None:
-        """Suspend: everything of it stands still, time goes on."""
+        """Suspend a host: all its processes are frozen while time passes."""
         self._no_switch(name)
         self.pid(name)
         if not cgroup.freeze(self.group(name)):
-            raise LabTrouble(f"{name} does not stand still.")
+            raise LabTrouble(f"{name} cannot be frozen.")
 
     def resume(self, name: str) -> None:
         self.pid(name)
         cgroup.thaw(self.group(name))
 
     def cut(self, name: str) -> None:
-        """Its cable carries nothing any more, in either direction; nobody is told."""
+        """Cut the cable of a host in both directions, without a signal to either side."""
         self._no_switch(name)
         self.pid(name)
         wires.cut(self.pid(SWITCH), self.spec.node(name))

@@ -95,7 +95,7 @@ def claim(top: Path, spec: LabSpec) -> Path:
 
 
 def settle(directory: Path, spec: LabSpec) -> None:
-    """It stands: from now on it is its owner's, or nobody's, and then stays until `down`."""
+    """Record that the lab is up: it now lives as long as its owner; without an owner, until `down`."""
     _write(directory, spec)
 
 
@@ -129,7 +129,8 @@ def sweep(top: Path) -> list[str]:
 
 
 def remove(top: Path, name: str, within: float = 20.0) -> None:
-    """Ends every process of the lab; its namespaces, mounts and cables go with them. No error when there is none."""
+    """End every process of the lab; its namespaces, mounts and cables end with them. A lab that does not exist is no
+    error."""
     with locked(top):
         end_group(group_of(name), within)
         if (top / name).exists():

@@ -48,7 +48,7 @@ def unplug(switch: int, node: NodeSpec) -> None:
 
 
 def cut(switch: int, node: NodeSpec) -> None:
-    """Out of the bridge, its cable stays up: what comes from either side is lost, and nobody is told."""
+    """Take the cable out of the bridge; the link stays up: packets of both sides are lost, without a signal."""
     _ip(switch, f"link set {node.port} nomaster")
 
 

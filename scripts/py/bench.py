@@ -19,7 +19,10 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bench_figure import Figure
 
-BENCHMARKS = {"sessions": "start, memory and latency of live sessions"}
+BENCHMARKS = {
+    "sessions": "start, memory and latency of live sessions",
+    "forkserver": "commands with and without the fork server",
+}
 
 
 def main() -> int:

@@ -73,8 +73,8 @@ def watch_and_die(demo: Demo) -> None:
     demo.say.result("Its terminal is as it was before.")
 
 
-def nobody(demo: Demo) -> None:
-    """Nobody is attached; the session counts on"""
+def detached(demo: Demo) -> None:
+    """No client is attached; the session keeps counting"""
     before = demo.end
     time.sleep(AWAY)
     facts, _ = demo.place.json("show", NAME)
@@ -85,13 +85,13 @@ def nobody(demo: Demo) -> None:
     missed, _ = demo.place.json("output", NAME, "--from", str(before))
     numbers = missed["data"].split()
     if not numbers:
-        raise Trouble("the session stood still while nobody was attached")
+        raise Trouble("the session did not run while no client was attached")
     demo.say.result(f"{AWAY} s later it has printed {numbers[0]} to {numbers[-1]}, with no client there to read them;")
     demo.say.result(f"it is still process {demo.pid}.")
 
 
 def come_back(demo: Demo) -> None:
-    """Another client goes on at the byte where the first one died"""
+    """Another client continues at the byte where the first one died"""
     client = demo.attach("--from", str(demo.end))
     with demo.say.stream() as show:
         client.watch(WATCH, show)
@@ -124,7 +124,7 @@ def park(demo: Demo) -> None:
 
 
 def bring_back(demo: Demo) -> None:
-    """Bring it back, and go on where the second client left"""
+    """Restore it, and continue where the second client left"""
     demo.say.command(f"cmdop-migrate restore {NAME}")
     restored, seconds = demo.place.json("restore", NAME)
     demo.timings.append(("restore", seconds))
@@ -179,7 +179,7 @@ def end(demo: Demo) -> None:
 STEPS: list[Callable[[Demo], None]] = [
     start,
     watch_and_die,
-    nobody,
+    detached,
     come_back,
     whole_screen,
     park,

@@ -74,7 +74,7 @@ class Terminal:
             self._read(0.05)
 
     def finish(self) -> None:
-        """Until the client, and whoever puts the terminal right after it, is gone."""
+        """Wait until the client, and the process that resets the terminal after it, are gone."""
         os.waitpid(self.pid, 0)
         while self._read(0.25):
             pass

@@ -1,4 +1,4 @@
-"""Reference pages made from the code, so that they cannot say something else. See scripts/gen-docs."""
+"""Generate the reference pages from the code, so that they cannot differ from it. See scripts/gen-docs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ PROGRAM = "cmdop-migrate"
 NOTE = "<!-- Made by scripts/gen-docs from {source}. Change it there. -->\n\n"
 PLAN = """# What `plan` looks at
 
-`cmdop-migrate plan SESSION [--to HOST]` reports what would block a move, before anything is frozen. It reads
+`cmdop-migrate plan SESSION [--to HOST]` reports what blocks a move, before anything is frozen. It reads
 the session from outside, this host's facts, and the other host's through its own command line (`cmdop-migrate
-facts`, over SSH). The session keeps running; nothing is written but the cache of file digests, and the id of
-a store that has none yet.
+facts`, over SSH). The session keeps running; nothing is written but the cache of file digests, and the id of a store
+that had none.
 
 | level | means | exit |
 |---|---|---|
@@ -34,10 +34,10 @@ a store that has none yet.
 | `info` | good to know | 0 |
 
 With `--json` the answer is one object, `{ok, findings: [{check, level, message, fix, passing}], …}`, also when it is
-blocked: then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into warnings, on
-your own responsibility. Without `--to` it looks at a checkpoint and a restore on this host. `checkpoint` refuses by the
-same rules what cannot be dumped (the checks from `other_users` to `mounts`). What is `passing` is usually gone in a
-moment: `checkpoint --wait-quiet 30s` and `migrate --wait-quiet 30s` try again until then.
+blocked: then `ok` is false and the exit status 4. `--accept CHECK` turns the blockers of one check into
+warnings. Without `--to` it examines a checkpoint and a restore on this host. `checkpoint` refuses by the same
+rules what cannot be dumped (the checks from `other_users` to `mounts`). A finding that is `passing` usually goes away
+within seconds: `checkpoint --wait-quiet 30s` and `migrate --wait-quiet 30s` try again until then.
 
 ## Files of the host
 
@@ -47,7 +47,7 @@ missing or different, also libc, the restore puts them into the session's own la
 that are started there later get them too. Files that are only open are not carried, and block, unless `--carry
 opened` is given; with `--carry none` both block. A file that is as it was, with more after it (a log that others write
 to), is the same file: it is opened as it is, and read on. One that was rotated or removed meanwhile blocks a restore,
-too, unless the change is accepted: `restore --accept-files`, or `migrate --accept files`, opens what is
+too, unless you accept another file: `restore --accept-files`, or `migrate --accept files`, opens what is
 there, or an empty file; never in place of a program or a library.
 
 ## Expected time and bytes
@@ -145,12 +145,15 @@ def errors_page(kinds: list[type[errors.CmdopError]]) -> str:
         "0 is done. A command ended by Ctrl-C exits 130.\n",
         "| exit | code | means |",
         "|---|---|---|",
-        *(
-            f"| {kind.exit} | `{kind.code}` | {' '.join(inspect.cleandoc(kind.__doc__ or '').split())} |"
-            for kind in rows
-        ),
+        *(f"| {kind.exit} | `{kind.code}` | {_description(kind)} |" for kind in rows),
     ]
     return NOTE.format(source="cmdop_migrate/errors.py") + "\n".join(lines) + "\n"
+
+
+def _description(kind: type[errors.CmdopError]) -> str:
+    """Return the docstring of an error as a sentence of its own, without "Signal that"."""
+    text = " ".join(inspect.cleandoc(kind.__doc__ or "").split()).removeprefix("Signal that ")
+    return text[:1].upper() + text[1:]
 
 
 def settings_page(keys: Mapping[str, config.Setting]) -> str:

@@ -110,7 +110,7 @@ def _run(keep: bool, words: list[str]) -> int:
 
 
 def _limit(seconds: int) -> None:
-    """Somebody has only so much time (scripts/test): too little is said, and what takes longer is ended."""
+    """Limit the run to `seconds` (scripts/test): report too little time, and end what takes longer."""
     if not seconds:
         return
     if seconds < LEAST:

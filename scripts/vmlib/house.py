@@ -1,7 +1,7 @@
 """libvirtd in namespaces of its own: it sees its own settings, and a network with nothing but its bridges.
 
 All of it, the virtual machines too, lives below one process, the keeper. When
-that is killed everything is gone but the disks; so whoever crashed, the next one
+that is killed everything is gone but the disks; so after any crash the next run
 clears up by one pid. Of the machine's own libvirt nothing is read but the packaged
 settings, and nothing is written.
 """

@@ -23,7 +23,7 @@ ENVIRON = {
     "VAGRANT_CHECKPOINT_DISABLE": "1",
     "VAGRANT_DEFAULT_PROVIDER": "libvirt",
 }
-# A key made once, a new connection for nobody: under emulation it costs a second each.
+# One key and one shared connection: under emulation each new connection takes a second.
 SSH_COMMON = """\
 Host *
   User root
@@ -79,7 +79,7 @@ def provision(fleet: Fleet, rsync: bool) -> None:
 
 
 def write_ssh_config(fleet: Fleet) -> None:
-    """By way of Vagrant's own network, which nobody cuts."""
+    """Write an SSH config that uses Vagrant's own network, which no test cuts."""
     blocks = ""
     for one in fleet.machines:
         found = virsh("domifaddr", one.domain, "--source", "lease").split()
@@ -120,7 +120,7 @@ def save(fleet: Fleet, name: str) -> None:
 
 
 def put_back(fleet: Fleet, name: str) -> None:
-    """As they were when they were saved, but for the time: theirs stood still, and is set."""
+    """Restore the machines to a snapshot, and set their clocks, which stopped meanwhile."""
     start_networks()
 
     def one(machine: Machine) -> None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.util.timings import TEST_STOP
+from cmdop_migrate.util.faults import TEST_STOP
 from tests.crash.witness import Witness, show
 from tests.support.etcd_server import etcd
 from tests.support.host import CM, Host, open_files, processes, until

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from cmdop_migrate.images.format import keys
-from cmdop_migrate.util.timings import TEST_STOP
+from cmdop_migrate.util.faults import TEST_STOP
 from tests.crash.witness import Witness, finished, stopped
 from tests.support.host import CM, Host, pair, read_proc, until
 from tests.support.servers import seaweed
@@ -353,5 +353,5 @@ def test_interrupted_command_names_the_next_command(host: Host) -> None:
         cli.kill()
         cli.wait()
     assert (cli.returncode, out) == (130, b""), said
-    assert b"interrupted\n  See where it stands: cmdop-migrate ls" in said and b"Traceback" not in said
+    assert b"interrupted\n  See the state of the session: cmdop-migrate ls" in said and b"Traceback" not in said
     one.assert_runs()

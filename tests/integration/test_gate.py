@@ -183,7 +183,7 @@ def test_a_gate_that_cannot_be_run(tmp_path: Path, on_error: str, goes: bool) ->
         assert {one[2] for one in found} == {"the gate failed: not run: not executable"}
         gate.chmod(0o777)
         if not goes:
-            assert "others than root may write it" in refused(host, "a")
+            assert "users other than root may write it" in refused(host, "a")
         host.fails("run", "-d", "--gate", str(gate), "--", "true", status=2, code="usage")
         host.fails("run", "-d", "--gate", "gate", "--", "true", status=2, code="usage")
 

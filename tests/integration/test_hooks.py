@@ -132,7 +132,7 @@ def test_untrusted_pre_freeze_hook_stops_the_checkpoint(host: Host, tmp_path: Pa
     fenced_sessions.counter(host)
     hook = Path(host_hook(host, "pre-freeze", "exit 0"))
     hook.chmod(0o757)
-    assert "others than root may write it" in host.fails("checkpoint", "w", status=4, code="blocked")["message"]
+    assert "users other than root may write it" in host.fails("checkpoint", "w", status=4, code="blocked")["message"]
     hook.chmod(0o755)
     host.ok("checkpoint", "w", "--leave-running")
     good = script(tmp_path / "shared/hook", "exit 0")

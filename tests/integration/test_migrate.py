@@ -15,7 +15,7 @@ import pytest
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.host.move_journal import End, Moves
 from cmdop_migrate.session.holder_client import Channel
-from cmdop_migrate.util.timings import TEST_STOP
+from cmdop_migrate.util.faults import TEST_STOP
 from tests.crash.witness import LARGE, Witness, finished, stopped
 from tests.support import fenced_sessions
 from tests.support.host import CM, Host, until

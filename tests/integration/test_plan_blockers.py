@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cmdop_migrate.holder import cgroup
-from cmdop_migrate.migration.plan import TEST_FACTS
 from cmdop_migrate.preflight.facts import cpu
+from cmdop_migrate.util.faults import TEST_FACTS
 from tests.support.host import Host, a_host, until
 from tests.support.plan_session import Counting, Unfrozen, blocks, said
 
@@ -56,7 +56,7 @@ def test_plan_prints_a_table_with_fixes(here: Host, counting: Counting, tmp_path
     assert done.returncode == 4 and done.stderr == b""
     assert lines[0].split() == ["CHECK", "LEVEL", "WHAT"] and lines[1].split()[:2] == ["kernel", "block"]
     assert any(line.startswith("kernel: ") for line in lines)
-    assert lines[-1] == "t from host-t to host-b: cannot move: 1 thing stands in the way"
+    assert lines[-1] == "t from host-t to host-b: cannot move: 1 blocker"
 
 
 @pytest.mark.parametrize(

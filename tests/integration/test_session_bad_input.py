@@ -276,7 +276,7 @@ def test_closed_streams(host: Host) -> None:
 def test_half_a_command(host: Host) -> None:
     for words in ("key", "checkpoints", "hosts", "lease", "relay", "relay token"):
         error = host.fails(*words.split(), status=2, code="usage")
-        assert f"cmdop-migrate {words} needs one more word: " in error["message"] and "\n" not in error["message"]
+        assert f"cmdop-migrate {words} needs a subcommand: " in error["message"] and "\n" not in error["message"]
 
 
 @pytest.mark.parametrize("words", [["show", "nobody"], ["--json", "show", "nobody"]])

@@ -19,9 +19,9 @@ OFF = {"CMDOP_MIGRATE_READY": "0"}
 # Asks for a fork, and says whether there is one; never `go`.
 ASKER = """
 import sys
-from cmdop_migrate import entry
-handed = entry.Handed.over(sys.argv.pop(1))
-print("ready" if handed else "no", flush=True)
+from cmdop_migrate.cli.forkserver import client
+forked = client.ForkedCommand.request(sys.argv.pop(1))
+print("ready" if forked else "no", flush=True)
 sys.stdin.read()
 """
 

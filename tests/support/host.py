@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from cmdop_migrate.holder import cgroup
 from cmdop_migrate.holder import start as holder_start
 from cmdop_migrate.session import network
-from cmdop_migrate.util.timings import TEST_STOP
+from cmdop_migrate.util.faults import TEST_STOP
 from tests.support.patience import Deadline, bound
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cmdop_migrate.util.timings import TEST_STOP
+from cmdop_migrate.util.faults import TEST_STOP
 from tests.support.host import CM, Host, pair
 from tests.support.sshd import Login, Sshd, an_sshd, new_key
 

@@ -1,4 +1,4 @@
-"""Which commands are handed to a ready process, and where that would be: a guess made without our own modules."""
+"""The client of the fork server: which commands it sends to which server, decided without loading our modules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cmdop_migrate import config, entry
-from cmdop_migrate.cli.forkserver import child, compat, server
+from cmdop_migrate import config
+from cmdop_migrate.cli.forkserver import child, client, compat, server
 from cmdop_migrate.cli.main import COMMANDS, cli
 from tests.support.host import PROJECT
 
@@ -19,7 +19,7 @@ RUN = "/run/cmdop-migrate"
 
 @pytest.fixture(autouse=True)
 def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "CONFIG", "/nonexistent")
+    monkeypatch.setattr(client, "CONFIG", "/nonexistent")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,10 @@ def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", {}, None),
     ],
 )
-def test_what_is_handed_over_and_where(words: str, environ: dict[str, str], place: str | None) -> None:
-    assert entry.run_dir_of(words.split(), environ) == place
+def test_command_is_sent_to_the_fork_server_of_its_run_dir(
+    words: str, environ: dict[str, str], place: str | None
+) -> None:
+    assert client.run_dir_of(words.split(), environ) == place
 
 
 @pytest.mark.parametrize(
@@ -68,31 +70,31 @@ def test_what_is_handed_over_and_where(words: str, environ: dict[str, str], plac
         ('run_dir = "relative"\n', None),
     ],
 )
-def test_a_settings_file_says_where(tmp_path: Path, text: str, place: str | None) -> None:
+def test_config_file_sets_the_run_dir_of_the_fork_server(tmp_path: Path, text: str, place: str | None) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text)
-    assert entry.run_dir_of(["--config", str(file), "ls"], {}) == place
-    assert entry.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(file)}) == place
-    assert entry.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(tmp_path / "none")}) == RUN
+    assert client.run_dir_of(["--config", str(file), "ls"], {}) == place
+    assert client.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(file)}) == place
+    assert client.run_dir_of(["ls"], {"CMDOP_MIGRATE_CONFIG": str(tmp_path / "none")}) == RUN
 
 
-def test_settings_that_can_be_read_once_are_left_for_who_needs_them(tmp_path: Path) -> None:
+def test_config_in_a_pipe_is_not_read_by_the_client(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert entry.run_dir_of(["--config", str(pipe), "ls"], {}) is None
+    assert client.run_dir_of(["--config", str(pipe), "ls"], {}) is None
 
 
-def test_what_is_written_twice_is_the_same() -> None:
-    assert config.KEYS["run_dir"].default == RUN == entry.RUN_DIR
+def test_client_repeats_the_settings_of_config_correctly() -> None:
+    assert config.KEYS["run_dir"].default == RUN == client.RUN_DIR
     assert config.DEFAULT_FILE == "/etc/cmdop-migrate/config.toml"
     assert compat.SWITCH == config.ENV_PREFIX + "READY"
-    assert set(COMMANDS) >= entry.COMMANDS
-    assert not entry.COMMANDS & {"run", "attach", "agent", "relay", "doctor", "drain", "migrate", "resume", "key"}
+    assert set(COMMANDS) >= client.COMMANDS
+    assert not client.COMMANDS & {"run", "attach", "agent", "relay", "doctor", "drain", "migrate", "resume", "key"}
     valued = {name for one in cli.params for name in one.opts if not getattr(one, "is_flag", False)}
-    assert {name for name in valued if name.startswith("--")} - {"--verbose"} == set(entry._WITH_VALUE)
+    assert {name for name in valued if name.startswith("--")} - {"--verbose"} == set(client._WITH_VALUE)
 
 
-def test_the_client_loads_next_to_nothing() -> None:
+def test_client_loads_almost_no_modules() -> None:
     code = (
         "import sys; before = set(sys.modules); import cmdop_migrate.entry; print(*sorted(set(sys.modules) - before))"
     )
@@ -105,6 +107,7 @@ def test_the_client_loads_next_to_nothing() -> None:
         "cmdop_migrate.entry",
         "cmdop_migrate.cli",
         "cmdop_migrate.cli.forkserver",
+        "cmdop_migrate.cli.forkserver.client",
         "cmdop_migrate.cli.forkserver.compat",
     }
     assert set(done.stdout.split()) <= allowed | {"math"}, done.stdout
@@ -115,7 +118,7 @@ def request(*words: str, **environ: str) -> bytes:
     return "\0".join([*fields, *(f"{key}={value}" for key, value in environ.items())]).encode()
 
 
-def test_a_request_is_read_as_it_was_written() -> None:
+def test_request_round_trip_keeps_arguments_and_environment() -> None:
     parsed = child.Request.parse(request("cm", "send", "", "a=b", LANG="C", EMPTY="", EQUALS="a=b"))
     assert parsed.argv == (b"cm", b"send", b"", b"a=b")
     assert dict(parsed.environ) == {b"LANG": b"C", b"EMPTY": b"", b"EQUALS": b"a=b"}
@@ -125,7 +128,7 @@ def test_a_request_is_read_as_it_was_written() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"x", b"\0\0\0\0", b"l\0\0\0\x002\0only", b"l\0\0\0\x001\0a\0noequals", b"l\0x\0\0\x001\0a"]
 )
-def test_what_is_no_request_is_refused(body: bytes) -> None:
+def test_malformed_request_is_refused(body: bytes) -> None:
     with pytest.raises((ValueError, LookupError)):
         child.Request.parse(body)
 
@@ -143,5 +146,10 @@ def test_what_is_no_request_is_refused(body: bytes) -> None:
         (b"l\0\0\0\0x", False),
     ],
 )
-def test_whether_s3_is_named(body: bytes, named: bool) -> None:
+def test_request_that_names_s3_is_recognised(body: bytes, named: bool) -> None:
     assert server.names_s3(body) is named
+
+
+def test_server_loads_every_command_that_the_client_sends() -> None:
+    expected = {f"cmdop_migrate.cli.commands.{COMMANDS[name]}.{name}" for name in client.COMMANDS}
+    assert expected <= set(server.MODULES)

@@ -44,16 +44,16 @@ def test_hook_writable_by_others_is_refused(hook: Callable[[str], str]) -> None:
         assert trusted_file.refusal(str(path)) == "not executable"
     for mode in (0o757, 0o775):
         path.chmod(mode)
-        assert trusted_file.refusal(str(path)) == "others than root may write it"
+        assert trusted_file.refusal(str(path)) == "users other than root may write it"
     path.chmod(0o755)
     os.chown(path, 65534, 0)
-    assert trusted_file.refusal(str(path)) == "others than root may write it"
+    assert trusted_file.refusal(str(path)) == "users other than root may write it"
     os.chown(path, 0, 0)
     link = path.with_name("link")
     link.symlink_to(path)
     assert trusted_file.refusal(str(link)) == ""
     path.parent.chmod(0o777)
-    assert trusted_file.refusal(str(link)) == f"others than root may write in {path.parent}"
+    assert trusted_file.refusal(str(link)) == f"users other than root may write in {path.parent}"
     path.parent.chmod(0o1777)
     assert trusted_file.refusal(str(path)) == ""
     below = path.parent / "open" / "below" / "hook"
@@ -61,7 +61,7 @@ def test_hook_writable_by_others_is_refused(hook: Callable[[str], str]) -> None:
     below.write_text("#!/bin/sh")
     below.chmod(0o755)
     below.parent.parent.chmod(0o777)
-    assert trusted_file.refusal(str(below)) == f"others than root may write in {below.parent.parent}"
+    assert trusted_file.refusal(str(below)) == f"users other than root may write in {below.parent.parent}"
     assert trusted_file.refusal(str(path.parent)) == "not a file"
     assert trusted_file.refusal("hook") == "not an absolute path"
     path.unlink()

@@ -80,8 +80,8 @@ def test_hosts_in_the_config_file(tmp_path: Path) -> None:
         ('[hosts.b]\naddress = "h:22"', ":2: not an address"),
         ('\n[hosts.b]\nuser = "x"', ":2: host 'b' has no address"),
         ('\n[hosts."a b"]\naddress = "x"', ":2: not a host name"),
-        ('\nhosts = "b"', ":2: hosts holds one table a host"),
-        ('[hosts]\nb = "h"', "hosts holds one table a host"),
+        ('\nhosts = "b"', ":2: hosts must have one table per host"),
+        ('[hosts]\nb = "h"', "hosts must have one table per host"),
     ],
 )
 def test_bad_hosts_in_the_config_file(tmp_path: Path, text: str, words: str) -> None:

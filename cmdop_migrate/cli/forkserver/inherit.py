@@ -1,7 +1,7 @@
-"""What the kernel keeps about a process besides its memory and files: taken over from another, or found to differ.
+"""Take over the attributes that the kernel keeps for a process, from a client to the fork that does its work.
 
-Whatever a client was started with holds for the fork that does its work: who
-limits, ranks, audits or confines the one means the other as well.
+Limits, priorities, audit identity and confinement of the client hold for the fork as well. An attribute that cannot be
+taken over must be equal already; if it is not, the client does the work itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMESPACES = (
     "user",
     "uts",
 )
-# Of /proc/PID/status: what nobody can give to another process.
+# Fields of /proc/PID/status that cannot be given to another process.
 _FIXED = (
     "Uid",
     "Gid",
@@ -51,11 +51,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Differs(Exception):
-    """The two are not alike in this, and cannot be made so."""
+    """Signal an attribute in which the two processes differ and cannot be made equal."""
 
 
 class Peer:
-    """Another process, by its directory in /proc: that stays its own whoever has its number later."""
+    """Represent the client by its directory in /proc, which stays valid even if its pid is reused."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -68,7 +68,7 @@ class Peer:
         os.close(self._here)
 
     def take_over(self) -> None:
-        """All but signals. Differs, or OSError, when that cannot be done to the last bit."""
+        """Take over everything but signals. Raise Differs or OSError if anything stays different."""
         self._compare()
         self._join_cgroups()
         self._take_limits()
@@ -143,7 +143,7 @@ class Peer:
             os.close(fd)
 
     def take_over_signals(self) -> None:
-        """Those it ignores, and those it holds back; all others mean what they mean to a new interpreter."""
+        """Ignore and block the signals that the client does; handle all others as a new interpreter does."""
         ignored, blocked = int(self._status["SigIgn"], 16), int(self._status["SigBlk"], 16)
         for number in signal.valid_signals() - _NEVER:
             if ignored >> (number - 1) & 1:
@@ -158,28 +158,28 @@ class Peer:
 
 
 def read_environment_again() -> None:
-    """What is read from it at the start of a process, and can be read again."""
+    """Apply environment variables that a process reads at its start and can read again: time zone and locale."""
     time.tzset()
-    with contextlib.suppress(locale.Error):  # one that is not installed: as the interpreter, which goes on without
+    with contextlib.suppress(locale.Error):  # not installed: an interpreter ignores that, too
         locale.setlocale(locale.LC_CTYPE, "")
 
 
 def _cgroup_mounts() -> dict[str, str]:
-    """By the names that /proc/PID/cgroup has for them: nothing for v2."""
-    found: dict[str, str] = {}
+    """Return the mount point of each cgroup hierarchy by its name in /proc/PID/cgroup, which is empty for v2."""
+    points: dict[str, str] = {}
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape", newline="\n") as mounts:
         for line in mounts:
             _, place, kind, options, *_ = line.split(" ")
             if kind == "cgroup2":
-                found.setdefault("", place)
+                points.setdefault("", place)
             elif kind == "cgroup":
                 words = options.split(",")
                 with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as own:
-                    for one in own:
-                        kinds = one.split(":", 2)[1]
+                    for line_of_own in own:
+                        kinds = line_of_own.split(":", 2)[1]
                         if kinds and set(kinds.split(",")) <= set(words):
-                            found.setdefault(kinds, place)
-    return found
+                            points.setdefault(kinds, place)
+    return points
 
 
 def _identity(name: str, dir_fd: int) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def _read(directory: int, name: str) -> str:
 
 
 def _read_if(directory: int, name: str) -> str | None:
-    """None where this kernel has none."""
+    """Return the content, or None if this kernel has no such file."""
     try:
         return _read(directory, name)
     except OSError:

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cmdop_migrate.criu.failures.table import RULES
 from cmdop_migrate.errors import CriuFailed
 
 TAIL_LINES = 12
@@ -48,6 +47,8 @@ def explain(log_text: str) -> Diagnosis:
     """Return the diagnosis of the first error that is not harmless: those after it are its consequences."""
     lines = log_text.splitlines()
     errors = [line for line in lines if _ERROR.search(line) and not _HARMLESS.search(line)]
+    from cmdop_migrate.criu.failures.table import RULES  # takes 6 ms to load, for what seldom happens
+
     for rule in RULES if errors else ():
         if match := rule.pattern.search(errors[0]):
             groups = [group or "" for group in match.groups()]

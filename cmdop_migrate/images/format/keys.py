@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from cmdop_migrate.clock import walltime
@@ -27,6 +26,7 @@ from cmdop_migrate.errors import BadConfig, ImageRefused, Usage
 from cmdop_migrate.images.format.layout import FINGERPRINT_BYTES
 from cmdop_migrate.log import Secret
 from cmdop_migrate.util import locks
+from cmdop_migrate.util.digest import blake3
 
 MASTER_BYTES = 32
 FILE_FORMAT = 1

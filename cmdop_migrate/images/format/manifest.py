@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 
 from cmdop_migrate.errors import ImageRefused
@@ -22,6 +21,7 @@ from cmdop_migrate.images.format import layout
 from cmdop_migrate.images.format.codec import HINT, RAW
 from cmdop_migrate.images.format.keys import KeyRing, MasterKey
 from cmdop_migrate.images.format.seal import MANIFEST, OVERHEAD, Sealer
+from cmdop_migrate.util.digest import blake3
 
 MAX_MANIFEST = 64 << 20
 _U64 = (1 << 64) - 1

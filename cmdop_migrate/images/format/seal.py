@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import struct
 
-from blake3 import blake3
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
@@ -18,6 +17,7 @@ from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.format.codec import HINT, RAW, Buffer, Codec
 from cmdop_migrate.images.format.keys import MasterKey
 from cmdop_migrate.images.format.layout import FORMAT, ID_BYTES
+from cmdop_migrate.util.digest import blake3
 
 CHUNK, TRAILER, INDEX, MANIFEST, FINGERPRINTS = 1, 2, 3, 4, 5
 NONCE = 12

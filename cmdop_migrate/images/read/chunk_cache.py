@@ -29,7 +29,7 @@ from cmdop_migrate.images.read.load_table import check_packs, read_range
 from cmdop_migrate.images.read.ranges import SPAN, Span, neighbours, plan
 from cmdop_migrate.storage.base import Store
 from cmdop_migrate.util import bulk_io
-from cmdop_migrate.util.worker_process import Offspring, close_all
+from cmdop_migrate.util.worker_process import WorkerProcess, close_all
 
 LINKS = "pack-*"  # names of linked packs, beside the file
 CHECK_IN_PROCESSES, MOST_PROCESSES = 64 << 20, 4  # local bytes from which on processes check chunks, and how many
@@ -194,11 +194,11 @@ class ChunkCache:
         left = [group for group, is_linked in zip(groups, linked, strict=True) if not is_linked]
         count = min(MOST_PROCESSES, os.cpu_count() or 1)
         shares = [here[n::count] for n in range(count)]
-        made: list[Offspring] = []
+        made: list[WorkerProcess] = []
         try:
             try:
                 for share in shares:
-                    made.append(Offspring(partial(self._vouch, share), self.descriptors()))
+                    made.append(WorkerProcess(partial(self._vouch, share), self.descriptors()))
             except OSError as error:
                 _logger.warning("cannot start more processes to check chunks: %s", error)
             for share, worker in zip_longest(shares, made):

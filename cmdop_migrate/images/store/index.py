@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from blake3 import blake3
-
 from cmdop_migrate import log
 from cmdop_migrate.clock import boottime
 from cmdop_migrate.errors import ImageRefused
@@ -24,6 +22,7 @@ from cmdop_migrate.images.format.seal import INDEX, OVERHEAD, Sealer
 from cmdop_migrate.images.store.index_cache import IndexCache
 from cmdop_migrate.storage.base import ObjectInfo, Store
 from cmdop_migrate.util import threads
+from cmdop_migrate.util.digest import blake3
 
 MAGIC = b"CMDOPIX1"
 INDEX_READ_TIMEOUT = 30.0  # seconds for reading the indexes of other checkpoints that are not cached yet

@@ -14,12 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from blake3 import blake3
-
 from cmdop_migrate import log
 from cmdop_migrate.clock import walltime
 from cmdop_migrate.images.format.chunk_table import ChunkTable, Place
 from cmdop_migrate.images.format.keys import MasterKey
+from cmdop_migrate.util.digest import blake3
 
 UNUSED = 30 * 86400.0  # seconds without use after which a cache file is deleted
 _FORMAT = "1.db"  # suffix of the file name: format version 1

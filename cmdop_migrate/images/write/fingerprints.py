@@ -16,14 +16,13 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from blake3 import blake3
-
 from cmdop_migrate import log
 from cmdop_migrate.errors import ImageRefused
 from cmdop_migrate.images.format.codec import RAW, Buffer
 from cmdop_migrate.images.format.layout import ID_BYTES, WINDOW
 from cmdop_migrate.images.format.seal import FINGERPRINTS, OVERHEAD, TAG, Sealer
 from cmdop_migrate.images.format.windows import Extent, window_count
+from cmdop_migrate.util.digest import blake3
 
 BLOCK = 1 << 20  # of addresses
 LEAST = 4 * WINDOW  # fewer bytes are not worth a fingerprint

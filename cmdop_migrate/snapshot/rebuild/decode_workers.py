@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from cmdop_migrate import log
 from cmdop_migrate.criu.lazy import address_space, pager
 from cmdop_migrate.snapshot.session_memory import LazyMemory, MemorySource
-from cmdop_migrate.util.worker_process import Offspring, close_all
+from cmdop_migrate.util.worker_process import WorkerProcess, close_all
 
 _MAX_WORKERS = 4
 _JOB = struct.Struct("<qQQ")  # pid inside, start, size
@@ -43,7 +43,7 @@ def started(source: MemorySource) -> Iterator[list[pager.Filler]]:
         close_all(workers)
 
 
-class DecodeWorker(Offspring):
+class DecodeWorker(WorkerProcess):
     """Decode memory for one thread of the pager."""
 
     def __init__(self, source: MemorySource) -> None:

@@ -73,7 +73,7 @@ def test_true_bytes_and_no_process_stays(image: tuple[reader.Image, bytes]) -> N
 def test_one_that_was_killed_or_stopped_is_not_missed(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch, by: signal.Signals
 ) -> None:
-    monkeypatch.setattr(worker_process, "SILENCE", 0.5)
+    monkeypatch.setattr(worker_process, "ANSWER_TIMEOUT", 0.5)
     source = session_memory.MemorySource(image[0])
     decoder = decode_workers.DecodeWorker(source)
     try:
@@ -110,7 +110,7 @@ def test_without_more_processes_threads_decode(
 def test_a_stopped_one_does_not_keep_us_from_ending(
     image: tuple[reader.Image, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "PATIENCE", 0.1)
+    monkeypatch.setattr(worker_process, "EXIT_TIMEOUT", 0.1)
     decoder = decode_workers.DecodeWorker(session_memory.MemorySource(image[0]))
     os.kill(decoder.pid, signal.SIGSTOP)
     decoder.close()

@@ -17,7 +17,7 @@ from cmdop_migrate.images.format.layout import PAGE
 from cmdop_migrate.images.read import chunk_cache, reader
 from cmdop_migrate.images.write.writer import ImageWriter
 from cmdop_migrate.storage.local import LocalStore
-from cmdop_migrate.util.worker_process import Offspring
+from cmdop_migrate.util.worker_process import WorkerProcess
 from tests.unit.images.image_helpers import SESSION, SMALL, add_run
 
 START = 0x7F0000003000
@@ -40,12 +40,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the processes that were started."""
     pids: list[int] = []
 
-    class Noted(Offspring):
+    class Noted(WorkerProcess):
         def __init__(self, work: Callable[[socket.socket], None], kept: Collection[int]) -> None:
             super().__init__(work, kept)
             pids.append(self.pid)
 
-    monkeypatch.setattr(chunk_cache, "Offspring", Noted)
+    monkeypatch.setattr(chunk_cache, "WorkerProcess", Noted)
     return pids
 
 
@@ -103,7 +103,7 @@ def test_share_of_a_killed_or_stopped_process_is_verified_here(saved, ring, tmp_
             os.kill(os.getpid(), by)
         real(self, share, sock)
 
-    monkeypatch.setattr("cmdop_migrate.util.worker_process.SILENCE", 0.5)
+    monkeypatch.setattr("cmdop_migrate.util.worker_process.ANSWER_TIMEOUT", 0.5)
     monkeypatch.setattr(chunk_cache.ChunkCache, "_vouch", vouch)
     assert fetched(saved, ring, tmp_path / "local") == DATA
     assert 0 in checked

@@ -1,4 +1,4 @@
-"""hosts add, ls, check, rm."""
+"""Add, list, check and remove the hosts that sessions can move to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cmdop_migrate.remote.knownhosts import ShownKey
 
 @click.group(epilog="Example: cmdop-migrate hosts ls")
 def hosts() -> None:
-    """The hosts sessions can go to: add, list, check, remove.
+    """Add, list, check or remove the hosts that sessions can move to.
 
     Also known: [hosts.NAME] in the config file, and the hosts of ~/.ssh/config.
     """
@@ -28,18 +28,18 @@ def hosts() -> None:
 @hosts.command("add")
 @click.argument("name")
 @click.argument("address", metavar="ADDRESS[:PORT]")
-@click.option("--user", metavar="USER", help="Who to log in as.")
-@click.option("--key", metavar="FILE", help="The private key to log in with; those of ssh-agent are tried too.")
-@click.option("--jump", metavar="HOST", help="Go through this host: a known one, or [user@]address[:port].")
+@click.option("--user", metavar="USER", help="Log in as this user.")
+@click.option("--key", metavar="FILE", help="Private key to log in with; keys of ssh-agent are tried too.")
+@click.option("--jump", metavar="HOST", help="Connect through this host: a known one, or [user@]address[:port].")
 @click.option("--sudo", is_flag=True, help="Run cmdop-migrate there with sudo -n.")
-@click.option("--command", metavar="PATH", help="Where cmdop-migrate is there, if not in its PATH.")
+@click.option("--command", metavar="PATH", help="Path of cmdop-migrate there, if not in its PATH.")
 @click.option("--yes", is_flag=True, help="Accept the host's key without asking: for networks you trust.")
-@click.option("--fingerprint", "wanted", metavar="SHA256:…", help="Accept the host's key if it is this one.")
+@click.option("--fingerprint", "expected", metavar="SHA256:…", help="Accept the host's key if it is this one.")
 @command
-def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, **given: Any) -> None:
-    """Connect to a host, show its key, and keep it once you said yes.
+def add_host(app: App, name: str, address: str, yes: bool, expected: str | None, **given: Any) -> None:
+    """Connect to a host, show its key, and add it once you confirm.
 
-    Compare the fingerprint with what the host itself says: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub
+    Compare the fingerprint with the one on the host itself: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub
 
     \b
     Examples:
@@ -57,16 +57,16 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
     entry = host_entry.make(name, {key: value for key, value in table.items() if value is not None})
     target = inventory.resolve(entry)
 
-    def accept(one: SshTarget, key: ShownKey) -> bool:
-        if one == target:
-            return _accepts(app, one, key, yes, wanted)
-        return _accepts(app, one, key, yes, None, f"Add it first: cmdop-migrate hosts add {one.name} {one.shown}")
+    def accept(hop: SshTarget, key: ShownKey) -> bool:
+        if hop == target:
+            return _accepts(app, hop, key, yes, expected)
+        return _accepts(app, hop, key, yes, None, f"Add it first: cmdop-migrate hosts add {hop.name} {hop.shown}")
 
     with peers.pool(app.config) as pool:
         pool.transport(target, accept)
         key = pool.host_key(target)
-    if wanted is not None and key.fingerprint != wanted:
-        raise _other_key(target, key, wanted)
+    if expected is not None and key.fingerprint != expected:
+        raise _other_key(target, key, expected)
     inventory.add(entry)
     this_host.events.emit("host_added", name=name, address=target.shown, key=key.fingerprint)
     facts = {**target.to_json(), "fingerprint": key.fingerprint}
@@ -76,10 +76,10 @@ def add_host(app: App, name: str, address: str, yes: bool, wanted: str | None, *
         render.line(f"{name}: {target.shown}, key {key}. Next: cmdop-migrate hosts check {name}")
 
 
-def _accepts(app: App, target: SshTarget, key: ShownKey, yes: bool, wanted: str | None, hint: str = "") -> bool:
-    if wanted is not None:
-        if key.fingerprint != wanted:
-            raise _other_key(target, key, wanted)
+def _accepts(app: App, target: SshTarget, key: ShownKey, yes: bool, expected: str | None, hint: str = "") -> bool:
+    if expected is not None:
+        if key.fingerprint != expected:
+            raise _other_key(target, key, expected)
         return True
     if yes:
         return True
@@ -92,31 +92,37 @@ def _accepts(app: App, target: SshTarget, key: ShownKey, yes: bool, wanted: str 
     return click.confirm("Is this its key?", err=True)
 
 
-def _other_key(target: SshTarget, key: ShownKey, wanted: str) -> HostKeyRefused:
+def _other_key(target: SshTarget, key: ShownKey, expected: str) -> HostKeyRefused:
     return HostKeyRefused(
-        f"{target.name} ({target.known_as}) shows another key: expected {wanted}, got {key}",
-        "Someone may be in between. Ask on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+        f"{target.name} ({target.known_as}) shows another key: expected {expected}, got {key}",
+        "The connection may be intercepted. Compare on the host: ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
     )
 
 
 @hosts.command("ls")
 @command
 def list_hosts(app: App) -> None:
-    """List the known hosts, and where each is written down.
+    """List the known hosts, and where each is configured.
 
     \b
     Examples:
       cmdop-migrate hosts ls
     """
-    found = peers.inventory(app.config).all()
+    targets = peers.inventory(app.config).all()
     if app.json:
-        render.answer({"hosts": [one.to_json() for one in found]})
+        render.answer({"hosts": [target.to_json() for target in targets]})
         return
     render.table(
         ("NAME", "ADDRESS", "JUMP", "SUDO", "FROM"),
         (
-            (one.name, one.shown, one.via.name if one.via else "-", "yes" if one.sudo else "-", one.source)
-            for one in found
+            (
+                target.name,
+                target.shown,
+                target.via.name if target.via else "-",
+                "yes" if target.sudo else "-",
+                target.source,
+            )
+            for target in targets
         ),
     )
 
@@ -125,7 +131,7 @@ def list_hosts(app: App) -> None:
 @click.argument("name")
 @command
 def check_host(app: App, name: str) -> int:
-    """Connect to a host, and see whether sessions can go there.
+    """Connect to a host, and check whether sessions can move there.
 
     \b
     Examples:
@@ -141,7 +147,7 @@ def check_host(app: App, name: str) -> int:
             ("reached", f"{result.address} in {result.connect_s * 1000:.0f} ms"),
             ("answers", f"in {result.answer_s * 1000:.0f} ms, as {result.host} ({result.host_id})"),
             ("version", f"{result.version}, protocol {result.protocol}; same store, lease store and key"),
-            *((one["name"], f"{one['level']}: {one['message']}") for one in result.checks),
+            *((check["name"], f"{check['level']}: {check['message']}") for check in result.checks),
         ]
         render.table(("CHECK", "WHAT"), rows)
         render.line(f"\n{name} is ready." if result.ok else f"\n{name} is not ready. There: cmdop-migrate doctor")
@@ -152,7 +158,7 @@ def check_host(app: App, name: str) -> int:
 @click.argument("name")
 @command
 def remove_host(app: App, name: str) -> None:
-    """Forget a host, and its key.
+    """Remove a host and its key.
 
     \b
     Examples:

@@ -1,19 +1,15 @@
-"""agent, lease."""
+"""Show or break the lease of a session."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import sys
 from typing import Any
 
 import click
 
-from cmdop_migrate.agent import daemon as agent_flow
 from cmdop_migrate.cli import render
 from cmdop_migrate.cli.app import App, command
-from cmdop_migrate.errors import CmdopError, Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
+from cmdop_migrate.errors import Fenced, LeaseNewer, LeaseUnreadable, SessionNotFound, Usage
 from cmdop_migrate.host import kill, leases, references
 from cmdop_migrate.host.host import Host
 from cmdop_migrate.lease.rules import Lost
@@ -21,50 +17,16 @@ from cmdop_migrate.lease.store import LeaseView
 from cmdop_migrate.model import is_session_id
 
 
-@click.command()
-@click.option("--until-idle", is_flag=True, help="End when this host has no sessions.")
-@click.option("--ready-fd", type=int, hidden=True)
-@command
-def agent(app: App, until_idle: bool, ready_fd: int | None) -> None:
-    """Renew the leases of this host's sessions. `run` starts one when there is none.
-
-    Without it, sessions stand still when their lease runs out, and go on when it is back.
-
-    \b
-    Examples:
-      cmdop-migrate agent
-      systemctl enable --now cmdop-migrate-agent
-    """
-
-    said = ready_fd is None
-
-    def say(trouble: CmdopError | None) -> None:
-        nonlocal said
-        if ready_fd is None or said:
-            return
-        said = True
-        facts = {"code": trouble.code, "message": trouble.message, "hint": trouble.hint} if trouble else None
-        with contextlib.suppress(OSError):  # who started us may be gone
-            os.write(ready_fd, json.dumps(facts).encode() if facts else b"ready")
-        os.close(ready_fd)
-
-    try:
-        agent_flow.serve(app.this_host(keeping=False), until_idle, say)
-    except CmdopError as error:
-        say(error)
-        raise
-
-
 @click.group(epilog="Example: cmdop-migrate lease show work")
 def lease() -> None:
-    """Show or break the lease of a session: who may run it."""
+    """Show or break the lease of a session: which host may run it."""
 
 
 @lease.command("show")
 @click.argument("session")
 @command
 def show_lease(app: App, session: str) -> None:
-    """Who holds a session, under which token.
+    """Show which host holds a session, and under which fencing token.
 
     \b
     Examples:
@@ -86,9 +48,9 @@ def show_lease(app: App, session: str) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @command
 def break_lease(app: App, session: str, yes: bool) -> None:
-    """Take a session from a host that is dead for certain.
+    """Take a session from a host that is certainly dead.
 
-    If that host still runs it, two copies run until its agent learns of it. Waiting is safe: restore --wait 60s.
+    If that host still runs it, two copies run until its agent sees the new lease. Waiting is safe: restore --wait 60s.
 
     \b
     Examples:
@@ -107,8 +69,8 @@ def break_lease(app: App, session: str, yes: bool) -> None:
     else:
         before = seen.record.host
         if seen.record.state == "held":
-            who = f"{session} is held by {before} (token {seen.record.token})."
-            _confirm(app, yes, [who, "If that host is alive, two copies will run, and both may act on the outside."])
+            holder = f"{session} is held by {before} (token {seen.record.token})."
+            _confirm(app, yes, [holder, "If that host is alive, two copies will run, and both may act on the outside."])
         answer = store.force_break(ident, app.config.host, this_host.instance())
         if isinstance(answer, Lost):
             raise Fenced(f"nothing to break: {answer}", "See: cmdop-migrate lease show " + session)
@@ -120,18 +82,18 @@ def break_lease(app: App, session: str, yes: bool) -> None:
         render.line(f"{session}: now {after.state}, token {after.token}")
 
 
-def _confirm(app: App, yes: bool, words: list[str]) -> None:
+def _confirm(app: App, yes: bool, warnings: list[str]) -> None:
     if yes:
         return
     if app.json or not sys.stdin.isatty():
-        raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is dead for certain.")
-    for one in words:
-        render.note(one)
-    click.confirm("Is its host dead for certain?", abort=True, err=True)
+        raise Usage("breaking a lease must be confirmed", "Add --yes, if the holder is certainly dead.")
+    for warning in warnings:
+        render.note(warning)
+    click.confirm("Is its host certainly dead?", abort=True, err=True)
 
 
 def _ident(this_host: Host, reference: str, shortest: int = 1) -> str:
-    """The id of a session of this host, or of one in the store, or a whole id."""
+    """Return the session id of a session of this host, of one in the store, or of a whole id."""
     try:
         return this_host.find(reference).session
     except SessionNotFound:
@@ -151,7 +113,7 @@ def _seen(this_host: Host, reference: str, shortest: int = 1) -> tuple[str, Leas
 
 def _unknown(reference: str) -> SessionNotFound:
     return SessionNotFound(
-        f"the lease store knows no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
+        f"the lease store has no session {reference!r}", "Give its full id, or see: cmdop-migrate ls"
     )
 
 

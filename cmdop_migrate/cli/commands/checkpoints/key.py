@@ -1,4 +1,4 @@
-"""The commands about the key that seals checkpoints."""
+"""Show, export, import and rotate the key that seals checkpoints."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from cmdop_migrate.errors import Usage
 from cmdop_migrate.host import resources
 from cmdop_migrate.images.format import keys
 
+MAX_IMPORT = 1 << 20
+
 
 @click.group(epilog="Example: cmdop-migrate key show")
 def key() -> None:
     """Show, export, import or rotate the key that seals checkpoints.
 
-    Whoever has it can read them, and make new ones.
+    With the key, anyone can read them and make new ones.
     """
 
 
-def _say_key(app: App, ring: keys.KeyRing) -> None:
+def _show(app: App, ring: keys.KeyRing) -> None:
     facts = {"fingerprint": ring.current.fingerprint, "created": ring.current.created, "keys": len(ring.keys)}
     if app.json:
         render.answer(facts)
@@ -34,14 +36,14 @@ def _say_key(app: App, ring: keys.KeyRing) -> None:
 @key.command("show")
 @command
 def show_key(app: App) -> None:
-    """Show the key's fingerprint, and nothing of the key.
+    """Show the fingerprint of the key, never the key itself.
 
     \b
     Examples:
       cmdop-migrate key show
     """
     app.this_host()
-    _say_key(app, resources.open_keys(app.config))
+    _show(app, resources.open_keys(app.config))
 
 
 @key.command("export")
@@ -64,10 +66,12 @@ def export_key(app: App) -> None:
 
 
 @key.command("import")
-@click.option("--keep-current", is_flag=True, help="Only to read: new checkpoints still use this host's own key.")
+@click.option(
+    "--keep-current", is_flag=True, help="Use the imported keys only to read; new checkpoints use this host's own key."
+)
 @command
 def import_key(app: App, keep_current: bool) -> None:
-    """Take over exported keys, from standard input.
+    """Import exported keys from standard input.
 
     \b
     Examples:
@@ -75,9 +79,9 @@ def import_key(app: App, keep_current: bool) -> None:
     """
     app.this_host()
     if sys.stdin.isatty():
-        render.note("Paste what key export printed, then press Ctrl-D.")
-    text = sys.stdin.buffer.read(1 << 20).decode(errors="replace")  # whatever it is, it is said to be no key
-    _say_key(app, keys.import_text(app.config.key_file, text, make_current=not keep_current))
+        render.note("Paste the output of `key export`, then press Ctrl-D.")
+    text = sys.stdin.buffer.read(MAX_IMPORT).decode(errors="replace")  # bytes that are not text are refused as no key
+    _show(app, keys.import_text(app.config.key_file, text, make_current=not keep_current))
 
 
 @key.command("rotate")
@@ -90,4 +94,4 @@ def rotate_key(app: App) -> None:
       cmdop-migrate key rotate
     """
     app.this_host()
-    _say_key(app, keys.rotate(app.config.key_file))
+    _show(app, keys.rotate(app.config.key_file))

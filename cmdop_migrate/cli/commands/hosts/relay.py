@@ -1,4 +1,4 @@
-"""relay serve, relay identity, relay token."""
+"""Run a relay, and manage the credentials for it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 @click.group(epilog="Example: cmdop-migrate relay serve --listen 0.0.0.0:7443")
 def relay() -> None:
-    """Where clients find sessions, wherever they run: the server, and who may use it."""
+    """Run a relay, where clients find sessions on any host, and manage credentials for it."""
 
 
 @relay.command()
-@click.option("--listen", default="0.0.0.0:7443", show_default=True, metavar="HOST:PORT", help="Where.")
-@click.option("--cert", type=FILE, help="PEM file with the certificate [a self-signed one, made once].")
+@click.option("--listen", default="0.0.0.0:7443", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option("--cert", type=FILE, help="PEM file with the certificate [self-signed, made once].")
 @click.option("--key", type=FILE, help="PEM file with its key [in the same file].")
-@click.option("--no-tls", is_flag=True, help="Plain, behind a proxy of yours. Only on loopback.")
-@click.option("--identity", metavar="PUBKEY", help="Whose credentials to believe [this host's fleet].")
-@click.option("--origin", "origins", multiple=True, metavar="URL", help="A page elsewhere that may connect.")
+@click.option("--no-tls", is_flag=True, help="Without TLS, behind your own proxy. Only on loopback.")
+@click.option("--identity", metavar="PUBKEY", help="Accept credentials of this fleet [this host's fleet].")
 @click.option(
-    "--assets", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Files to serve as a page."
+    "--origin", "origins", multiple=True, metavar="URL", help="Allow web pages of this origin to connect. Repeatable."
 )
-@click.option("--max-connections", type=click.IntRange(1), default=10_000, show_default=True, help="In all.")
+@click.option(
+    "--assets",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Directory with the web page to serve.",
+)
+@click.option(
+    "--max-connections", type=click.IntRange(1), default=10_000, show_default=True, help="Limit for all connections."
+)
 @command
-def serve(app: App, no_tls: bool, max_connections: int, **wish: Any) -> None:
-    """Run a relay. It keeps nothing that the next one needs; any number may run over one lease store.
+def serve(app: App, no_tls: bool, max_connections: int, **options: Any) -> None:
+    """Run a relay. Relays keep no state: any number may run over one lease store.
 
     \b
     Examples:
@@ -45,12 +51,12 @@ def serve(app: App, no_tls: bool, max_connections: int, **wish: Any) -> None:
       cmdop-migrate relay serve --listen 0.0.0.0:443 --cert fullchain.pem --key privkey.pem
       cmdop-migrate relay serve --identity "$(ssh host-a cmdop-migrate relay identity)"
     """
-    from cmdop_migrate.gateway import serve_relay as flow
+    from cmdop_migrate.gateway import serve_relay
 
-    if wish["key"] and not wish["cert"]:
+    if options["key"] and not options["cert"]:
         raise Usage("--key without --cert", "Give both.")
 
-    def say(facts: dict[str, Any]) -> None:
+    def report(facts: dict[str, Any]) -> None:
         if app.json:
             render.answer(facts)
             return
@@ -59,13 +65,15 @@ def serve(app: App, no_tls: bool, max_connections: int, **wish: Any) -> None:
         if facts["pin"]:
             render.line(f"certificate SHA-256 {facts['pin']}")
 
-    flow.serve(app.config, flow.RelayOptions(tls=not no_tls, connections=max_connections, **wish), say)
+    serve_relay.serve(
+        app.config, serve_relay.RelayOptions(tls=not no_tls, connections=max_connections, **options), report
+    )
 
 
 @relay.command()
 @command
 def identity(app: App) -> None:
-    """The fleet's public key: what a relay elsewhere is given with --identity.
+    """Show the fleet's public key, for `relay serve --identity` on another machine.
 
     \b
     Examples:
@@ -80,18 +88,20 @@ def identity(app: App) -> None:
 
 @relay.group(epilog="Example: cmdop-migrate relay token ls --all")
 def token() -> None:
-    """Credentials for the relay: make, list, revoke."""
+    """Make, list or revoke credentials for the relay."""
 
 
 @token.command()
-@click.option("--actor", metavar="NAME", help="For a person or a program of this name.")
-@click.option("--host", "host", metavar="NAME", help="For a host of this name, instead.")
-@click.option("--role", type=click.Choice(CLIENT_ROLES), help="What it may do.")
-@click.option("--session", "sessions", metavar="GLOB", help="For which sessions, by name or id.")
-@click.option("--expires", metavar="TIME", help="When it ends: 8h, 30d, never [8h; a host's: never].")
-@click.option("--relay", "url", metavar="URL", help="Where to dial; written into it [the setting `relay`].")
-@click.option("--pin", metavar="SHA256", help="The relay's certificate; written into it [a self-signed one here].")
-@click.option("--out", type=FILE, help="Write it to this file, for its owner alone, and do not print it.")
+@click.option("--actor", metavar="NAME", help="Make it for a person or a program of this name.")
+@click.option("--host", "host", metavar="NAME", help="Make it for a host of this name instead.")
+@click.option("--role", type=click.Choice(CLIENT_ROLES), help="What its owner may do.")
+@click.option("--session", "sessions", metavar="GLOB", help="Sessions it is valid for, by name or id.")
+@click.option("--expires", metavar="TIME", help="When it expires: 8h, 30d, never [8h; a host's: never].")
+@click.option("--relay", "url", metavar="URL", help="Relay to connect to; written into it [the setting `relay`].")
+@click.option(
+    "--pin", metavar="SHA256", help="Digest of the relay's certificate; written into it [of a self-signed one here]."
+)
+@click.option("--out", type=FILE, help="Write it to this file, readable by its owner only, instead of printing it.")
 @command
 def create(
     app: App,
@@ -104,7 +114,7 @@ def create(
     pin: str | None,
     out: Path | None,
 ) -> None:
-    """Make a credential. Who has it is admitted: carry it as you would a password.
+    """Make a credential. Protect it like a password: the relay admits every client that has it.
 
     \b
     Examples:
@@ -115,34 +125,36 @@ def create(
     if (actor is None) == (host is None):
         raise Usage("a credential is for an actor or for a host", "Give one of --actor and --host.")
     if out is None and render.is_void():
-        raise Usage("standard output is closed or the null device: nobody would have it", "Give a file, with --out.")
+        raise Usage(
+            "standard output is closed or the null device: the credential would be lost", "Give a file, with --out."
+        )
     if host is not None:
         if role or sessions:
             raise Usage("a host's credential has no role and no sessions", "Leave --role and --session out.")
-        made = credentials.create_host(app.config, host, _seconds(expires or "never"), where)
+        credential = credentials.create_host(app.config, host, _seconds(expires or "never"), where)
     else:
         if role is None or sessions is None:
-            raise Usage("what may it do, and where?", "Give --role and --session; --session '*' is all of them.")
+            raise Usage("--role and --session are missing", "Give --role and --session; --session '*' is all of them.")
         seconds = _seconds(expires or "8h")
-        made = credentials.create_client(app.config, str(actor), cast(Role, role), sessions, seconds, where)
-    claims = made.claims
+        credential = credentials.create_client(app.config, str(actor), cast(Role, role), sessions, seconds, where)
+    claims = credential.claims
     facts = {"id": claims.id, "kind": claims.kind, "name": claims.name, "role": claims.role}
-    facts |= {"sessions": claims.sessions, "expires": cast(Any, claims.expires), "relay": cast(Any, made.relay)}
-    with credentials.revoked_unless_delivered(app.config, made):
+    facts |= {"sessions": claims.sessions, "expires": cast(Any, claims.expires), "relay": cast(Any, credential.relay)}
+    with credentials.revoked_unless_delivered(app.config, credential):
         if out is not None:
-            credentials.save(out, made)
+            credentials.save(out, credential)
         else:
-            render.only(json.dumps(facts | {"credential": made.text()}) if app.json else made.text())
+            render.only(json.dumps(facts | {"credential": credential.text()}) if app.json else credential.text())
     if host == app.config.host:
-        _say_if_outdated(app)
+        _warn_if_outdated(app)
     if not app.json:
         render.note(f"{claims.id}: {claims.role} for {claims.name}, until {_until(claims.expires)}")
     if out is not None:
         render.answer(facts | {"file": str(out)}) if app.json else render.line(str(out))
 
 
-def _say_if_outdated(app: App) -> None:
-    """Whoever makes this host's credential is linking it: an agent that runs would not notice."""
+def _warn_if_outdated(app: App) -> None:
+    """Print a note if the running agent does not use the relay that this host's new credential is for."""
     from cmdop_migrate.gateway import check
 
     old = check.outdated(app.config)
@@ -151,31 +163,30 @@ def _say_if_outdated(app: App) -> None:
 
 
 @token.command("ls")
-@click.option("--all", "everything", is_flag=True, help="Also those that are over or revoked.")
+@click.option("--all", "everything", is_flag=True, help="Also list expired and revoked ones.")
 @command
 def ls(app: App, everything: bool) -> None:
-    """Credentials that were made. None of them can be printed again.
+    """List the credentials that were made. The credentials themselves cannot be printed again.
 
     \b
     Examples:
       cmdop-migrate relay token ls --all
     """
-    found = [credentials.facts(one) for one in credentials.listing(app.config)]
-    shown = [one for one in found if everything or one["state"] == "valid"]
+    tokens = [credentials.facts(token) for token in credentials.listing(app.config)]
+    shown = [token for token in tokens if everything or token["state"] == "valid"]
     if app.json:
         render.answer({"tokens": shown})
         return
-    rows = [
-        (one["id"], one["name"], one["role"], one["sessions"], one["state"], _until(one["expires"])) for one in shown
-    ]
-    render.table(("ID", "NAME", "ROLE", "SESSIONS", "STATE", "UNTIL"), [[str(cell) for cell in row] for row in rows])
+    columns = ("id", "name", "role", "sessions", "state")
+    rows = [[*(str(token[key]) for key in columns), _until(token["expires"])] for token in shown]
+    render.table(("ID", "NAME", "ROLE", "SESSIONS", "STATE", "UNTIL"), rows)
 
 
 @token.command()
 @click.argument("ident", metavar="ID")
 @command
 def revoke(app: App, ident: str) -> None:
-    """End a credential: relays put out who came with it within seconds.
+    """Revoke a credential: relays close its connections within seconds.
 
     \b
     Examples:
@@ -202,20 +213,6 @@ def _pin(text: str | None) -> str | None:
     if text is None:
         return None
     plain = text.replace(":", "").lower()
-    if len(plain) != 64 or any(one not in "0123456789abcdef" for one in plain):
+    if len(plain) != 64 or any(digit not in "0123456789abcdef" for digit in plain):
         raise Usage(f"not a SHA-256: {text!r}", "Give the 64 hex digits that `relay serve` prints.")
     return plain
-
-
-@click.command(hidden=True)
-@command
-def link(app: App) -> None:
-    """This host's connection to the relay; its agent runs it.
-
-    \b
-    Examples:
-      cmdop-migrate link
-    """
-    from cmdop_migrate.gateway import link_main
-
-    link_main.serve(app.this_host(keeping=False))

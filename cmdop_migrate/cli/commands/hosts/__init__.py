@@ -1,0 +1,1 @@
+"""Hold the commands about hosts: their daemons, leases, relay, inventory and health."""

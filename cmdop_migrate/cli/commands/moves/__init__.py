@@ -1,0 +1,1 @@
+"""Hold the commands that move sessions between hosts, or evict them from this one."""

@@ -1,0 +1,1 @@
+"""Hold the commands that start, list, use and end sessions."""
