@@ -229,8 +229,10 @@ def test_kill_escalates(host: Host) -> None:
 def test_kill_of_one_that_does_not_end_is_not_called_done(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.start("bash", "-c", "trap '' TERM HUP; echo up; while :; do sleep 1; done", name="t")
     host.wait_for("t", "up")
-    monkeypatch.setattr(kill, "LATEST", -29.0)  # its holder may be stopped, say: nobody kills it when its grace is over
-    with pytest.raises(TimedOut, match="told to end"):
+    monkeypatch.setattr(
+        kill, "END_WITHIN", -29.0
+    )  # for example its holder is stopped, and does not kill it after its grace
+    with pytest.raises(TimedOut, match="did not end within"):
         kill.kill(fenced_sessions.records(host), "t", signal.SIGTERM, 30.0)
     assert host.sessions()[0]["state"] == "running" and "killed" not in host.ok("events", "t")
 
