@@ -186,9 +186,7 @@ class Campaign:
 
     def _is_guard(self, one: psutil.Process) -> bool:
         words = one.info["cmdline"] or []
-        return (
-            any("cmdop_migrate.criu.guard" in word for word in words) and self.host.group(self.session.session) in words
-        )
+        return any("criu.guard.process" in word for word in words) and self.host.group(self.session.session) in words
 
     def _strike(self, victim: str, targets: list[psutil.Process]) -> bool:
         if victim == "unit":  # as a service manager ends everything that a unit has started
