@@ -19,24 +19,24 @@ from tests.support import sampling, suite_report
 from tests.support.host import Host, a_host
 
 CAP_SYS_RESOURCE = 24
-# A busy machine is no finding.
+# A slow example on a busy machine is not a finding.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
-# A suite started in the background ignores Ctrl-C, and so would every command it starts: some are sent one.
+# A suite started in the background ignores SIGINT, and so would every command it starts; tests send it to some.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup all of them ignore that
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which all of them would ignore under nohup
 
 
-def told_to_end(number: int, frame: FrameType | None, owner: int = os.getpid()) -> None:
-    """Clears up, as with Ctrl-C: sessions outlive who started them, and those of tests are no exception. What a test has
-    forked inherits this, and just ends."""
+def end_as_by_ctrl_c(number: int, frame: FrameType | None, owner: int = os.getpid()) -> None:
+    """Clear up as with Ctrl-C: sessions outlive the process that started them, those of tests too. A process that a test
+    has forked inherits this handler, and just ends."""
     if os.getpid() == owner:
         raise KeyboardInterrupt
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 
 
-signal.signal(signal.SIGTERM, told_to_end)
+signal.signal(signal.SIGTERM, end_as_by_ctrl_c)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -114,7 +114,7 @@ def _must_be_root() -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    """A host that ends with the test; the test fails if anything of it stays."""
+    """Give the test a host that ends with it; the test fails if anything of the host stays."""
     _must_be_root()
     with a_host(tmp_path) as one:
         yield one
@@ -122,7 +122,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def make_host(tmp_path: Path) -> Iterator[Callable[[str], Host]]:
-    """More hosts on this machine, each with directories of its own."""
+    """Return a function that makes more hosts on this machine, each with its own directories."""
     _must_be_root()
     made: list[Host] = []
 
