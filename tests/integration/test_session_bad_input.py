@@ -278,7 +278,7 @@ def test_half_a_command(host: Host) -> None:
 
 
 @pytest.mark.parametrize("words", [["show", "nobody"], ["--json", "show", "nobody"]])
-def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: list[str]) -> None:
+def test_exit_status_tells_an_error_whose_reader_is_gone(host: Host, words: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open("/dev/full", "wb") as full, os.fdopen(writer, "wb") as broken:
@@ -289,7 +289,7 @@ def test_an_error_that_nobody_reads_is_in_the_exit_status(host: Host, words: lis
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_answer_that_nobody_reads_leaves_the_exit_status(host: Host, options: list[str]) -> None:
+def test_gone_reader_of_the_answer_does_not_change_exit_status(host: Host, options: list[str]) -> None:
     host.start("true", name="t")
     reader, writer = os.pipe()
     os.close(reader)

@@ -59,7 +59,7 @@ def wait(host: Host) -> psutil.Process:
 
 
 def lives(one: psutil.Process) -> bool:
-    """Also where nobody has asked yet how it ended."""
+    """Return True if it runs; False for a zombie, too."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
     return False
