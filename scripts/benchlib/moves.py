@@ -155,7 +155,7 @@ class Subject:
         }
 
     def restore(self, places: Stores, key: str, lazy: bool) -> dict[str, float]:
-        """Bring it back, once it is parked. The session itself tells when it ran again."""
+        """Restore it once it is parked. The session itself reports when it ran again."""
         before = len(self._completions())
         cost = self._call(places, "restore", self.name, *(["--lazy"] if lazy else []))
         phases = cost.answer["phases"]

@@ -111,7 +111,7 @@ def whole_screen(demo: Demo) -> None:
 
 
 def park(demo: Demo) -> None:
-    """Put it away: checkpoint to the store, every process gone"""
+    """Checkpoint it to the store: no process of it is left"""
     demo.say.command(f"cmdop-migrate checkpoint {NAME}")
     parked, seconds = demo.place.json("checkpoint", NAME)
     demo.timings.append(("checkpoint, in all", seconds))

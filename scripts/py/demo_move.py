@@ -98,7 +98,7 @@ def start(move: Move) -> None:
 
 
 def park(move: Move) -> None:
-    """Put it away: sealed, in the S3 store"""
+    """Checkpoint it: sealed, in the S3 store"""
     parked = move.on(FROM, "checkpoint", NAME)
     move.timings.append(("checkpoint: frozen", parked["frozen_s"]))
     kib = parked["bytes"]["new"] / 1024
@@ -106,7 +106,7 @@ def park(move: Move) -> None:
 
 
 def elsewhere(move: Move) -> None:
-    """Bring it back on the other host"""
+    """Restore it on the other host"""
     before, began = move.numbers(FROM)[-1], time.monotonic()
     restored = move.on(FROM, "restore", NAME, "--to", TO)
     move.timings.append(("restore --to host-b, in all", time.monotonic() - began))

@@ -1,4 +1,4 @@
-"""Commands done by forks of the ready process: the same as without, at most once, and never longer than their client."""
+"""Run commands in forks of the fork server: same results as without it, done at most once, never longer than the client."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def alike(text: bytes) -> bytes:
         "--store nonsense checkpoints ls",
     ],
 )
-def test_a_command_says_the_same_and_its_own_process_does_not_do_it(shared: Host, words: str) -> None:
+def test_command_run_by_a_fork_has_the_same_output(shared: Host, words: str) -> None:
     without = fork_server.run(shared, *words.split(), env=OFF)
     fork_server.wait(shared)
     done = fork_server.run(shared, *words.split())
@@ -93,14 +93,14 @@ def test_a_command_says_the_same_and_its_own_process_does_not_do_it(shared: Host
     until(lambda: not fork_server.forks(shared), 2, "nothing is left of it")
 
 
-def test_what_is_not_handed_over_works_as_ever(shared: Host) -> None:
+def test_commands_not_sent_to_the_fork_server_work_as_before(shared: Host) -> None:
     for words in (["--help"], ["ls", "--help"], ["version"], ["lease", "show", "w"], ["--version"], []):
         without, done = fork_server.run(shared, *words, env=OFF), fork_server.run(shared, *words)
         assert (done.status, done.out, done.err) == (without.status, without.out, without.err)
         assert done.faults > without.faults / 2
 
 
-def test_the_process_has_one_thread_and_nothing_open_but_its_own(shared: Host) -> None:
+def test_fork_server_has_one_thread_and_no_foreign_descriptors(shared: Host) -> None:
     one = fork_server.wait(shared)
     assert one.num_threads() == 1 and one.nice() == psutil.Process(shared.agent_pid() or 0).nice()
     until(lambda: not one.children(), 5, "forks end")
@@ -112,7 +112,7 @@ def test_the_process_has_one_thread_and_nothing_open_but_its_own(shared: Host) -
     assert (shared.state / "log/ready.log").read_bytes() == b""
 
 
-def test_a_fork_has_nothing_of_the_process_it_came_from(shared: Host) -> None:
+def test_fork_inherits_no_descriptors_of_the_server(shared: Host) -> None:
     one = fork_server.wait(shared)
     before = {path for path in open_files(one.pid) if path != "/dev/null"}
     with fork_server.begun(shared, "output", "w", "--follow") as first:
@@ -133,7 +133,7 @@ def test_a_fork_has_nothing_of_the_process_it_came_from(shared: Host) -> None:
             assert os.getsid(fork.pid) == fork.pid
 
 
-def test_it_is_done_in_the_surroundings_of_its_client(shared: Host, tmp_path: Path) -> None:
+def test_fork_takes_over_process_attributes_of_its_client(shared: Host, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     tell = "nice; umask; ulimit -a; taskset -p $$; cat /proc/self/cgroup /proc/self/oom_score_adj /proc/$PPID/limits"
     shell = 'umask 027; ulimit -n 900; ulimit -c 0; cd /usr; trap "" USR1; exec "$@"'
@@ -155,7 +155,7 @@ def test_it_is_done_in_the_surroundings_of_its_client(shared: Host, tmp_path: Pa
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_are_closed_are_closed_for_the_fork_too(shared: Host, closed: str) -> None:
+def test_closed_streams_of_the_client_are_closed_in_the_fork(shared: Host, closed: str) -> None:
     fork_server.wait(shared)
     words = [*CM, "ls"]
     found = []
@@ -167,7 +167,7 @@ def test_streams_that_are_closed_are_closed_for_the_fork_too(shared: Host, close
     assert found[0] == found[1]
 
 
-def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
+def test_fork_ends_when_the_reader_of_its_output_is_gone(shared: Host) -> None:
     fork_server.wait(shared)
     shared.ok("send", "w", "early", "--enter")
     script = f"{' '.join(CM)} output w --follow | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}"
@@ -185,7 +185,7 @@ def test_a_reader_that_leaves_early_ends_it(shared: Host) -> None:
 
 
 @pytest.mark.parametrize("how", ["--config <(cat {0}) show nobody", "--config /dev/stdin show nobody < <(cat {0})"])
-def test_settings_out_of_a_pipe_are_the_ones_used(shared: Host, tmp_path: Path, how: str) -> None:
+def test_config_from_a_pipe_is_used(shared: Host, tmp_path: Path, how: str) -> None:
     """Whether there is a ready process or not: they must not be read, and gone, before they are needed."""
     fork_server.wait(shared)
     file = tmp_path / "config.toml"
@@ -197,7 +197,7 @@ def test_settings_out_of_a_pipe_are_the_ones_used(shared: Host, tmp_path: Path, 
         assert (done.returncode, b"on piped" in done.stderr) == (3, True), done.stderr
 
 
-def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> None:
+def test_long_arguments_and_environment_reach_the_fork_unchanged(shared: Host) -> None:
     fork_server.wait(shared)
     long = {f"LONG_{number}": "x" * 50_000 for number in range(6)}  # more than a socket takes at once
     odd = "caf\udce9-\u263a"  # a byte that is no UTF-8, and characters that are
@@ -210,7 +210,7 @@ def test_words_and_environment_arrive_as_they_are_however_long(shared: Host) -> 
     until(lambda: shared.cm("output", "w").stdout.count(b"got-" + odd.encode("utf-8", "surrogateescape")) == 2)
 
 
-def test_many_at_once(shared: Host) -> None:
+def test_fork_server_serves_many_clients_at_the_same_time(shared: Host) -> None:
     fork_server.wait(shared)
     begun = [
         subprocess.Popen([*CM, "send", "w", f"many-{number}-", "--enter"], env=shared.env(), cwd="/")
@@ -220,7 +220,7 @@ def test_many_at_once(shared: Host) -> None:
     until(lambda: all(shared.output("w").count(f"got-many-{number}-") == 1 for number in range(12)), 5, "each once")
 
 
-def test_nothing_is_done_before_the_client_says_so(shared: Host) -> None:
+def test_fork_does_nothing_before_go(shared: Host) -> None:
     before = shared.events()
     with fork_server.asking(shared, "send", "w", "never", "--enter") as (_, answer):
         assert answer == "ready"
@@ -232,7 +232,7 @@ def test_nothing_is_done_before_the_client_says_so(shared: Host) -> None:
     assert "never" not in shared.output("w") and shared.events() == before
 
 
-def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host) -> None:
+def test_silent_client_is_dropped_and_delays_no_other(shared: Host) -> None:
     one = fork_server.wait(shared)
     silent = []
     try:
@@ -271,7 +271,7 @@ def test_who_connects_and_says_nothing_delays_nobody_and_is_dropped(shared: Host
         ((), {"LD_BIND_NOW": "1"}),
     ],
 )
-def test_who_lives_elsewhere_does_its_work_itself(
+def test_client_in_other_namespaces_does_its_work_itself(
     shared: Host, prefix: tuple[str, ...], env: dict[str, str] | None
 ) -> None:
     fork_server.wait(shared)
@@ -281,13 +281,13 @@ def test_who_lives_elsewhere_does_its_work_itself(
         assert done.status == 0 and b"got" not in done.err
 
 
-def test_switched_off_by_a_setting_or_by_a_tests_own_stop(shared: Host) -> None:
+def test_fork_server_is_not_used_when_disabled_or_with_fault_points(shared: Host) -> None:
     full = fork_server.run(shared, "ls", env=OFF).faults
     assert fork_server.run(shared, "ls").faults < full / 2
     assert fork_server.run(shared, "ls", env={"CMDOP_MIGRATE_TEST_STOP": "none:none"}).faults > full / 2
 
 
-def test_killed_clients_take_their_fork_with_them_and_the_session_goes_on(own: Host) -> None:
+def test_killed_client_takes_its_fork_along_and_the_session_resumes(own: Host) -> None:
     one = Witness.start(own)
     fork_server.wait(own)
     with held(own, "checkpoint", one.name) as command:
@@ -320,7 +320,7 @@ def test_killed_clients_take_their_fork_with_them_and_the_session_goes_on(own: H
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_mean_to_the_fork_what_they_mean_to_a_command(own: Host, number: signal.Signals) -> None:
+def test_signals_to_the_client_act_on_the_fork(own: Host, number: signal.Signals) -> None:
     one = Witness.start(own)
     fork_server.wait(own)
     ends = []
@@ -334,7 +334,7 @@ def test_signals_mean_to_the_fork_what_they_mean_to_a_command(own: Host, number:
     assert ends[0] == ends[1]
 
 
-def test_stopped_and_continued_with_its_client_and_killed_as_it(own: Host) -> None:
+def test_fork_is_stopped_continued_and_killed_with_its_client(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
     fork_server.wait(own)
     with fork_server.begun(own, "output", "w", "--follow") as command:
@@ -352,7 +352,7 @@ def test_stopped_and_continued_with_its_client_and_killed_as_it(own: Host) -> No
 
 
 @pytest.mark.parametrize("words", [["output", "w", "--follow"], ["--json", "output", "w", "--follow"]])
-def test_a_fork_of_which_nobody_knows_how_it_ended_is_said_to_be_lost(own: Host, words: list[str]) -> None:
+def test_fork_with_unknown_exit_status_is_reported_as_lost(own: Host, words: list[str]) -> None:
     """And its work is not done again."""
     own.start("bash", "-c", ECHO, name="w")
     one = fork_server.wait(own)
@@ -390,7 +390,7 @@ def test_ignored_signals_stay_ignored(own: Host) -> None:
         assert command.wait(5) == -signal.SIGTERM
 
 
-def test_one_that_hangs_costs_a_moment_and_the_work_is_done_once(own: Host) -> None:
+def test_hanging_fork_server_costs_a_moment_and_work_is_done_once(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
     one = fork_server.wait(own)
     one.suspend()
@@ -411,14 +411,14 @@ def test_one_that_hangs_costs_a_moment_and_the_work_is_done_once(own: Host) -> N
     assert [text.count(f"got-{word}") for word in ("first", "second", "third")] == [1, 1, 1], text
 
 
-def test_one_that_dies_is_not_missed_and_comes_back(own: Host) -> None:
+def test_fork_server_that_dies_is_restarted(own: Host) -> None:
     own.start("bash", "-c", ECHO, name="w")
     first = fork_server.wait(own)
     with fork_server.begun(own, "output", "w", "--follow") as command:
         fork_server.fork_of(own)
         first.kill()
-        own.ok("send", "w", "one", "--enter")  # done by itself: what is there is a socket with nobody at it
-        assert command.stdout is not None and b"got-one" in command.stdout.readline()  # its fork goes on
+        own.ok("send", "w", "one", "--enter")  # done by the client: the socket is there, but no server behind it
+        assert command.stdout is not None and b"got-one" in command.stdout.readline()  # its fork keeps running
         assert fork_server.wait(own).pid != first.pid
         command.send_signal(signal.SIGINT)
         assert command.wait(10) == 130  # … and says how it ended
@@ -426,7 +426,7 @@ def test_one_that_dies_is_not_missed_and_comes_back(own: Host) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_it_goes_with_its_agent_and_its_forks_stay(own: Host, number: signal.Signals) -> None:
+def test_fork_server_ends_with_its_agent_and_forks_finish(own: Host, number: signal.Signals) -> None:
     own.start("bash", "-c", ECHO, name="w")
     first = fork_server.wait(own)
     own.ok("send", "w", "zero", "--enter")
@@ -442,7 +442,7 @@ def test_it_goes_with_its_agent_and_its_forks_stay(own: Host, number: signal.Sig
     fork_server.wait(own)  # that send started another agent, with another
 
 
-def test_it_keeps_no_agent_that_may_leave(own: Host) -> None:
+def test_fork_server_does_not_keep_an_idle_agent_alive(own: Host) -> None:
     own.ttl = "3s"
     own.start("sleep", "1000", name="w")
     first = fork_server.wait(own)
@@ -452,7 +452,7 @@ def test_it_keeps_no_agent_that_may_leave(own: Host) -> None:
     assert not (own.run / "ready.sock").exists()
 
 
-def test_code_that_was_changed_is_not_run_as_it_was(tmp_path: Path) -> None:
+def test_changed_code_ends_the_fork_server(tmp_path: Path) -> None:
     code = tmp_path / "code"
     shutil.copytree(PROJECT / "cmdop_migrate", code / "cmdop_migrate", ignore=shutil.ignore_patterns("__pycache__"))
     with a_host(tmp_path, ready=True, extra={"PYTHONPATH": str(code)}) as host:
@@ -468,14 +468,14 @@ def test_code_that_was_changed_is_not_run_as_it_was(tmp_path: Path) -> None:
         assert fork_server.wait(host).pid != first.pid
 
 
-def test_no_ready_process_where_the_settings_say_so(tmp_path: Path) -> None:
+def test_no_fork_server_when_disabled_in_the_settings(tmp_path: Path) -> None:
     with a_host(tmp_path) as host:
         host.start("sleep", "1000", name="w")
         time.sleep(2)
         assert fork_server.process(host) is None and not (host.run / "ready.sock").exists()
 
 
-def test_what_s3_takes_is_loaded_once_somebody_uses_it(own: Host, tmp_path: Path) -> None:
+def test_fork_server_loads_boto3_after_the_first_s3_command(own: Host, tmp_path: Path) -> None:
     with seaweed(tmp_path) as server:
         own.extra |= server.environ()
         own.start("sleep", "1000", name="w")

@@ -1,4 +1,4 @@
-"""Ending a session with many files keeps no one waiting: they are set aside, and removed by whoever comes next."""
+"""End sessions with many files without waiting: the files are moved to the trash, and a later command removes them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_a_parked_session_s_files_are_set_aside_and_removed_later(host: Host) ->
     host.wait_for("t", "made")
     trash, layers = host.state / "trash", host.state / "sessions" / session / "layers"
     trash.mkdir()
-    with locked(trash):  # as if removing took for ever
+    with locked(trash):  # as if removing took forever
         host.cm_json("checkpoint", "t")
         assert not layers.exists() and files_below(trash) >= MANY
         host.cm_json("restore", "t")
         host.ok("send", "t", "x", "--enter")
         host.wait_for("t", f"have {MANY}")
         host.ok("kill", "t")
-    host.ok("ls")  # nobody is at it any more: this one finishes it
+    host.ok("ls")  # no other process removes them now: this command finishes it
     until(lambda: os.listdir(trash) == [], 20, "the trash is emptied")
 
 

@@ -122,7 +122,7 @@ def test_units() -> None:
             units.duration(bad)
         with pytest.raises(Usage):
             units.size(bad)
-    assert [units.duration(text) for text in ("999999d", "9" * 400)] == [units.LONGEST] * 2  # for ever
+    assert [units.duration(text) for text in ("999999d", "9" * 400)] == [units.LONGEST] * 2  # forever
     for huge in ("8388608TiB", "9" * 400):
         with pytest.raises(Usage):
             units.size(huge)

@@ -68,7 +68,7 @@ def test_trees_of_any_depth(tmp_path: Path, bin_: Path) -> None:
     assert trash.remove(str(bin_), None) and trash.is_empty(str(bin_))
 
 
-def test_time_is_bounded_and_the_next_call_goes_on(tmp_path: Path, bin_: Path) -> None:
+def test_removal_time_is_bounded_and_the_next_call_continues(tmp_path: Path, bin_: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
     for number in range(500):
