@@ -116,7 +116,7 @@ def holder_pids(host: Host) -> list[int]:
     found = []
     for pid in cgroup.pids(host.group("holders")):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if any("session.holder" in word for word in psutil.Process(pid).cmdline()):
+            if any("holder.process" in word for word in psutil.Process(pid).cmdline()):
                 found.append(pid)
     return found
 
