@@ -44,7 +44,7 @@ __all__ = ["AsyncSession", "Match", "Output", "Session"]
 
 @dataclass(frozen=True)
 class Match:
-    """The text that matched, and the number of the byte after it."""
+    """Represent the text that matched, and the number of the byte after it."""
 
     text: str
     seq: int
@@ -120,7 +120,7 @@ class _RelayAccess(_Access):
 
 
 class Session:
-    """One session. `seq` is the number of the first byte of output that has not been looked at; `expect` begins there.
+    """Represent one session. `seq` is the number of the first byte of output that `expect` has not seen.
     No connection stays open between calls, and the session does not end with this object."""
 
     def __init__(self, access: _Access, session: str, name: str, seq: int) -> None:
@@ -221,7 +221,7 @@ class Session:
 
 
 class AsyncSession:
-    """`Session` for asyncio: each call runs in a thread. A cancelled `expect` ends within a second."""
+    """Represent `Session` for asyncio: each call runs in a thread. A cancelled `expect` ends within a second."""
 
     def __init__(self, session: Session) -> None:
         self.sync = session

@@ -1,4 +1,4 @@
-"""The metrics that the agent exports."""
+"""Define the metrics that the agent exports."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ Send = Callable[[Frame], Awaitable[None]]
 
 @dataclass(frozen=True)
 class ChannelInfo:
-    """The number of a channel, its bearer, and the incarnation it leads to."""
+    """Represent the number of a channel, its bearer, and the incarnation it leads to."""
 
     number: int
     session: str
@@ -41,7 +41,7 @@ class ChannelInfo:
 
 
 class ChannelClosed(Exception):
-    """The channel has ended on the host's side; `code` and `why` go into the CLOSE frame."""
+    """Report that the channel has ended on the host's side; `code` and `why` go into the CLOSE frame."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
@@ -49,7 +49,7 @@ class ChannelClosed(Exception):
 
 
 class ChannelProxy:
-    """One client's channel, from the relay to the holder's socket and back."""
+    """Proxy one client's channel, from the relay to the holder's socket and back."""
 
     def __init__(self, info: ChannelInfo, seal: e2e.HostSide, send: Send, window: int) -> None:
         self.info = info

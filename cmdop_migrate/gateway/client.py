@@ -37,7 +37,7 @@ _UNREACHABLE = {
 
 @dataclass(frozen=True)
 class RelayAccess:
-    """The address of a relay, and the credential to use there."""
+    """Represent the address of a relay, and the credential to use there."""
 
     url: str
     credential: Credential
@@ -45,7 +45,7 @@ class RelayAccess:
 
 @dataclass(frozen=True)
 class SessionRef:
-    """The id and the name of a session at a relay."""
+    """Represent the id and the name of a session at a relay."""
 
     session: str
     name: str

@@ -35,7 +35,7 @@ def open_registry(config: Config) -> CredentialRegistry:
 
 @dataclass(frozen=True)
 class RelayAddress:
-    """The relay's URL and certificate pin to put into a credential; both are optional."""
+    """Represent the relay's URL and certificate pin to put into a credential; both are optional."""
 
     relay: str | None = None
     pin: str | None = None

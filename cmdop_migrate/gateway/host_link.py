@@ -1,4 +1,4 @@
-"""The link: this host's connection to the relay, for all its sessions; to each relay, where several share one name.
+"""Connect this host to the relay, for all its sessions; to each relay, where several share one name.
 
 The link is a process of its own, beside the agent. It dials out, registers the incarnations that run on this host, and
 connects clients to holders. It keeps no state that matters: when it is killed, the agent starts it again, it finds the
@@ -36,7 +36,7 @@ _log = log.get("link")
 
 
 class Link:
-    """Connections to all relays behind one name, and what they share."""
+    """Keep connections to all relays behind one name, and what they share."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class Link:
         invalid_because: InvalidBecause,
         on_status: Callable[[int, int], None] = lambda _connected, _relays: None,
     ) -> None:
-        """`credential` returns the current one; `sign` signs with the fleet's key. `on_status` is called with the
-        number of relays it is connected to, and of those that exist, when they may have changed."""
+        """Link the host to the relays at `url`. `credential` returns the current one; `sign` signs with the fleet's
+        key. `on_status` is called with the number of relays it is connected to, and of those that exist, when
+        they may have changed."""
         self._this_host, self._url, self._credential = this_host, url, credential
         self._on_status, self._connected, self._relays = on_status, 0, 0
         self._fleet = credential().fleet
@@ -181,7 +182,7 @@ class Link:
 
 
 class _Service:
-    """One connection to a relay: registrations out, client channels in."""
+    """Keep one connection to a relay: registrations out, client channels in."""
 
     def __init__(self, link: Link, connection: Connection) -> None:
         self._link, self._connection = link, connection

@@ -1,4 +1,4 @@
-"""The link's status in a file: written by the link, read by `doctor`.
+"""Keep the link's status in a file: the link writes it, `doctor` reads it.
 
 `link.json` in the run directory names the process that wrote it, so that the file of a link that was killed is not
 taken for that of another.
@@ -18,7 +18,7 @@ from cmdop_migrate.util import atomic
 
 @dataclass(frozen=True)
 class LinkStatus:
-    """The number of relays that a link is connected to, and of those behind the relay's name."""
+    """Represent the number of relays that a link is connected to, and of those behind the relay's name."""
 
     pid: int
     connected: int
@@ -44,7 +44,7 @@ def read(config: Config) -> LinkStatus | None:
 
 
 class StatusFile:
-    """The status file of the link in this process."""
+    """Represent the status file of the link in this process."""
 
     def __init__(self, config: Config) -> None:
         self._config = config

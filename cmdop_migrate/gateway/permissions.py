@@ -1,4 +1,4 @@
-"""Requests that a client of the relay may make of a holder, by the role in its credential. Pure.
+"""List the requests that a client of the relay may make of a holder, by the role in its credential. Pure.
 
 The holder trusts every process that can connect to its socket, which is root only. So
 requests from a relay pass by an allow list, and carry the actor of the client's credential.

@@ -33,7 +33,7 @@ SHIPPING = ("ship", "hand over", "restore", "forget")  # steps of a move in whic
 
 @dataclass(frozen=True)
 class SessionStatus:
-    """The status of one session on this host. `to`: the target of a move, while the session is frozen for it."""
+    """Represent a session's status on this host. `to`: the target of a move, while it is frozen for it."""
 
     session: str
     token: int
@@ -45,7 +45,7 @@ class SessionStatus:
 
 @dataclass(frozen=True)
 class Departure:
-    """A session that was registered and no longer runs here."""
+    """Represent a session that was registered and no longer runs here."""
 
     session: str
     token: int

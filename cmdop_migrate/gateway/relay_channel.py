@@ -1,4 +1,4 @@
-"""A stream to a session on whichever host it runs, through a relay.
+"""Connect a stream to a session on the host where it runs, through a relay.
 
 One connection to the relay serves both the listing and the session's sealed channel. When connection or channel
 breaks, both are made again; gateway/resend.py decides what is then sent again. An event loop of its own does all of
@@ -35,7 +35,7 @@ _log = log.get("relay_channel")
 
 
 class RelayStream(Stream):
-    """A stream to one session. Use as a context manager, from one thread.
+    """Represent a stream to one session. Use as a context manager, from one thread.
 
     Call `sessions` any number of times, then `open`. When the stream ends without an exit event, `failure` is the
     reason.
@@ -356,7 +356,7 @@ class RelayStream(Stream):
 
 
 class _SealedChannel:
-    """The state of one channel, while it lasts."""
+    """Represent the state of one channel, while it lasts."""
 
     def __init__(self, number: int, seal: e2e.ClientSide, window: int) -> None:
         self.number, self.seal, self.window = number, seal, window

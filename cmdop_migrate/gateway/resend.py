@@ -66,7 +66,7 @@ def _new_stream() -> str:
 
 
 class ResendBuffer:
-    """The state of one client's conversation with one session."""
+    """Represent the state of one client's conversation with one session."""
 
     def __init__(self, new_stream: Callable[[], str] = _new_stream) -> None:
         self._new_stream = new_stream

@@ -32,7 +32,7 @@ OWN_FILES = 256  # descriptors that are not for connections
 
 @dataclass(frozen=True)
 class RelayOptions:
-    """The options of `relay serve`."""
+    """Represent the options of `relay serve`."""
 
     listen: str
     cert: Path | None = None

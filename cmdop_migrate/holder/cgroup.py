@@ -94,8 +94,8 @@ def cpu_seconds(path: str) -> float:
 
 
 class Grip:
-    """Hold on to this group, and not to one that is made later at the same path. Raise FileNotFoundError if there is
-    none."""
+    """Hold on to this group, and not to one that is made later at the same path. Raise FileNotFoundError if it does
+    not exist."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -313,8 +313,8 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout: float = 10.0) -> socket.socket:
-    """Return a connection to the listener at `path`. Raise FileNotFoundError or ConnectionRefusedError if there is
-    none, BlockingIOError if it does not accept within `timeout`, which also bounds each later send."""
+    """Return a connection to the listener at `path`. Raise FileNotFoundError or ConnectionRefusedError without
+    one, BlockingIOError if it does not accept within `timeout`, which also bounds each later send."""
     directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sock = socket.socket(socket.AF_UNIX)

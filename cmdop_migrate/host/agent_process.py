@@ -1,4 +1,4 @@
-"""Make sure that this host has exactly one agent: the lock that it holds, and how it is started if there is none."""
+"""Make sure that this host has exactly one agent: the lock that it holds, and how it is started."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def session_named(this_host: Host, reference: str) -> str:
 
 def session_of(this_host: Host, reference: str, shortest: int = 1) -> str | None:
     """Return the only session in the store that has this name, or an id with this prefix of at least `shortest` digits;
-    None if there is none or more than one."""
+    None if no session matches, or several do."""
     store, ring = resources.open_store(this_host.config), resources.open_keys(this_host.config)
     entries = list(catalog.listed(store))
     by_id = len(reference) >= shortest

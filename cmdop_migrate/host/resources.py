@@ -28,7 +28,7 @@ def open_store(config: Config) -> Store:
 
 
 def open_keys(config: Config) -> KeyRing:
-    """Load this host's keys. Create them if there are none."""
+    """Load this host's keys. Create them if they do not exist."""
     return keys.load_or_create(config.key_file)
 
 

@@ -27,7 +27,7 @@ UNTIL_EVERY = 0.02  # seconds between two calls of `until`
 
 
 def state_of(record: Record, status: Mapping[str, Any], frozen: bool = False) -> State:
-    """Return the state of a session as `ls` shows it. `status` is its holder's answer, empty if there is none."""
+    """Return the state of a session as `ls` shows it. `status` is its holder's answer, empty if it has no holder."""
     if record.phase == "live":
         for state, holds in (
             ("fenced", status.get("fenced")),

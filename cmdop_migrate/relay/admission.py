@@ -13,7 +13,7 @@ from cmdop_migrate.relay.lease_lookup import LeaseLookup
 
 
 class Refusal(Exception):
-    """A connection is not admitted. `why` goes over the wire; `who` only into the log."""
+    """Report that a connection is not admitted. `why` goes over the wire; `who` only into the log."""
 
     def __init__(self, code: str, why: str, who: str = "") -> None:
         super().__init__(why)

@@ -1,4 +1,4 @@
-"""Delays between attempts. Pure, except for the random spread."""
+"""Compute delays between attempts. Pure, except for the random spread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ FIRST, MOST, FACTOR = 0.05, 5.0, 2.0
 
 
 class Backoff:
-    """A delay that grows with every failure and is spread at random: a thousand peers that lost a relay together do not
+    """Return delays that grow with every failure, spread at random: a thousand peers that lost a relay together do not
     reconnect together."""
 
     def __init__(self, first: float = FIRST, most: float = MOST) -> None:

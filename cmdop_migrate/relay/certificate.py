@@ -1,4 +1,4 @@
-"""The relay's TLS certificate: the operator's, or a self-signed one that is made once and pinned."""
+"""Provide the relay's TLS certificate: the operator's, or a self-signed one that is made once and pinned."""
 
 from __future__ import annotations
 

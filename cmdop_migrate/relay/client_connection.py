@@ -1,4 +1,4 @@
-"""A connection to a relay, as hosts and clients make it: dialled, admitted, and kept alive by heartbeats."""
+"""Connect to a relay, as hosts and clients do: dialled, admitted, and kept alive by heartbeats."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HINT = "Is it up? Check --relay, or the setting relay."
 
 
 class Lost(Exception):
-    """The connection has ended: cut, silent for too long, or closed by the relay. Dial again."""
+    """Report that the connection has ended: cut, silent for too long, or closed by the relay. Dial again."""
 
 
 @dataclass(frozen=True)
 class Welcome:
-    """The relay's WELCOME: whom it has admitted, and the limits of the connection."""
+    """Represent the relay's WELCOME: whom it has admitted, and the limits of the connection."""
 
     name: str
     role: str

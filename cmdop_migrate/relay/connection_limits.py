@@ -1,4 +1,4 @@
-"""Limits before admission: connections in all and per address, and the origins of web pages that may connect."""
+"""Limit connections before admission: in all and per address, and by the origins of web pages that may connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The registry that relays keep beside the leases: issued credentials, whether they are revoked, and sessions' names.
+"""Keep the relays' registry beside the leases: issued credentials, whether they are revoked, and names.
 
 Two kinds of cells in one register: `c.ID` and `n.SESSION`. A credential that is not
 listed is not admitted, however valid its signature, so a stolen key of the fleet does
@@ -23,7 +23,7 @@ WRITE_ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class IssuedCredential:
-    """One credential in the registry. Times are unix seconds."""
+    """Represent one credential in the registry. Times are unix seconds."""
 
     claims: Claims
     created: float
@@ -42,7 +42,7 @@ class IssuedCredential:
 
 
 class CredentialRegistry:
-    """Credentials and names in a register, for several threads. Raise LeaseUnreachable as the register does."""
+    """Keep credentials and names in a register, for several threads. Raise LeaseUnreachable."""
 
     def __init__(self, register: Register) -> None:
         self.register = register

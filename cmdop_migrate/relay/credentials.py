@@ -1,4 +1,4 @@
-"""Credentials: bearer, role and sessions that the relay admits. Pure; docs/internals/relay-protocol.md has the layout.
+"""Define credentials: bearer, role and sessions that the relay admits (docs/internals/relay-protocol.md).
 
 The fleet's Ed25519 key signs claims; the bearer proves that it has the private
 half of the key named in them. Ed25519 verification uses no secret, and no secret
@@ -48,7 +48,7 @@ _HINT = "Ask for another: cmdop-migrate relay token create"
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The fleet's statement about a bearer. `expires`: unix seconds, or None for never. `key`: base64url."""
+    """Represent the fleet's statement about a bearer. `expires`: unix seconds, or None for never. `key`: base64url."""
 
     id: str
     kind: Kind
@@ -79,7 +79,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """All that a bearer has. Its repr contains no secret; only `text` reveals it."""
+    """Represent all that a bearer has. Its repr contains no secret; only `text` reveals it."""
 
     claims: Claims
     signature: bytes
@@ -109,7 +109,7 @@ class Credential:
         return {**self.presented(), "proof": b64(self.signer.sign(_HELLO + nonce))}
 
     def presented(self) -> dict[str, str]:
-        """Return claims and signature as they cross the wire. Without the private key they admit no one."""
+        """Return claims and signature as they cross the wire. Without the private key they admit no bearer."""
         return {"claims": b64(self.claims.to_bytes()), "signature": b64(self.signature)}
 
 

@@ -1,4 +1,4 @@
-"""End-to-end encryption between client and link: the relay between them can neither read nor change a message.
+"""Encrypt end to end between client and link: the relay between them can neither read nor change a message.
 
 Pure: bytes in, bytes out. docs/internals/relay-protocol.md has the layout. Both ends make fresh keys for each channel
 (crypto_kx); the fleet's key signs the link's, the bearer's key the client's, each over both keys and the session. Then
@@ -23,11 +23,11 @@ Sign = Callable[[bytes], bytes]
 
 
 class SealError(Exception):
-    """A message is not from the expected peer, or not as it was sent. The channel cannot be used any more."""
+    """Report that a message is not from the expected peer, or was changed. The channel is unusable."""
 
 
 class _Stream:
-    """Both directions, once the keys are agreed."""
+    """Represent both directions, once the keys are agreed."""
 
     def __init__(self) -> None:
         self._push = sodium.crypto_secretstream_xchacha20poly1305_state()
@@ -66,7 +66,7 @@ class _Stream:
 
 
 class ClientSide(_Stream):
-    """The client's side. `fleet`: the key to trust; `sign`: signs with the credential's key; `lowest`: the highest
+    """Keep the client's side. `fleet`: the key to trust; `sign`: signs with the credential's key; `lowest`: the highest
     fencing token seen of this session."""
 
     def __init__(self, session: str, fleet: bytes, sign: Sign, lowest: int = 0) -> None:
@@ -97,7 +97,7 @@ class ClientSide(_Stream):
 
 
 class HostSide(_Stream):
-    """The link's side. `sign`: signs with the fleet's key; `bearer`: the key in the client's claims, once verified."""
+    """Keep the link's side. `sign`: signs with the fleet's key; `bearer`: the key in the verified claims."""
 
     def __init__(self, session: str, token: int, host: str, sign: Sign, bearer: bytes, handshake: bytes) -> None:
         super().__init__()

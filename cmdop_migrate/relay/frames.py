@@ -1,4 +1,4 @@
-"""Frames between relay, hosts and clients, one binary WebSocket message each (docs/internals/relay-protocol.md)."""
+"""Encode and parse frames, one binary WebSocket message each (docs/internals/relay-protocol.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_SESSION = bytes(12)
 
 
 class FrameError(ValueError):
-    """A message is not a valid frame, or not valid for its kind: the peer does not speak this protocol."""
+    """Report that a message is not a valid frame, or not valid for its kind: the peer does not speak this protocol."""
 
 
 class Kind(IntEnum):
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame. `session` is 24 hex digits, or empty for none. Numbers are unsigned: channel 32 bits, token and seq
+    """Represent a frame. `session` is 24 hex digits, or empty. Numbers are unsigned: channel 32 bits, token and seq
     64."""
 
     kind: Kind

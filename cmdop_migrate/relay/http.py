@@ -1,4 +1,4 @@
-"""Plain HTTP on the relay's port: health, metrics, and the files of the web page. Every other path is 404."""
+"""Serve plain HTTP on the relay's port: health, metrics, and the files of the web page. Every other path is 404."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. `packed`: the body as gzip; `tag`: the ETag. Files have both."""
+    """Represent one page. `packed`: the body as gzip; `tag`: the ETag. Files have both."""
 
     status: http.HTTPStatus
     type: str
@@ -48,7 +48,7 @@ Maker = Callable[[], Page]
 
 
 class Pages:
-    """A table from path to page. Files are read once, when the table is made: no request opens a file."""
+    """Represent a table from path to page. Files are read once, when the table is made: no request opens a file."""
 
     def __init__(self, makers: dict[str, Maker], assets: Path | None = None) -> None:
         self._makers = dict(makers)

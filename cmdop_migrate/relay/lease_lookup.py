@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class LeaseLookup:
-    """Questions to the lease store. `silent_since`: when it stopped answering, on CLOCK_BOOTTIME; None while it
+    """Ask the lease store. `silent_since`: when it stopped answering, on CLOCK_BOOTTIME; None while it
     answers."""
 
     def __init__(

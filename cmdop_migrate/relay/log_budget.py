@@ -1,4 +1,4 @@
-"""A limit on log lines of one kind: a flood of refusals must not fill the disk. Pure; the time is a parameter."""
+"""Limit log lines of one kind: a flood of refusals must not fill the disk. Pure; the time is a parameter."""
 
 from __future__ import annotations
 

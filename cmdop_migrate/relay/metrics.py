@@ -1,4 +1,4 @@
-"""The metrics that the relay exports."""
+"""Define the metrics that the relay exports."""
 
 from __future__ import annotations
 

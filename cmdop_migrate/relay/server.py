@@ -1,4 +1,4 @@
-"""The relay server: asyncio I/O around the router. It keeps no state that the next relay process needs."""
+"""Serve the relay: asyncio I/O around the router. It keeps no state that the next relay process needs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _log = log.get("relay")
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Settings of a relay server. `queued`: bytes kept for all slow connections together. `recheck`: seconds between
+    """Configure a relay server. `queued`: bytes kept for all slow connections together. `recheck`: seconds between
     checks of the credentials of open connections. `patience`: seconds a peer has to present its credential."""
 
     host: str
@@ -72,7 +72,7 @@ class ServerOptions:
 
 
 class Relay:
-    """One relay. `record` writes an event: (event, session, facts)."""
+    """Represent one relay. `record` writes an event: (event, session, facts)."""
 
     def __init__(
         self,

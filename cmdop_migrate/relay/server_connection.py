@@ -1,4 +1,4 @@
-"""One connection of the relay: its send queue, bounded by its channels' windows, and when it was last alive."""
+"""Define one connection of the relay: its send queue, bounded by its channels' windows, and when it was last alive."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ GOODBYE_TIMEOUT = 2.0
 
 
 class Connection:
-    """An admitted connection. `received_at`: when the last frame arrived. `progress_at`: when the peer last took queued
-    bytes, or the queue was empty."""
+    """Represent an admitted connection. `received_at`: when the last frame arrived. `progress_at`: when the peer last
+    took queued bytes, or the queue was empty."""
 
     def __init__(self, number: int, socket: ServerConnection, address: str, claims: Claims, now: float) -> None:
         self.number, self.socket, self.address, self.claims = number, socket, address, claims

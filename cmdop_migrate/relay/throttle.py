@@ -11,8 +11,8 @@ ADDRESSES = 4096
 
 
 class Throttle:
-    """A token bucket of failures for each address. The table is bounded: addresses that failed least recently are
-    dropped first."""
+    """Keep a token bucket of failures for each address. The table is bounded: addresses that failed least recently
+    are dropped first."""
 
     def __init__(self, failures: float = FAILURES, refill: float = REFILL, addresses: int = ADDRESSES) -> None:
         self._most, self._refill, self._addresses = failures, refill, addresses

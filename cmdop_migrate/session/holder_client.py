@@ -26,8 +26,8 @@ class Channel:
     """Send requests to one session and read its output, over any stream. Use as a context manager."""
 
     def __init__(self, place: Path | Stream) -> None:
-        """`place`: the path of the holder's socket, or an open stream. Raise HolderGone if no holder listens there,
-        TimedOut if it does not accept the connection."""
+        """Connect to `place`: the path of the holder's socket, or an open stream. Raise HolderGone if no holder listens
+        there, TimedOut if it does not accept the connection."""
         self.stream = place if isinstance(place, Stream) else SocketStream(place)
         self._items: list[Item] = []
 
@@ -116,7 +116,7 @@ class Channel:
 
 
 class SocketStream(Stream):
-    """A stream over the unix socket of a holder on this host."""
+    """Represent a stream over the unix socket of a holder on this host."""
 
     def __init__(self, path: Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""The stream between a client and a session's holder: one interface for a local socket and for a relay.
+"""Define the stream between a client and a holder: one interface for a local socket and for a relay.
 
 `Stream` is what `attach` and all requests are written against. session/holder_client.py implements it over the
 holder's unix socket, gateway/relay_channel.py over a relay connection that is made again when it breaks.
@@ -20,7 +20,7 @@ Item = Output | Message
 
 @dataclass(frozen=True)
 class Ready:
-    """What a wait has ended with. `items`: `receive` has something to return or an end to report."""
+    """Represent what a wait has ended with. `items`: `receive` has something to return or an end to report."""
 
     items: bool
     room: bool
@@ -28,7 +28,7 @@ class Ready:
 
 
 class Stream(ABC):
-    """Requests and typed bytes to one session, output and messages from it. Not to be used from several threads."""
+    """Carry requests and typed bytes to one session, and output and messages from it. One thread uses a stream."""
 
     @abstractmethod
     def send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""Gauges and counters of one process, in Prometheus' text format."""
+"""Keep gauges and counters of one process, in Prometheus' text format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Metrics:
     """Hold the values of a fixed set of metrics. A metric without a label has a sample, 0, from the start."""
 
     def __init__(self, prefix: str, metrics: Mapping[str, Metric]) -> None:
-        """`prefix` begins the name of every metric in the text."""
+        """Begin the name of every metric in the text with `prefix`."""
         self._prefix, self._metrics = prefix, metrics
         self._values: dict[str, dict[str, float]] = {
             name: {} if metric.label else {"": 0.0} for name, metric in metrics.items()
@@ -49,7 +49,7 @@ class Metrics:
 
 
 class MetricsFile(Metrics):
-    """Metrics in a file that a collector reads."""
+    """Write metrics to a file that a collector reads."""
 
     def __init__(self, prefix: str, metrics: Mapping[str, Metric], path: Path) -> None:
         super().__init__(prefix, metrics)

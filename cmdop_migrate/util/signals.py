@@ -22,7 +22,7 @@ class Stop:
 
 @contextmanager
 def on_signals() -> Iterator[Stop]:
-    """Only count these signals during the block. Call this in the main thread."""
+    """Count these signals, and do nothing else, during the block. Call this in the main thread."""
     stop = Stop()
     before = [(number, signal.signal(number, stop.count)) for number in SIGNALS]
     try:

@@ -40,7 +40,7 @@ BANNED = {
     r"st(?:ands?|ood|anding) still": "frozen",
     r"go(?:es|ing)? on|went on": "resume, continue, keep running",
     r"is said|is told": "is reported, is notified",
-    r"(?:is|are) none": "is not a …, does not exist",
+    r"(?:is|are) (?-i:none)": "is not a …, does not exist",  # not Python's None
     r"who comes": "name the subject",
     r"put away": "suspended to the store",
     r"brought back": "restored",
@@ -59,9 +59,9 @@ NO_VERB = _words(
     """
     a about above absolute after again all also although an and another any anything are as at because before behind
     below beside between both but by cannot channel children commands each either else every everything false few for
-    four from frozen had half has have he held her here his how i if in input inside into is it its just large last
+    four from frozen had half has he held her here his how i if in input inside into is it its just large last
     least less like many may me memory more most much must my neither never new no none nor not nothing now of off old
-    oldest on once one only or other others our out outside over own owner past plain processor progress protobuf pure
+    oldest on once one only or other others our out outside over owner past plain processor progress protobuf pure
     random rather raw room same session she should since six small so some someone something standard such than that the
     their them then there these they this those though thread-safe three to told true two under unless until up upon was
     we were what when where wherever whether which while who whole whom whose why will with within without would written
@@ -74,8 +74,9 @@ NOUN_ENDINGS = ("tion", "ment", "ness", "ity", "ance", "ence", "ism", "able", "i
 VERBS_IN_NOUN_ENDINGS = _words(
     """
     advance apply archive arrive augment balance comment comply condition deal derive disable document drive enable
-    enhance equal fence function give heal implement increment instance live mention multiply partition position
-    question receive reference rely reply reveal seal sequence signal steal supplement supply survive tally transition
+    enhance equal fence function give heal implement increment instance journal live mention multiply outlive
+    partition position question receive reference rely reply reveal seal sequence signal silence steal supplement
+    supply survive tally transition
     """
 )
 _BREAK = r"[\s#]+"  # also where a comment is broken across lines

@@ -29,7 +29,7 @@ _STEP = (1 << 20) // PAGE
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive pages with the same flags."""
+    """Represent consecutive pages with the same flags."""
 
     vaddr: int
     nr_pages: int

@@ -21,7 +21,7 @@ class ProbeResult:
 
 
 class ProbeCache:
-    """PREFIX/verdicts.json. If it is unreadable or unwritable, everything works, a little slower."""
+    """Keep PREFIX/verdicts.json. If it is unreadable or unwritable, everything works, a little slower."""
 
     def __init__(self, prefix: Path) -> None:
         self._file = prefix / "verdicts.json"

@@ -1,4 +1,4 @@
-"""The relay's pure core: events in, actions out. Decides which client channel leads to which incarnation of a session.
+"""Route channels: events in, actions out. Decide which client channel leads to which incarnation. Pure.
 
 Imports only the relay's frames and credentials; all I/O is in relay/server.py.
 """

@@ -1,4 +1,4 @@
-"""The table of channels between clients and hosts, and the frames that pass through them. Pure.
+"""Keep the table of channels between clients and hosts, and the frames that pass through them. Pure.
 
 It does not decide which channel leads where (the router does). It guarantees that a frame
 goes only to the other end of its own channel, in order and within the receiver's credit.
@@ -16,7 +16,7 @@ WHY_MAX = 200
 
 
 class ChannelTable:
-    """Connections, known sessions, and the channels between them."""
+    """Keep connections, known sessions, and the channels between them."""
 
     def __init__(self, window: int, remembered: int) -> None:
         self.clients: dict[int, Client] = {}

@@ -1,4 +1,4 @@
-"""Frames that the router sends, built from its state, and the parsing of frames that hosts send. Pure."""
+"""Build the frames that the router sends, built from its state, and the parsing of frames that hosts send. Pure."""
 
 from __future__ import annotations
 

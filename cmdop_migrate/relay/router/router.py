@@ -1,4 +1,4 @@
-"""The router: decides which client channel leads to which host. Pure: events in, actions out, the time is a parameter.
+"""Decide which client channel leads to which host. Pure: events in, actions out, the time is a parameter.
 
 It guarantees that a session has at most one route, and that a route's fencing token was
 confirmed by the lease store and is the highest ever seen. Everything that takes time (asking
@@ -42,7 +42,7 @@ _LEAVING = {"moving": "moved", "parked": "moved", "exited": "exited", "fenced": 
 
 
 class Router:
-    """The routing decisions of one relay."""
+    """Decide the routes of one relay."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -1,4 +1,4 @@
-"""Events that the router handles and actions that it returns. Values only; the server numbers the connections."""
+"""Define the events that the router handles and the actions that it returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cmdop_migrate.relay.frames import Frame
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on what one bearer may cost. `window`: bytes in flight in each direction of a channel; `beat`: seconds
+    """Limit what one bearer may cost. `window`: bytes in flight in each direction of a channel; `beat`: seconds
     between heartbeats; `requests`: OPENs and LISTs that a client may make in a burst; `refill`: how many more each
     second."""
 
@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStatus:
-    """The state of a session's lease. `over`: the session has ended and has no checkpoint to restore."""
+    """Represent the state of a session's lease. `over`: the session has ended and has no checkpoint to restore."""
 
     token: int
     state: Literal["held", "parked", "free"]
@@ -44,7 +44,7 @@ Answer = LeaseStatus | Literal["unknown", "silent"]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A connection was admitted."""
+    """Report that a connection was admitted."""
 
     conn: int
     claims: Claims
@@ -52,7 +52,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A frame arrived."""
+    """Report that a frame arrived."""
 
     conn: int
     frame: Frame
@@ -60,14 +60,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The connection has ended, for any reason. It is the last event of this connection."""
+    """Report that the connection has ended, for any reason. It is the last event of this connection."""
 
     conn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to the one Ask for this session that was pending."""
+    """Report the answer to the one pending Ask for this session."""
 
     session: str
     answer: Answer
@@ -75,7 +75,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class NotKept:
-    """A Keep has failed."""
+    """Report that a Keep has failed."""
 
     session: str
 

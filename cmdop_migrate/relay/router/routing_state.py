@@ -1,4 +1,4 @@
-"""The router's state: connections, channels, routes. Decides nothing but the arithmetic of flow control."""
+"""Define the router's state: connections, channels, routes. Decides nothing but the arithmetic of flow control."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cmdop_migrate.relay.credentials import Claims
 
 @dataclass(slots=True)
 class Flow:
-    """One direction of a channel: the credit of its sender, and the number of its next frame."""
+    """Represent one direction of a channel: the credit of its sender, and the number of its next frame."""
 
     window: int
     credit: int
@@ -34,7 +34,7 @@ class Flow:
 
 @dataclass(slots=True, eq=False)
 class Channel:
-    """A client's channel to a session. `host` is None while no host has the session."""
+    """Represent a client's channel to a session. `host` is None while no host has the session."""
 
     client: int
     number: int
@@ -49,7 +49,7 @@ class Channel:
 
 @dataclass(slots=True)
 class Budget:
-    """A token bucket of requests: a burst of `most`, and `refill` more per second."""
+    """Represent a token bucket of requests: a burst of `most`, and `refill` more per second."""
 
     most: float
     refill: float
@@ -68,7 +68,7 @@ class Budget:
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """A client's connection."""
+    """Represent a client's connection."""
 
     conn: int
     claims: Claims
@@ -78,7 +78,7 @@ class Client:
 
 @dataclass(slots=True, eq=False)
 class Host:
-    """A host's connection. `sessions`: registered ones, routed or not yet. `channels`: by the relay's numbers."""
+    """Represent a host's connection. `sessions`: the registered ones. `channels`: by the relay's numbers."""
 
     conn: int
     claims: Claims
@@ -89,7 +89,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A REGISTER that waits for the lease store's answer."""
+    """Represent a REGISTER that waits for the lease store's answer."""
 
     conn: int
     token: int
@@ -100,7 +100,7 @@ class Claim:
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """The one incarnation that is reachable. `confirmed`: when the question was asked that the store confirmed."""
+    """Represent the reachable incarnation. `confirmed`: when the question was asked that the store confirmed."""
 
     conn: int
     host: str
@@ -114,9 +114,9 @@ class Route:
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A session as the relay knows it. `highest`: no lower fencing token is ever routed. `asking`: what waits for the
-    pending question (None: no question); `later`: what waits for the next one, because the pending question may be
-    older than they are."""
+    """Represent a session as the relay knows it. `highest`: no lower fencing token is ever routed. `asking`: what
+    waits for the pending question (None: no question); `later`: what waits for the next one, because the pending
+    question may be older than they are."""
 
     session: str
     name: str | None = None
