@@ -15,7 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "cmdop_migrate"
 MOST_MODULES = 22
-LARGER = {"cmdop_migrate/holder": 23}  # until keeper, typed and process are one state machine
 _PATH = re.compile(r"(?<![\w/.$~{}*-])((?:[a-z_][\w-]*/)*[a-z_]\w*\.py)\b")
 _DOTTED = re.compile(r"\bcmdop_migrate(?:\.[a-z_]\w*)+(?![\w/])")
 # Programs that examples run inside a session, and files of other projects.
@@ -38,36 +37,11 @@ TWICE = {
     "process": "the holder process, and the process of CRIU's guard",
     "prune": "the protocol in images, the command's engine in snapshot",
     "registry": "URL to backend, for leases and for stores",
+    "requests": "answering in the holder, asking in session",
     "runner": "of CRIU, and of a drain's commands",
     "s3": "the S3 backend of leases and of stores",
     "server": "the fork server, and the relay's",
     "session": "facts and rules of one subject",
-}
-# Docstrings and pages that still name modules as they were called before the re-housing. Only to be removed from.
-STALE: set[str] = {
-    "cmdop_migrate/criu/guard/process.py: putback.py",
-    "cmdop_migrate/drain/drain.py: evacuation.py",
-    "cmdop_migrate/drain/drain.py: workers.py",
-    "cmdop_migrate/holder/lease_watchdog.py: deadlines.py",
-    "cmdop_migrate/holder/typed.py: streams.py",
-    "cmdop_migrate/images/format/layout.py: birth.py",
-    "cmdop_migrate/images/format/manifest.py: birth.py",
-    "cmdop_migrate/images/store/fork_manifest.py: retention.py",
-    "cmdop_migrate/images/store/index.py: ledger.py",
-    "cmdop_migrate/images/store/index.py: retention.py",
-    "cmdop_migrate/images/store/prune.py: birth.py",
-    "cmdop_migrate/images/store/prune.py: tombstones.py",
-    "cmdop_migrate/images/store/prune.py: uploads.py",
-    "cmdop_migrate/images/store/upload_marks.py: retention.py",
-    "cmdop_migrate/images/write/fingerprints.py: seal.py",
-    "cmdop_migrate/images/write/page_buffers.py: groups.py",
-    "cmdop_migrate/images/write/writer.py: retention.py",
-    "cmdop_migrate/migration/migrate.py: handover.py",
-    "cmdop_migrate/migration/migrate.py: moves.py",
-    "cmdop_migrate/migration/migrate.py: receiver.py",
-    "cmdop_migrate/preflight/facts/descriptors.py: rules/obstacles.py",
-    "cmdop_migrate/snapshot/rebuild/process_tree.py: incarnation.py",
-    "cmdop_migrate/snapshot/rebuild/process_tree.py: proof.py",
 }
 
 
@@ -115,7 +89,7 @@ def test_modules_named_in_docs_and_docstrings_exist() -> None:
     for place, text in texts():
         missing |= {f"{place}: {name}" for name in _PATH.findall(text) if not path_exists(name, place)}
         missing |= {f"{place}: {name}" for name in _DOTTED.findall(text) if not dotted_exists(name)}
-    assert missing <= STALE, "\n" + "\n".join(sorted(missing - STALE))
+    assert not missing, "\n" + "\n".join(sorted(missing))
 
 
 def test_no_folder_has_too_many_modules() -> None:
@@ -124,7 +98,7 @@ def test_no_folder_has_too_many_modules() -> None:
         if file.name != "__init__.py":
             folders[file.parent].append(file.name)
     counts = {str(folder.relative_to(ROOT)): len(names) for folder, names in folders.items()}
-    large = {folder: count for folder, count in counts.items() if count > LARGER.get(folder, MOST_MODULES)}
+    large = {folder: count for folder, count in counts.items() if count > MOST_MODULES}
     assert not large, f"more than {MOST_MODULES} modules: {large}"
 
 

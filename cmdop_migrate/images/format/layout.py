@@ -49,7 +49,7 @@ def new_id() -> str:
 
 
 def fork_checkpoint_id(session: str) -> str:
-    """Return an id for a fork's initial checkpoint (store/fork_manifest.py), recognisable by its suffix."""
+    """Return an id for a fork's initial checkpoint (images/store/fork_manifest.py), recognisable by its suffix."""
     return new_id()[: ID_DIGITS - len(session)] + session
 
 

@@ -68,7 +68,7 @@ class Manifest:
 
     @property
     def is_fork(self) -> bool:
-        """Return True if a fork started with it: its content is another session's (store/fork_manifest.py)."""
+        """Return True if a fork started with it: its content is another session's (images/store/fork_manifest.py)."""
         return layout.is_fork(self.session, self.checkpoint)
 
 

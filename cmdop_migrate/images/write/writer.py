@@ -105,7 +105,7 @@ class ImageWriter:
 
     def begin(self) -> None:
         """Mark the upload, then read the deletion marks, then list the packs: this order is the protocol
-        (store/prune.py). Call it before the freeze: on a large store it takes a moment."""
+        (images/store/prune.py). Call it before the freeze: on a large store it takes a moment."""
         with ThreadPoolExecutor(1, "parent") as pool:
             parent = pool.submit(self._parent_table)  # the packs it names count only if usable
             self._mark.begin()

@@ -38,7 +38,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass
 class DescriptorFacts:
-    """Hold the facts of the descriptors of one process. `obstacles`: (kind, what), of rules/obstacles.py. `deleted`:
+    """Hold the facts of the descriptors of one process. `obstacles`: (kind, what), of preflight/rules/obstacles.py. `deleted`:
     files without a name, with the bytes they take. `polls`: for each epoll descriptor, the descriptors it watches and
     one of them that is not open."""
 

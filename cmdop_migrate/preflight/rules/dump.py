@@ -88,7 +88,7 @@ def _semaphores(tree: Tree) -> Iterable[Hit]:
 
 
 def obstacles(tree: Tree) -> Iterable[Obstacle]:
-    """Yield the obstacles (rules/obstacles.py) that were found, with the process that has them."""
+    """Yield the obstacles (preflight/rules/obstacles.py) that were found, with the process that has them."""
     for process in tree.processes:
         for kind, what in process.obstacles:
             yield Obstacle(kind, what, process.pid, process.command)
