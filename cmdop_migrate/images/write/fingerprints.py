@@ -2,8 +2,8 @@
 
 A digest of 64 KiB is so quick that two threads spend more time waiting for the interpreter than digesting, and a frozen
 session waits for both. So unchanged memory is recognised by the block; a changed block is digested window by window.
-Equal hashes mean equal bytes only as long as no other party knows any of them (images/format/seal.py): they never leave this
-host unsealed.
+Equal hashes mean equal bytes only as long as no other party knows any of them (images/format/seal.py): they never leave
+this host unsealed.
 
 The file is a hint, kept on this host beside the session: without it a checkpoint takes longer and has the same content.
 It is sealed, bound to the checkpoint it was made with, and bounded in size.

@@ -1,7 +1,7 @@
 """Restore a session's process tree from an image, up to its first instruction.
 
 This is shared by a restore (restore_session.py), which then lets the tree run
-under a lease, and by the trial restore of a checkpoint (proof.py), which ends
+under a lease, and by the trial restore of a checkpoint (snapshot/proof.py), which ends
 the tree there.
 """
 
