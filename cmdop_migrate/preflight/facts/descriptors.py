@@ -39,8 +39,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 @dataclass
 class DescriptorFacts:
     """Hold the facts of the descriptors of one process. `obstacles`: (kind, what), of preflight/rules/obstacles.py.
-    `deleted`: files without a name, with the bytes they take. `polls`: for each epoll descriptor, the descriptors it watches and
-    one of them that is not open."""
+    `deleted`: files without a name, with the bytes they take. `polls`: for each epoll descriptor, the descriptors
+    it watches and one of them that is not open."""
 
     obstacles: set[tuple[str, str]] = field(default_factory=set)
     io_uring: bool = False
