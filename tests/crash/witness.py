@@ -48,8 +48,10 @@ class Witness:
     session: str
 
     @classmethod
-    def start(cls, host: Host, name: str = "w", size: int = SMALL, options: tuple[str, ...] = ()) -> Witness:
-        program = _PROGRAM.format(size=size, every=10 if size > SMALL else 1)
+    def start(
+        cls, host: Host, name: str = "w", size: int = SMALL, options: tuple[str, ...] = (), every: int | None = None
+    ) -> Witness:
+        program = _PROGRAM.format(size=size, every=every or (10 if size > SMALL else 1))
         facts = host.start(sys.executable, "-c", program, name=name, options=options)
         one = cls(host, name, facts["session"])
         until(one.numbers, 20, "it counts")

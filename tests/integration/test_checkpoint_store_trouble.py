@@ -328,7 +328,7 @@ def test_lazy_restore_process_killed_during_a_stall_parks_the_session(host: Host
         (worker,) = [pid for pid in processes() if chunks in open_files(pid)]
         os.kill(worker, signal.SIGKILL)
         until(lambda: one.record()["phase"] == "parked", 10, "it is parked again")
-    assert host.events(one.session)[-1]["reason"] == "its memory could not be brought back whole"
+    assert host.events(one.session)[-1]["reason"] == "its memory could not be restored completely"
     one.assert_parked()
     host.assert_clean(ended=True)
     use(host, server, server.url(bucket))

@@ -121,7 +121,7 @@ def test_drain_refuses_bad_input_and_drains_an_empty_host(world: World) -> None:
     error = a.fails("run", "-d", "--", "true", status=4, code="blocked")
     assert "undrain" in error["hint"]
     assert a.cm_json("ls")["draining"]["drain"]
-    assert "drained" in a.ok("doctor") and "being drained" in a.cm("ls").stderr.decode()
+    assert "drained" in a.ok("doctor") and "This host is draining" in a.cm("ls").stderr.decode()
     fenced_sessions.counter(world["host-b"])
     error = world["host-b"].fails("migrate", "w", "--to", "host-a", status=4, code="blocked")
     assert "host-a is being drained" in error["message"]

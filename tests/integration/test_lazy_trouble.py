@@ -130,7 +130,7 @@ def test_unmounted_store_stalls_a_lazy_restore(host: Host, tmp_path: Path) -> No
     aside.mkdir()
     with tmpfs(disk, 220 << 20):
         host.extra["CMDOP_MIGRATE_STORE"] = f"file://{disk}/store"
-        one = Witness.start(host, size=64)
+        one = Witness.start(host, size=64, every=1000)  # it does not read its memory before the store is gone
         host.cm_json("checkpoint", one.name)
         with stopped(host, "adopted", "restore", one.name, "--lazy") as (_, process):
             subprocess.run(["mount", "--bind", str(disk), str(aside)], check=True)

@@ -47,7 +47,7 @@ class Stamped:
         self._seen(1).mkdir(exist_ok=True)
         command = (sys.executable, "-c", PROGRAM, str(directory))
         self.session: str = host.start(*command, name=name, options=("--share", str(directory)))["session"]
-        until(lambda: self.times("ran", 1), 10, "it runs")
+        until(lambda: self.times("ran", 1), 30, "it runs")
 
     def save(self, host: Host) -> str:
         """Make a checkpoint with no record half-written; the session keeps running."""
