@@ -1,11 +1,11 @@
-"""An operator beside a person: it works in a session until the person takes over, and goes on when it is handed back.
+"""An operator beside a person: it works in a session until the person takes over, and continues in its next turn.
 
     python docs/examples/beside_a_person.py SESSION --credential agent.credential -- 'make' 'make test'
 
 Each line is sent, and its end waited for; an AI agent would think in between. It
 asks for the write turn first. A person who wants to type asks for it too, or an
-admin takes it (`cmdop-migrate turn SESSION seize`): then `send` is refused, at the
-session itself and whatever this program does, and it waits for its next turn.
+admin takes it (`cmdop-migrate turn SESSION seize`): then the session refuses
+`send`, regardless of what this program does, and the program waits for its next turn.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from cmdop_migrate import AsyncSession
 from cmdop_migrate.errors import NotAdmitted
 
-TURN = 120.0  # seconds without input after which somebody else may have it
+TURN = 120.0  # seconds without input after which another actor may have the turn
 
 
 async def work(session: AsyncSession, lines: list[str]) -> None:

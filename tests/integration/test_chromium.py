@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over its debugging port from inside the session, goes on in the page it was in."""
+"""Headless Chromium, driven over its debugging port from inside the session, resumes with the same page loaded."""
 
 from __future__ import annotations
 

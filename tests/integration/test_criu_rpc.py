@@ -469,7 +469,7 @@ def test_half_written_cache_of_criu_is_removed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(find, "HALF_CACHE", str(half))
     half.touch()
     find.find(None, tmp_path)
-    assert half.exists()  # somebody may be writing it
+    assert half.exists()  # another process may be writing it
     os.utime(half, (1, 1))
     find.find(None, tmp_path)
     assert not half.exists()

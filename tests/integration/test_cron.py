@@ -104,7 +104,7 @@ def _stopped(host: Host) -> int | None:
     return None
 
 
-def test_what_cannot_be_done_is_said_in_one_line(world: World) -> None:
+def test_failed_cron_run_is_reported_in_one_line(world: World) -> None:
     a = world["host-a"]
     hook = a.dir / "no"
     hook.write_text("#!/bin/sh\nexit 1\n")
@@ -204,7 +204,7 @@ def test_installed_and_removed(tmp_path: Path) -> None:
     assert files(dest) == set()
 
 
-def test_not_removed_while_sessions_run_or_nobody_can_tell(tmp_path: Path) -> None:
+def test_uninstall_refuses_while_sessions_run_or_cannot_be_listed(tmp_path: Path) -> None:
     prefix, state = tmp_path / "prefix", tmp_path / "state"
     command, listed = prefix / "bin/cmdop-migrate", prefix / "lib/cmdop-migrate/installed"
     for one in (command, listed, state / "keys"):

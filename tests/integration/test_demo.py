@@ -1,4 +1,4 @@
-"""scripts/demo as a person runs it: it holds, or says so; whatever ends it, nothing is left."""
+"""scripts/demo as a person runs it: its promises hold or it reports a failure, and it cleans up however it ends."""
 
 from __future__ import annotations
 

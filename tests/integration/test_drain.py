@@ -219,7 +219,7 @@ def test_drain_killed_and_run_again_continues(world: World) -> None:
         os.kill(one.pid, signal.SIGKILL)  # cut off
         with draining(a) as second:
             until(lambda: len(list(a.state.glob("drains/*.json"))) == 1, 5)
-            other.resume()  # and one that nobody waits for finishes by itself
+            other.resume()  # no process waits for this move; it finishes by itself
             out, said = second.communicate(timeout=120)
     assert second.returncode == 0, said
     facts = json.loads(out)
@@ -231,7 +231,7 @@ def test_drain_killed_and_run_again_continues(world: World) -> None:
 
 
 def test_interrupted_test_leaves_no_stopped_migration(tmp_path: Path) -> None:
-    """Whoever started the move is gone, and nobody is left to continue it: as when the suite is told to end."""
+    """The drain that started the move is dead, and no process can continue it: as when the suite is interrupted."""
     with pytest.raises(KeyboardInterrupt), several(tmp_path, "host-a", "host-b") as world:
         a = world["host-a"]
         fenced_sessions.counter(a)
@@ -330,7 +330,7 @@ def test_undrain_does_not_report_a_session_under_way_as_back(
 def test_moves_are_interrupted_and_then_abandoned_long_after_the_deadline(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both moves stand still, and hear nothing."""
+    """Both moves are stopped (SIGSTOP), and do not receive the request to end."""
     a = world["host-a"]
     sessions = {name: fenced_sessions.counter(a, name) for name in ("w1", "w2")}
     for key, value in a.env(**{TEST_STOP: "migrate:begin ship"}).items():
@@ -344,8 +344,8 @@ def test_moves_are_interrupted_and_then_abandoned_long_after_the_deadline(
     assert sorted((entry.name, entry.state) for entry in result.entries) == [("w1", "left"), ("w2", "left")], result
     assert {entry.why for entry in result.of("left")} == {"still under way; see: cmdop-migrate resume"}
     assert not result.deadline_kept
-    for one in psutil.Process().children():  # they were told to stop, and hear it now
-        with contextlib.suppress(psutil.NoSuchProcess):  # one that has ended, and nobody has asked how
+    for one in psutil.Process().children():  # the request to stop was sent, and is received now
+        with contextlib.suppress(psutil.NoSuchProcess):  # a child that ended and was not reaped yet
             if "migrate" in one.cmdline():
                 one.resume()
                 one.wait(30)

@@ -59,7 +59,7 @@ def test_agent_on_demand_exits_when_no_session_is_left(quick: Host) -> None:
 
 
 def test_simultaneous_runs_on_a_host_without_an_agent(quick: Host) -> None:
-    """All of them find no agent; one is started; nobody is refused for it."""
+    """All of the runs find no agent; one agent is started; no run is refused because of it."""
     for _ in range(2):
         tries = [
             subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The dead-man switch: without a renewal a session stands still by its deadline, whatever else is dead."""
+"""The lease watchdog: without a renewal a session is frozen by its deadline, regardless of what else is dead."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_session_freezes_while_the_lease_store_is_away(quick: Host) -> None:
         assert fenced_sessions.wait_event(quick, session, "fenced", 8)["late_ms"] < LATE_MS
         assert "lease" in fenced_sessions.wait_event(quick, session, "lease_unsure", 8)["reason"]
         fenced_sessions.stands_still(quick, session)
-        assert quick.agent_pid() == agent  # it waits for the store; nobody has to come by
+        assert quick.agent_pid() == agent  # it waits for the store; no command has to start it again
         quick.fails("run", "-d", "--", "true", status=6, code="lease_unreachable")
     fenced_sessions.wait_event(quick, session, "unfenced", 15)
     fenced_sessions.counts_on(quick, session)
@@ -68,7 +68,7 @@ def test_session_freezes_while_the_lease_store_is_away(quick: Host) -> None:
 
 
 def test_lease_store_that_lost_everything_stops_the_session_and_does_not_kill_it(quick: Host) -> None:
-    """An empty directory where the store was, a mount that is missing: nobody took over."""
+    """An empty directory where the store was, as when a mount is missing: no other host took over."""
     lease = quick.dir / "lease"
     quick.extra["CMDOP_MIGRATE_LEASE"] = f"sqlite://{lease}/lease.db"
     session = fenced_sessions.counter(quick)
@@ -194,7 +194,7 @@ FENCE = (
 
 
 def test_holder_that_hangs_in_a_write_still_freezes_its_session(tmp_path: Path) -> None:
-    """The second thread: nobody polls the timer here."""
+    """The watchdog's second thread freezes the session: the main thread does not poll the timer here."""
     from cmdop_migrate.holder import cgroup
     from cmdop_migrate.holder.lease_watchdog import LeaseWatchdog
 

@@ -105,7 +105,7 @@ def test_a_dead_hosts_session(hosts: tuple[Host, Host]) -> None:
 
 
 def test_a_session_whose_holder_died_comes_back_at_once(hosts: tuple[Host, Host]) -> None:
-    """The agent lives, and says that nobody has it any more: no need to wait for anything to run out."""
+    """The agent lives and releases the lease of the dead holder: a restore need not wait until the lease expires."""
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w", "--leave-running")

@@ -89,7 +89,7 @@ def test_partition_with_a_stopped_holder_and_another_agent(hosts: tuple[Host, Ho
 
 @pytest.mark.parametrize("mode", ["park", "leave running"])
 def test_late_commit_is_refused_by_the_store(hosts: tuple[Host, Host], tmp_path: Path, mode: str) -> None:
-    """A checkpoint that stood still, all uploaded, while another host took over."""
+    """The checkpoint command was stopped, after all uploads and before the commit, while another host took over."""
     a, b = hosts
     stamped = Stamped(a, tmp_path / "shared")
     session = stamped.session

@@ -60,7 +60,7 @@ def test_run_killed_when_it_had_started(hosts: tuple[Host, Host]) -> None:
     fenced_sessions.kill_at(a, "started", "run", "-d", "--name", "w", "--", "bash", "-c", fenced_sessions.COUNT)
     (row,) = a.sessions()
     assert row["state"] == "running"
-    time.sleep(4)  # more than a TTL: somebody renews it
+    time.sleep(4)  # more than a TTL: the lease is being renewed
     fenced_sessions.counts_on(a, row["session"])
     assert_one(hosts, row["session"], a)
 
@@ -77,7 +77,7 @@ def test_checkpoint_killed_before_the_commit(hosts: tuple[Host, Host], step: str
 
 
 def test_checkpoint_killed_between_commit_and_park(patient: tuple[Host, Host]) -> None:
-    """From the commit on another host may have it: here it takes not one more step, whoever was to see to that."""
+    """After the commit another host may restore it: it stays frozen here, though command and agent cannot end it."""
     a, b = patient
     session = fenced_sessions.counter(a)
     agent = a.agent_pid()
@@ -93,7 +93,7 @@ def test_checkpoint_killed_between_commit_and_park(patient: tuple[Host, Host]) -
     a.assert_clean(ended=True)
 
 
-def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(hosts: tuple[Host, Host]) -> None:
+def test_checkpoint_killed_between_commit_and_park_and_no_other_host_restores(hosts: tuple[Host, Host]) -> None:
     a, _ = hosts
     session = fenced_sessions.counter(a)
     fenced_sessions.kill_at(a, "park", "checkpoint", "w")
@@ -106,7 +106,7 @@ def test_checkpoint_killed_between_commit_and_park_and_nobody_else_wants_it(host
 
 
 @pytest.mark.parametrize("how", ["kill", "shutdown"])
-def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], tmp_path: Path, how: str) -> None:
+def test_killed_or_shut_down_between_commit_and_park(patient: tuple[Host, Host], tmp_path: Path, how: str) -> None:
     """Another host may have it by then: here it ends without another step, not even to say goodbye."""
     a, b = patient
     (shared := tmp_path / "shared").mkdir()
@@ -131,7 +131,8 @@ def test_ended_by_somebody_between_commit_and_park(patient: tuple[Host, Host], t
     sampled(itertools.product(["command", "agent", "nobody"], [signal.SIGTERM, signal.SIGKILL]), 3, "holder ended"),
 )
 def test_holder_ended_between_commit_and_park(hosts: tuple[Host, Host], left: str, number: int) -> None:
-    """It could not know that its session is parked: whoever is left, or comes next, asks the lease."""
+    """The holder could not know that its session is parked: the command, the agent or the next command looks up the
+    lease."""
     a, _ = hosts
     session = fenced_sessions.counter(a)
     agent = a.agent_pid()
@@ -192,7 +193,7 @@ def session_checkpoint(host: Host) -> str:
 
 @pytest.mark.parametrize("then", ["restore", "kill", "agent"])
 def test_a_kill_that_was_cut_off_is_finished(patient: tuple[Host, Host], then: str) -> None:
-    """The session has ended, its lease does not know it yet: the next command, or the agent, goes on with it."""
+    """The session has ended, its lease is not ended yet: the next command, or the agent, finishes the kill."""
     a, _ = patient
     session = fenced_sessions.counter(a)
     agent = a.agent_pid()
@@ -243,8 +244,8 @@ def test_what_is_parked_is_not_forgotten_as_ended(patient: tuple[Host, Host]) ->
     a.fails("restore", session, status=5, code="fenced")
 
 
-def test_holder_ended_while_nobody_knows_whether_it_is_parked(patient: tuple[Host, Host]) -> None:
-    """The command is gone, too: the session stood still until somebody would ask its lease."""
+def test_holder_ended_after_the_checkpoint_command_was_killed_before_park(patient: tuple[Host, Host]) -> None:
+    """The command is dead, too: the session was frozen until a process would look up its lease."""
     a, _ = patient
     session = fenced_sessions.counter(a)
     agent = a.agent_pid()
@@ -259,7 +260,7 @@ def test_holder_ended_while_nobody_knows_whether_it_is_parked(patient: tuple[Hos
 
 
 def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
-    """Then it is not parked, and nobody says so."""
+    """Then the session is not parked, and is not listed as parked."""
     a, _ = hosts
     session = fenced_sessions.counter(a)
     with fenced_sessions.stopped_at(a, "committing", "checkpoint", "w"):
@@ -275,7 +276,7 @@ def test_holder_ended_before_the_commit(hosts: tuple[Host, Host]) -> None:
     sampled(itertools.product(["lease", "files", "pre-resume", "resumed"], ["here", "there"]), 4, "restore killed"),
 )
 def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None:
-    """Whoever asks next has it: the same host at once, another when the lease has run out."""
+    """The next restore succeeds: on the same host immediately, on another host when the lease has expired."""
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")
@@ -294,7 +295,8 @@ def test_restore_killed(hosts: tuple[Host, Host], step: str, again: str) -> None
 def test_a_lease_is_given_back_when_nothing_runs_any_more(
     hosts: tuple[Host, Host], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holder is killed when its session runs, and does not yet end with it: whoever has the lease next is alone."""
+    """The holder is killed while its session runs, which does not end with it yet: the lease is released only after the
+    last process of the session has ended, so that the next holder of the lease is alone."""
     a, _ = hosts
     session = a.start("bash", "-c", f"trap '' HUP; {fenced_sessions.COUNT}", name="w")["session"]
     until(lambda: fenced_sessions.numbers(a, session), 20, "it counts")
@@ -346,7 +348,7 @@ def test_a_lease_is_given_back_when_no_agent_can_be_had(
 
 
 @pytest.mark.parametrize("by", ["the time", "a person"])
-def test_what_ended_and_is_being_brought_back_is_not_forgotten(hosts: tuple[Host, Host], by: str) -> None:
+def test_record_of_an_exited_session_is_kept_while_it_is_being_restored(hosts: tuple[Host, Host], by: str) -> None:
     """Its record says that it ended, until it runs."""
     a, _ = hosts
     session = fenced_sessions.counter(a)

@@ -1,4 +1,4 @@
-"""A gate before each line: what it allows goes on, what it refuses is erased, and it can hang nothing but the line."""
+"""A gate checks each line: allowed lines are passed on, refused ones erased; a gate that hangs delays only its line."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def torment(
     runners: list[Runner], urls: list[str], hosts: list[NetHost], dice: random.Random, enough: Callable[[], bool]
 ) -> dict[str, int]:
     """Until the time is up, every now and then: stop one for a while, kill one, cut a host off, put things right. On
-    a busy machine little happens in that time: go on until it is `enough`, at most three times as long."""
+    a busy machine little happens in that time: continue until it is `enough`, at most three times as long."""
     done = dict.fromkeys(("stop", "kill", "cut"), 0)
     healed: dict[int, float] = {}
     end, last = time.monotonic() + SECONDS, time.monotonic() + SECONDS * 3
@@ -144,7 +144,7 @@ def torment(
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 5 + 120)
 @pytest.mark.parametrize("kind", ["sqlite", "s3", "etcd-one", "etcd-three"])
-def test_never_two_whatever_fails(kind: str, tmp_path: Path) -> None:
+def test_no_lease_has_two_holders_while_workers_and_links_fail(kind: str, tmp_path: Path) -> None:
     if kind != "sqlite" and os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     dice = random.Random(f"{SEED}-{kind}")

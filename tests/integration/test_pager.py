@@ -113,7 +113,7 @@ def fail(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_lazily_restored_memory_is_correct_whatever_the_process_does(tmp_path: Path, seed: int) -> None:
+def test_lazily_restored_memory_is_correct_while_the_process_changes_its_mappings(tmp_path: Path, seed: int) -> None:
     pages = Pages(pause=(0.002, 0.008)[seed % 2])
     with Pager(tmp_path, lambda pid: pages, fail) as pager, subject(tmp_path, seed) as process:
         said(process, "RUNS")

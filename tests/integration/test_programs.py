@@ -1,4 +1,4 @@
-"""Real programs, each checkpointed, gone, restored, compared, and proven to go on with what it had in memory."""
+"""Real programs, each checkpointed, ended, restored, compared, and shown to resume with what it had in memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_shell_in_a_shell_keeps_job_control(host: Host) -> None:
         bash.see(r"in=\d")
         bash.through()
         bash.type("sleep 1003\n")
-        until(lambda: "sleep" in names(host, bash.session))  # by then the terminal is its own; before, nobody stops
+        until(lambda: "sleep" in names(host, bash.session))  # only now is it the foreground job that Ctrl-Z stops
         bash.type("\x1a")
         bash.see(r"Stopped +sleep 1003")
         bash.type("kill %1; exit\n")
@@ -230,7 +230,7 @@ print("fetched", size, h.hexdigest(), flush=True)
 """
 
 
-def test_a_download_over_loopback_goes_on(host: Host, tmp_path: Path) -> None:
+def test_a_download_over_loopback_resumes(host: Host, tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text(SERVE)
     (tmp_path / "fetch.py").write_text(FETCH)
     command = f"cp {tmp_path}/*.py /root; cd /root; {PYTHON} serve.py &"

@@ -114,7 +114,7 @@ def test_a_log_that_is_another_now_is_taken_by_somebodys_word(host: Host, tmp_pa
     ],
     ids=["nested pid namespace", "io_uring", "unknown file system", "odd socket", "device"],
 )
-def test_what_cannot_be_dumped_is_said_and_the_session_goes_on(
+def test_state_that_cannot_be_dumped_is_reported_and_the_session_keeps_running(
     host: Host, script: str, exit_code: int, says: str
 ) -> None:
     with Program(host, "bash", "--norc", "--noediting") as bash:

@@ -104,7 +104,7 @@ def test_shares_and_the_hosts_network(host: Host, tmp_path: Path) -> None:
             assert (shared / "open").read_text() == "before\nafter\n"
 
 
-def test_a_connection_nobody_accepted_is_reset_and_its_listener_lives(host: Host) -> None:
+def test_a_connection_that_was_not_accepted_is_reset_and_its_listener_lives(host: Host) -> None:
     script = """
 import os, socket, time
 l = socket.socket(); l.bind(("127.0.0.1", 7400)); l.listen(8)

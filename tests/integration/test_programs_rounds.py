@@ -83,7 +83,7 @@ def test_twenty_rounds(host: Host) -> None:
 
 
 def test_a_restored_session_still_ends_with_its_holder(host: Host) -> None:
-    """Nothing runs without its keeper, whoever made it: CRIU's worker is its parent only for a while."""
+    """No process outlives its holder, also after a restore: CRIU's worker is its parent only at first."""
     with Program(host, "bash", "--norc", "-c", "sleep 1000 & sleep 1001") as session:
         until(lambda: len(host.pids(session.session)) == 4)
         session.through()

@@ -58,7 +58,7 @@ def test_input_typed_ahead_arrives_once(host: Host, mode: str, typed: str, then:
 
 
 def test_all_the_input_that_may_wait_moves_along(host: Host) -> None:
-    """In letters that take six bytes each on their way to whoever makes the checkpoint."""
+    """The input is of letters that take six bytes each on their way to the process that makes the checkpoint."""
     with Program(host, sys.executable, "-c", READER, "raw") as reader:
         reader.see("ready")
         for _ in range(5):
@@ -78,7 +78,7 @@ def test_typed_ahead_stays_when_the_session_runs_on(host: Host) -> None:
         reader.see(r"got \[b'one\\n', b'two\\n', b'half\\n'\]")
 
 
-def test_output_numbers_and_journal_go_on(host: Host) -> None:
+def test_output_numbers_and_journal_continue_after_a_restore(host: Host) -> None:
     script = "n=0; while :; do n=$((n+1)); printf '%07d\\n' $n; [ $((n % 50)) = 0 ] && sleep .01; done"
     with Program(host, "bash", "-c", script) as counter:
         counter.type("first\r")

@@ -1,4 +1,4 @@
-"""reap: what is idle goes, whatever else lives stays; and who wakes up in time stays, too."""
+"""reap: idle sessions are parked, all others stay; so does a session that becomes active before it is frozen."""
 
 from __future__ import annotations
 

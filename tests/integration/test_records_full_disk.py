@@ -1,4 +1,4 @@
-"""Records on a full disk: what a process knows better than the disk it knows only until somebody has written it."""
+"""Records on a full disk: a process keeps a record it could not write only until another process writes that record."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_revoking_a_credential_ends_its_channel(world: Linked) -> None:
         assert isinstance(line.failure, NotAdmitted) and "revoked" in line.failure.message, line.failure
 
 
-def test_a_slow_client_is_told_what_it_lost_and_delays_no_other(world: Linked) -> None:
+def test_a_slow_client_is_notified_of_lost_output_and_delays_no_other(world: Linked) -> None:
     file = world.credential()
     flood = (
         "import sys, time; time.sleep(2)\nfor n in range(400000): print(f'line {n:06d} ' + 'x' * 40)\ntime.sleep(1000)"

@@ -111,7 +111,8 @@ def test_clients_resume_on_the_source_after_a_failed_move(world: Linked) -> None
 
 
 def test_clients_are_told_what_a_dead_host_has_undone(world: Linked) -> None:
-    """From a checkpoint before what the client has seen: it is told how much was undone, and resumes."""
+    """The session is restored from a checkpoint older than the output that the client has seen: the client is notified
+    how much was undone, and resumes."""
     file = world.credential()
     session = typing_client.start(world.a, "gone")
     world.routed(session, file)

@@ -67,7 +67,7 @@ def test_the_fingerprint_is_shown_and_asked_for(two: Two) -> None:
             person.type(typed)
             assert person.wait() == status, bytes(person.seen)
     assert list(two.inventory) == ["b"] and two.server.logins() == 1
-    with Pty([*CM, *two.adding("b2")], two.a.env()) as person:  # known now: nobody is asked
+    with Pty([*CM, *two.adding("b2")], two.a.env()) as person:  # known now: the user is not asked
         assert person.wait() == 0 and b"Is this" not in person.seen
 
 

@@ -127,7 +127,7 @@ def test_progress_arrives_immediately_and_the_last_object_is_the_answer(place: P
 
     def hear(line: dict[str, Any]) -> None:
         heard.append(line["progress"]["done"])
-        gate.touch()  # it goes on only when the first line was heard
+        gate.touch()  # the remote command continues only after the first line was received
 
     assert peer.call("restore", on_line=hear, timeout=20) == {"session": "x"}
     assert heard == [1, 2]

@@ -110,7 +110,7 @@ def test_errors_have_the_kernels_reason(pids: list[int]) -> None:
         assert caught.value.errno == errno.ENETUNREACH
         with pytest.raises(OSError):
             here.add_veth("n" * 16, "eth1", second)  # one more than a name may have
-        assert here.index("lo") == LOOPBACK  # and it goes on after every refusal
+        assert here.index("lo") == LOOPBACK  # the socket is usable after every refusal
     with pytest.raises(FileNotFoundError):
         Netlink(2**22 + 1)
 

@@ -123,7 +123,7 @@ def test_death_of_the_holder_is_reported(host: Host) -> None:
 
 
 def test_clients_that_do_not_read(host: Host) -> None:
-    """A stopped client and one that never reads slow nobody down, and cost the holder no memory."""
+    """A stopped client and one that never reads delay no other client, and cost the holder no memory."""
     session = host.start("sh", "-c", "read x; seq 600000; echo finished; read x; echo end", name="t")["session"]
     holder = host.holder(session)
     before = pss(holder)
@@ -154,7 +154,7 @@ def pss(pid: int) -> int:
 
 
 def test_nonsense_from_a_client(host: Host) -> None:
-    """Whatever a client sends, the session lives."""
+    """A session survives malformed messages from a client."""
     session = host.start("cat", name="t")["session"]
     path = str(host.run / f"{session}.sock")
     for nonsense in (
@@ -398,7 +398,7 @@ def test_sends_of_many_arrive_whole(host: Host) -> None:
 
 
 def test_disk_full_while_running(host: Host, tmp_path: Path) -> None:
-    """A full disk ends no session, and its user can still type; how it ended is told to who is connected."""
+    """A full disk ends no session, and its user can still type; connected clients are notified how it ended."""
     host.state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "host-t", str(host.state)], check=True)
     try:
@@ -429,7 +429,7 @@ def test_disk_full_while_running(host: Host, tmp_path: Path) -> None:
 
 
 def test_disk_full_at_a_checkpoint(host: Host) -> None:
-    """Full by the time the session is to stand still, or by the time its copy is in the store: it goes on."""
+    """The disk is full at the freeze, or when the checkpoint is in the store: the session keeps running."""
     host.state.mkdir()
     host.extra["CMDOP_MIGRATE_STORE"] = f"file://{host.dir}/store"
     hook, fill = host.dir / "hooks" / "pre-freeze.d" / "one", host.state / "fill"
@@ -456,7 +456,7 @@ def test_disk_full_at_a_checkpoint(host: Host) -> None:
 
 
 def test_its_terminal_cannot_be_found_at_a_checkpoint(host: Host) -> None:
-    """Its /dev/pts was taken away, before or while it stands still: no checkpoint then, and the session goes on."""
+    """Its /dev/pts was unmounted, before or during the freeze: no checkpoint is made, and the session resumes."""
     made = host.start("bash", "-c", "echo ready; while read -r x; do echo got $x; done", name="t")
     host.wait_for("t", "ready")
     host.ok("send", "t", "half")

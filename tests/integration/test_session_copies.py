@@ -1,4 +1,4 @@
-"""What lies among the sessions and is none: a copy somebody made, what fsck has found."""
+"""Directories beside those of the sessions that are not sessions: a copy made by an admin, fsck's lost+found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.host import Host, until
 
 
 def test_a_copy_of_a_session_s_directory_is_not_taken_for_it(host: Host) -> None:
-    """Its record says that it lives, and nobody has its lock: that is no word about the session itself."""
+    """The copy's record says live, and no process holds the copy's lock: that must not count as the session's death."""
     one = Witness.start(host)
     sessions = host.state / "sessions"
     shutil.copytree(sessions / one.session, sessions / f"{one.session}.bak", ignore=shutil.ignore_patterns("root"))

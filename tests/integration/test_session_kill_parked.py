@@ -71,7 +71,7 @@ def test_kill_refuses_a_session_that_another_host_runs(hosts: tuple[Host, Host])
 
 
 def test_interrupted_kill_of_a_parked_session_is_finished_by_the_next(hosts: tuple[Host, Host]) -> None:
-    """The lease taken, not yet ended: the next kill, or a restore, goes on from there."""
+    """The first kill acquired the lease and did not end it: the next kill, or a restore, continues from there."""
     a, b = hosts
     session = fenced_sessions.counter(a)
     a.ok("checkpoint", "w")

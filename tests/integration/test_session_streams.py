@@ -39,7 +39,7 @@ def test_numbered_input_is_applied_once_across_a_move(host: Host) -> None:
         with Channel(path) as freezer:
             assert freezer.ask(op="freeze")["streams"]["applied"] == {STREAM: [11, 0, 0]}
             assert type_at(channel, 11, "ee\n") == {"event": "applied", "at": 11}, "it stands still"
-        # Who froze it went away: it goes on, and what was held back is in now.
+        # The client that froze the session disconnected: the session resumes, and the held-back input is applied.
         assert next(one for one in channel.follow(10) if isinstance(one, dict)) == {"event": "applied", "at": 14}
     host.wait_for("w", "^got three")
     with Channel(path) as again:

@@ -273,7 +273,7 @@ def test_terminal_whose_slaves_are_all_closed(host: Host) -> None:
             program.see(f"got:{word}")
 
 
-# The program outlives its window, and asks the closed terminal whenever it is told to.
+# The program outlives its window, and reads from the closed terminal at each request.
 OUTLIVES = """
 import os, signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Several actors on one session: one writes, the others are told; an admin takes it from whoever does not let go."""
+"""Several actors on one session: one writes, the others are notified; an admin can seize the turn from its holder."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_lapsed_turn_goes_to_the_waiting_actor(host: Host) -> None:
 
 
 class Flood:
-    """A client that pastes for ever, as fast as it is read, and never listens."""
+    """A client that pastes without end, as fast as its input is read, and never reads."""
 
     def __init__(self, host: Host, session: str, actor: str) -> None:
         self.sock: socket.socket = protocol.connect(str(host.run / f"{session}.sock"), 60)

@@ -125,7 +125,7 @@ def test_asleep_past_its_lease(lab: TestLab, capsys: pytest.CaptureFixture[str])
 
 
 def test_dead_and_booted_again(lab: TestLab) -> None:
-    """B goes on from the last checkpoint; A, back from the dead, knows better than to."""
+    """B restores the session from the last checkpoint; A does not run it after its next boot."""
     a, b = lab.hosts
     noted = stamped(lab, "dies")
     noted.save(a)
@@ -150,7 +150,8 @@ def leader_first(lab: TestLab) -> list[str]:
 
 
 def test_members_of_etcd_die(capsys: pytest.CaptureFixture[str]) -> None:
-    """One of three, the leader: nobody notices. Two: everybody stands still in time, and goes on when they are back."""
+    """If one of three dies, the leader, no session is frozen. If two die, all sessions are frozen in time, and resume
+    when the members are back."""
     ttl = 6.0  # a new leader takes 1 to 2.5 s, and a dead member's silence 0.8 s: two thirds of fresh_for must be more
     with a_lab(hosts=1, lease="etcd3", ttl=f"{ttl:g}s") as lab:
         (host,) = lab.hosts

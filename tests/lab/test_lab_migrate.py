@@ -1,4 +1,4 @@
-"""A move between hosts that are cut off half-way: one copy goes on, and the other never does."""
+"""A move between hosts that are cut off half-way: one copy of the session resumes, and the other never does."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_there_and_back_over_the_network(lab: TestLab) -> None:
 
 
 def test_a_target_that_is_cut_off_when_it_should_take_over(lab: TestLab) -> None:
-    """It goes on here within seconds; what was cut off finds, when it is back, that there is nothing to take."""
+    """The session resumes on the source within seconds; the target, when reconnected, has nothing to restore."""
     a, b = lab.hosts
     session = a.start("bash", "-c", COUNT, name="cut")["session"]
     with migration_at(a, "cut", "checkpoint:committing") as cli:
@@ -100,7 +100,7 @@ def test_a_target_that_is_cut_off_when_it_should_take_over(lab: TestLab) -> None
 
 
 def test_a_source_that_is_cut_off_when_the_target_has_it(lab: TestLab) -> None:
-    """It runs there; here the copy stands still, whoever asks, until the lease can be read."""
+    """The session runs on the target; the copy on the source stays frozen until the lease can be read."""
     a, b = lab.hosts
     session = a.start("bash", "-c", COUNT, name="off")["session"]
     with migration_at(a, "off", "migrate:begin restore") as cli:

@@ -56,7 +56,7 @@ def test_a_client_that_vanishes_and_comes_back(quick: Host, sign: Sign) -> None:
     sign(pid=again["pid"], again={key: again[key] for key in ("from", "replayed", "lost")}, cold_starts=0)
 
 
-def test_what_is_no_longer_kept_is_said(tmp_path: Path, sign: Sign) -> None:
+def test_output_that_is_no_longer_kept_is_reported(tmp_path: Path, sign: Sign) -> None:
     with a_host(tmp_path, extra={"CMDOP_MIGRATE_RING_SIZE": "4KiB"}) as host:
         session = host.start("bash", "-c", "seq 1 3000; echo done; sleep 1000", name="w")["session"]
         host.wait_for("w", "done")

@@ -11,7 +11,7 @@ from tests.support.host_pair import World
 
 
 def test_moved_then_its_host_dies(world: World, sign: Sign) -> None:
-    """One identity on three incarnations: begun on A, moved to B, brought back on A when B died."""
+    """One identity on three incarnations: started on A, moved to B, restored on A when B died."""
     a, b = world.a, world.b
     session = fenced_sessions.counter(a)
     move = a.cm_json("migrate", "w", "--to", "host-b")
@@ -25,7 +25,7 @@ def test_moved_then_its_host_dies(world: World, sign: Sign) -> None:
     saved = b.cm_json("checkpoint", "w", "--leave-running")["checkpoint"]
     at = len(fenced_sessions.numbers(b, session))
     fenced_sessions.die(b, session)
-    record.refused(a, "restore", session, code="fenced")  # it may live: nobody heard it die
+    record.refused(a, "restore", session, code="fenced")  # it may still run: no host knows that it died
     back = a.cm_json("restore", session, "--wait", "60s")
     assert (back["session"], back["host"], back["token"], back["checkpoint"]) == (session, "host-a", 3, saved)
     assert fenced_sessions.counts_on(a, session) >= at - 10, "from the checkpoint on; what came after it died with B"

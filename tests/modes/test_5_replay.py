@@ -47,7 +47,7 @@ def test_state_is_moved_not_made_again(world: World, tmp_path: Path, sign: Sign)
 
 
 def test_no_code_has_a_phase_that_replays() -> None:
-    """Nor is there one that only a trace nobody has seen yet would show."""
+    """Search the code too: it may have a phase that no recorded trace contains."""
     code = "".join(path.read_text() for path in (PROJECT / "cmdop_migrate").rglob("*.py"))
     named = {name.rstrip("_") for name in re.findall(r'\.phase\(f?"(\w+)', code)}
     assert len(named) > 20 and named == listed()

@@ -9,7 +9,7 @@ from tests.support.host_pair import World
 
 
 def test_one_order_one_turn_and_a_seizure_that_holds(world: World, sign: Sign) -> None:
-    """An agent works, a person takes over, the session moves, the agent goes on when it is let."""
+    """An agent works, a person takes over, the session moves, the agent continues when it has the turn again."""
     a, b = world.a, world.b
     session = a.start("bash", "-c", fenced_sessions.ECHO, name="w")["session"]
     a.ok("turn", "w", "request", "--actor", "agent", "--timeout", "1h")

@@ -1,4 +1,4 @@
-"""Mode 9: nobody comes back."""
+"""Mode 9: abandoned sessions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.host import Host, until
 THRESHOLD = 4.0
 
 
-def test_what_nobody_uses_is_parked_and_can_be_had_again(quick: Host, sign: Sign) -> None:
+def test_idle_sessions_are_parked_and_can_be_restored(quick: Host, sign: Sign) -> None:
     idle = [quick.start("bash", "-c", fenced_sessions.ECHO, name=f"idle-{number}")["session"] for number in range(3)]
     busy = fenced_sessions.counter(quick, "busy")
     until(lambda: record.figure(quick, "idle_seconds_max") > THRESHOLD, 30, "the agent's figure tells")

@@ -122,7 +122,7 @@ ctypes.CDLL(None).syscall(60, 0)
     process.kill()
 
 
-# A program for the i386 system calls: pause(), for ever.
+# A program that makes i386 system calls: pause(), in an endless loop.
 _PAUSE = bytes.fromhex("b81d000000cd80ebf7")
 
 

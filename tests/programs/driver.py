@@ -110,7 +110,7 @@ def _refused(scenario: Scenario, terminal: Terminal, plan: str) -> None:
 
 
 def park(scenario: Scenario, terminal: Terminal, number: int) -> None:
-    """Park the session. When that fails, `plan` was wrong to say that it can move, and the program must go on."""
+    """Park the session. When that fails, `plan` was wrong to report that it can move; the program must keep running."""
     done = terminal.host.cm("--json", "checkpoint", terminal.session, timeout=LONG)
     if done.returncode != 0:
         cause = f"exit {done.returncode}: {summary(Exception(done.stdout.decode()))}"

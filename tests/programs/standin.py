@@ -18,7 +18,7 @@ USAGE = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
 
 
 def answer(conversation: Any) -> str:
-    """Read the user's side of a conversation, whatever its shape, and compute the reply."""
+    """Read the user's side of a conversation, regardless of its shape, and compute the reply."""
     said = [one for one in conversation if isinstance(one, dict) and one.get("role", "user") == "user"]
     sums = re.findall(r"add (\d+) (\d+)", json.dumps(said))
     turns = list(dict.fromkeys(sums))  # agents repeat a line in their own notes

@@ -24,7 +24,7 @@ class Refused(AssertionError):
 
 
 class Subject:
-    """A session that runs a spec. Use as a context: the session is ended at the exit, whatever happened."""
+    """A session that runs a spec. Use as a context: the session is ended at the exit, also after an error."""
 
     def __init__(self, host: Host, spec: Spec, name: str = "rand") -> None:
         self.host, self.spec = host, spec

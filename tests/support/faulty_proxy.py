@@ -48,7 +48,7 @@ class Proxy:
     def block(self) -> None:
         """Let nothing through from now on, and refuse new connections immediately, as when the server is away."""
         with self._lock:
-            self._blocked = True  # whoever is being let in looks at it under the same lock
+            self._blocked = True  # a thread that accepts a connection reads it under the same lock
             held = list(self._sockets)
         for one in held:
             _reset(one)

@@ -77,8 +77,8 @@ def claims(events: Iterable[Event]) -> list[Claim]:
 
 
 def violations(events: Iterable[Event], drift: float = 0.0) -> list[str]:
-    """Return every violation; empty if there is none. `drift`: the bound on clock rates. A holder's clock that much
-    slower ends a validity later, a contender's that much faster ends the waiting for it earlier."""
+    """Return every violation; an empty list if the history is right. `drift`: the bound on clock rates. A holder's
+    clock that much slower ends a validity later, a contender's that much faster ends the waiting for it earlier."""
     events = list(events)
     by_session: dict[str, list[Claim]] = defaultdict(list)
     for one in claims(events):

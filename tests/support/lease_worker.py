@@ -66,7 +66,7 @@ class Worker:
             pass  # what is held runs on, until it is no longer fresh; what is asked for is asked for again
 
     def attempt(self, session: str, resume: int | None = None) -> None:
-        # Nobody watches the last session: only a backend that knows by itself when a lease is over lets go of it.
+        # No worker observes the last session: only a backend that finds expired leases by itself releases its lease.
         watched = session != "s-unwatched"
         seen = self.seen.get(session) if watched else None
         ttl = self.random.choice(TTLS)

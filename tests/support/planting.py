@@ -1,4 +1,4 @@
-"""Plant one thing in a session, and find out whether it can be parked and brought back.
+"""Plant one thing in a session, and find out whether it can be parked and restored.
 
 with Planted(host, "ping_socket") as planted:
     planted.plan()          # what `plan --json` answers

@@ -4,9 +4,9 @@
     ...                                              # checkpoint, restore
     compare.same(before, compare.settled(host.pids(session)))
 
-Everything is said in the session's own numbers (its pids), one fact a line. Inode
+Everything is reported in the session's own numbers (its pids), one fact a line. Inode
 and device numbers are another host's by nature: descriptors that share a pipe, a
-socket or a description are told by a label instead, given in order of appearance.
+socket or a description are identified by a label instead, given in order of appearance.
 """
 
 from __future__ import annotations

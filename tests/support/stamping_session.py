@@ -16,7 +16,7 @@ from cmdop_migrate.session.holder_client import HolderGone
 from tests.support import fenced_sessions
 from tests.support.host import Host, until
 
-# Stamps the time, as often as it can, into a file of the host named after its token; and does what it is told.
+# Stamps the time, as often as it can, into a file of the host named after its fencing token; also for each input line.
 # The time is read before the token: what is written under a token was true under that token or before.
 # Nothing is noted while a file `quiet` is there: what is open when it is frozen, another host must have as well.
 PROGRAM = """

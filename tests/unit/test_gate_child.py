@@ -45,7 +45,7 @@ class Asker:
         return self.answers.pop()
 
     def close(self) -> None:
-        """Reaps what it has started, and nobody else's children: servers of other tests are among them."""
+        """Reap only the processes started here: other children are servers of other tests."""
         self.note()
         self.gate.cancel()
         cgroup.remove(self.group)

@@ -1,4 +1,4 @@
-"""What waits for a gate, what is refused by it, what a seize drops: on a real terminal, with a gate that is told what to say."""
+"""Input that waits for a gate, is refused by it, or is dropped by a seize: on a real terminal, with a scripted gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's lines to holders: what they answer is heard, whatever they answer."""
+"""The agent's connections to holders: answers are read, and malformed ones only cause a reconnect."""
 
 from __future__ import annotations
 

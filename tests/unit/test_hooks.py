@@ -1,4 +1,4 @@
-"""One hook at a time: what is refused, what bounds a run, what is told of it."""
+"""One hook at a time: which hooks are refused, what bounds a run, what is reported of it."""
 
 from __future__ import annotations
 

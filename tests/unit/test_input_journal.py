@@ -38,7 +38,7 @@ def _after(lines: list[bytes]) -> list[bytes]:
 
 
 def test_a_long_line_is_followed_by_the_next_number(tmp_path: Path) -> None:
-    """Names are as long as somebody made them, and the names of all who typed are in the line."""
+    """The name of an actor can be of any length, and the line has the names of all actors that typed."""
     first = Journal(str(tmp_path / "j"))
     first.write({"text": "short"})
     first.write({"originators": ["x" * 300_000]})

@@ -1,4 +1,4 @@
-"""Numbered input: whatever is sent again, goes in once."""
+"""Numbered input: input that is sent again is applied once."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_links_never_collide(prefix: int, number: int) -> None:
     block = ipaddress.IPv4Interface(f"{link.address}/{link.prefix}").network
     assert ipaddress.IPv4Address(link.gateway) in block and block.subnet_of(ipaddress.IPv4Network(subnet))
     assert len(link.veth) <= 15
-    # The same block is the same name, from whatever subnet it was counted.
+    # The same block has the same name, regardless of the subnet it was counted from.
     other = network.link_at(str(block.supernet(new_prefix=24)), (int(block.network_address) & 0xFF) >> 2)
     assert other == link
 

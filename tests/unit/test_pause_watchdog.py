@@ -1,4 +1,4 @@
-"""A machine that stood still without knowing: by the clock of its board it is found out."""
+"""A VM that was paused by its hypervisor: the holder and the agent detect the pause by the hardware clock (RTC)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_machine_without_board_clock_is_not_watched(tmp_path: Path) -> None:
 def test_lease_watchdog_freezes_after_a_pause_until_the_next_renewal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the pause its lease was good for long. After it, only a renewal that began later lets it go on."""
+    """Before the pause the lease was valid for long. After it, only a renewal that began later thaws the session."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
     monkeypatch.setattr(lease_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
@@ -108,7 +108,7 @@ def test_lease_watchdog_freezes_after_a_pause_until_the_next_renewal(
 
 
 def test_doubt_includes_a_pause_not_found_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told of a pause before it found it: once renewed, it does not stand still a second time for the same."""
+    """Notified of a pause before it found it: once renewed, it does not freeze the session again for the same pause."""
     clock, order = board(tmp_path / "clock"), tmp_path / "cgroup.freeze"
     order.write_text("0")
     monkeypatch.setattr(vm_pause, "READ_AT_MOST_EVERY", 1000.0)
@@ -126,7 +126,7 @@ def test_doubt_includes_a_pause_not_found_yet(tmp_path: Path, monkeypatch: pytes
 
 
 def test_agent_tells_all_holders_about_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has gone keeps it from nobody; after a renewal nothing is found any more."""
+    """The others are notified even if one holder is gone; after a renewal no pause is found any more."""
     clock = board(tmp_path / "clock")
     monkeypatch.setattr(pause_watchdog, "Pauses", lambda: vm_pause.Pauses(str(clock)))
     with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:

@@ -1,4 +1,4 @@
-"""Who goes where, in which order: whatever the sessions, hosts, budget and time."""
+"""Which session moves to which host, in which order, for any sessions, hosts, budget and time."""
 
 from __future__ import annotations
 

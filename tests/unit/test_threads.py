@@ -1,4 +1,4 @@
-"""Work in threads that nobody has to wait for."""
+"""Work in threads that the process does not wait for at its exit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_fails_fails_where_it_is_taken() -> None:
         second.result()
 
 
-def test_nobody_waits_for_what_hangs() -> None:
+def test_caller_can_stop_waiting_for_work_that_hangs() -> None:
     over = threading.Event()
     try:
         (only,) = threads.each(lambda _: over.wait(30), [1], 4, "w")

@@ -156,7 +156,7 @@ def test_turn_invariants_hold_for_any_requests(asked: list[tuple[str, str, str |
         if word == "seize" and admin:
             assert turn.holder == actor
         elif before is not None and turn.holder != before:
-            # Nobody loses it but by their own word, an admin's, or time.
+            # An actor loses the turn only by its own request, by an admin's, or by a timeout.
             assert actor == before or (word == "grant" and admin) or word == "lapse"
         writers = [one for one in ACTORS if turn.may_write(one)]
         assert len(writers) <= 1 or turn.holder is None

@@ -39,7 +39,7 @@ def test_every_host_knows_the_others_and_where_everything_is() -> None:
     assert len({one.suite for one in everything.hosts}) == 2, "two kernels"
 
 
-def test_left_out_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_run_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("VM", "none")
     assert run_vm([]) == 0
     monkeypatch.setenv("VM", "smoke")

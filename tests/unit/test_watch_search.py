@@ -1,4 +1,4 @@
-"""Where watched files are searched for, and what CRIU is told of them."""
+"""Where watched files are searched for, and what is passed to CRIU about them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_search_ends_when_its_time_is_over(tmp_path: Path) -> None:
     assert wanted == {(1, 1)}
 
 
-def test_criu_is_told_device_inode_and_path(tmp_path: Path) -> None:
+def test_device_inode_and_path_are_passed_to_criu(tmp_path: Path) -> None:
     watched_paths.write(tmp_path, {(0x2D, 7): "/srv/ä", (0x800001, 1 << 40): "/a"})
     data = (tmp_path / watched_paths.NAME).read_bytes()
     assert struct.unpack_from("<II", data) == (0x55105940, 0x57004059)

@@ -46,7 +46,7 @@ def stamps(host: VmHost, token: int) -> list[tuple[int, float, int]]:
 
 @contextmanager
 def restoring(host: VmHost, session: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`restore --wait`, as somebody types it who believes the other host dead."""
+    """Run `restore --wait`, as a user does who believes the other host dead."""
     argv = host.argv("--json", "restore", session, "--wait", "3m")
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
@@ -69,7 +69,7 @@ def assert_b_keeps_it(vms: Machines, session: str) -> None:
 
 
 def test_power_cut(vms: Machines) -> None:
-    """host-a is gone between two instructions; host-b goes on from the last checkpoint; host-a boots, and does not run it."""
+    """host-a loses power; host-b restores the last checkpoint; host-a boots, and does not run the session."""
     a, b = vms.hosts
     session = a.counter("dies")
     a.ok("checkpoint", "dies", "--leave-running")
@@ -89,7 +89,7 @@ def test_power_cut(vms: Machines) -> None:
 
 
 def test_paused_past_its_lease(vms: Machines) -> None:
-    """All of host-a stands still, and does not know; host-b takes over; host-a goes on, and its session does not."""
+    """The hypervisor pauses host-a; host-b takes over; host-a resumes, and its copy of the session does not."""
     a, b = vms.hosts
     session = stamping(vms, "naps")
     a.ok("checkpoint", "naps", "--leave-running")
@@ -113,7 +113,7 @@ def test_paused_past_its_lease(vms: Machines) -> None:
 
 
 def test_link_cut_and_healed(vms: Machines) -> None:
-    """host-a hears nobody. Its session stands still by itself before host-b has it, and ends when the cable is back."""
+    """host-a is cut off. It freezes its session before host-b takes over, and ends it when the link is back."""
     a, b = vms.hosts
     session = stamping(vms, "cut")
     a.ok("checkpoint", "cut", "--leave-running")

@@ -1,4 +1,4 @@
-"""The smoke part: one session crosses from kernel 6.1 to 6.12 while somebody types into it from a third machine."""
+"""The smoke part: one session crosses from kernel 6.1 to 6.12 while a user types into it from a third machine."""
 
 from __future__ import annotations
 

@@ -297,7 +297,7 @@ class OfdLock(Holding):
 
 
 class FileLease(Holding):
-    """F_SETLEASE: its holder is told, by a signal, when another opens the file to write to it."""
+    """F_SETLEASE: its holder is notified by a signal when another process opens the file to write to it."""
 
     kind = fcntl.F_RDLCK
 
@@ -310,7 +310,7 @@ class FileLease(Holding):
 
 
 class WriteLease(FileLease):
-    """One whose holder is told when another opens the file at all, which kills a holder that does not expect it."""
+    """A lease whose holder gets the signal when another process opens the file at all; unhandled, it is fatal."""
 
     kind = fcntl.F_WRLCK
 

@@ -80,7 +80,7 @@ class PipePackets(Pipe):
 
 
 class PipeEnded(Holding):
-    """A pipe that nobody will write to again, with its last data."""
+    """A pipe whose write end is closed, with its last data."""
 
     def build(self) -> None:
         self.fd, into = os.pipe()

@@ -1,4 +1,4 @@
-"""Files of the host that travel along: what comes out is what went in, whoever writes to them meanwhile."""
+"""Files of the host carried in a checkpoint: restored as they were, even if a process writes to them meanwhile."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_one_that_is_another_is_taken_only_by_somebodys_word(store, ring, tmp_pa
 
 
 def test_a_library_is_never_taken_for_another(store, ring, tmp_path):
-    """Nobody's word makes its code fit the memory of who mapped it."""
+    """Not even `accept` helps: other code does not fit the memory of the process that mapped the library."""
     library = tmp_path / "tool"
     shutil.copy(sys.executable, library)
     checkpoint = carried(store, ring, tmp_path / "state", library, "none")
@@ -133,7 +133,7 @@ def test_nor_is_a_program_that_has_no_build_id(store, ring, tmp_path, now):
 
 
 def test_without_room_to_remember_it_is_carried_all_the_same(store, ring, tmp_path):
-    """A session stands still meanwhile: what only spares the next one work must not fail this one."""
+    """The session is frozen meanwhile: a cache that only saves work for the next checkpoint must not fail this one."""
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "cache").write_bytes(b"a file, where a directory should be")
     (tmp_path / "data").write_bytes(b"what the session has open")

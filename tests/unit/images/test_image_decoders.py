@@ -1,4 +1,6 @@
-"""Processes that decode: true bytes whatever becomes of them, nothing of ours but the image, and gone when we are."""
+"""Decoder processes: the bytes are right even if a decoder dies; a decoder has no file of ours but the image, and ends
+with its parent.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_one_that_was_killed_or_stopped_is_not_missed(
         os.kill(decoder.pid, by)
         assert decoded(decoder, source, len(image[1])) == image[1]
         assert not decoder._is_usable
-        process = psutil.Process(decoder.pid)  # if it went on, it would write where we do now
+        process = psutil.Process(decoder.pid)  # if it kept running, it would write to the buffer that we use now
         until(lambda: process.status() == psutil.STATUS_ZOMBIE, 10, "it is dead")
     finally:
         decoder.close()

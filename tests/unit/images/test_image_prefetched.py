@@ -98,7 +98,7 @@ def test_prefetch_leaves_free_disk_space(store, ring, spill, tmp_path, monkeypat
     assert os.listdir(tmp_path / "packs") == []
 
 
-def test_it_ends_though_nobody_says_that_no_more_comes(store, tmp_path):
+def test_prefetch_ends_without_an_end_of_input(store, tmp_path):
     before = threading.active_count()
     reader, writer = os.pipe()
     with PackPrefetch(store, tmp_path / "packs", reader):

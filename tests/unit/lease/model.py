@@ -105,7 +105,7 @@ class Model:
                 yield host._replace(at="answered", cell=cell), cell
             case "answered":
                 yield self.decided(host, now, who), cell
-            case "granted":  # between deciding and sending a process may stand still
+            case "granted":  # a process may be stopped between deciding and sending
                 yield host._replace(at="sent", sent=now), cell
             case "sent" | "end-sent":
                 yield host._replace(at=host.at.replace("sent", "done"), swapped=False), self.swap(host, cell, False)

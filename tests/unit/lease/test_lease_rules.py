@@ -139,7 +139,7 @@ def test_expire_fork_that_never_ran() -> None:
     assert rules.expire_fork(None, "s", "birth", 1, NEW) == Lost("s", Why.GONE, None)
     for other in (
         replace(unborn, renewals=2),  # it may run
-        replace(unborn, token=2),  # it was brought back
+        replace(unborn, token=2),  # it was restored
         replace(unborn, state="parked"),
         replace(unborn, state="free"),  # its holder died
         replace(unborn, checkpoint="c9"),  # it made one of its own

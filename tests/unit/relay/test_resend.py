@@ -110,7 +110,7 @@ def test_which_exit_events_end_the_conversation(farewell: dict[str, Any], is_ove
     assert any(event.get("event") == "exit" for event in said(acts, ToClient)) == is_over
 
 
-def test_the_client_is_told_a_status_once() -> None:
+def test_the_client_is_notified_of_a_status_once() -> None:
     bridge = attached()
     assert said(control(bridge, event="moving", to="host-b"), ToClient) == [{"event": "moving", "to": "host-b"}]
     assert bridge.relay_status("moving", None) == [], "less is known"
